@@ -1,0 +1,140 @@
+"""The job on this node: from the request to argv, environment and directory, and from there to a process.
+
+Knows nothing of who watches it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NamedTuple, NoReturn, Optional
+
+from .channel import AgentError, Record
+from .programs import find_program
+from .rundir import RunDir
+
+__all__ = ["Job", "prepare_job", "start_job"]
+
+_RUN_DIR_MARK = "{run_dir}"
+_ERROR_BYTES = 4096
+
+
+class Job(NamedTuple):
+    """What is going to be executed.
+
+    Attributes:
+        program: absolute path.
+        argv: arguments, the program's name first.
+        env: the whole environment.
+        cwd: absolute.
+        log: where stdout and stderr go.
+        umask: for the files it makes.
+    """
+
+    program: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    log: str
+    umask: int
+
+
+def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
+    """Make the job from a supervise request.
+
+    Raises:
+        AgentError: its directory or its program does not exist, or a string cannot be handed to the kernel.
+    """
+    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in request["argv"]]
+    env = _environment(request, run)
+    _check_strings(argv, env)
+    cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
+    if not os.path.isdir(cwd):
+        raise AgentError(f"the directory {cwd} does not exist", hint="workdir= in the hostfile names another")
+    program = find_program(argv[0], env["PATH"], cwd) if argv else None
+    if program is None:
+        raise AgentError(
+            f"the program {argv[0] if argv else '(none)'} was not found, or may not be executed",
+            hint=f"looked in {cwd}" if argv and "/" in argv[0] else f"PATH is {env['PATH']}",
+        )
+    return Job(program, argv, env, cwd, run.log, umask)
+
+
+def start_job(job: Job) -> int:
+    """Start it in a session of its own, with stdout and stderr in its log, and return its pid.
+
+    Raises:
+        AgentError: it could not be started.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become(job, writer)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        # The writer's end closes when the program replaces our code, or says why it did not.
+        trouble = pipe.read(_ERROR_BYTES)
+    if trouble:
+        os.waitpid(pid, 0)
+        raise AgentError(f"the job could not be started: {trouble.decode(errors='replace')}")
+    return pid
+
+
+def _environment(request: Record, run: RunDir) -> dict[str, str]:
+    unset: list[str] = request.get("unset", [])
+    prefixes = tuple(name[:-1] for name in unset if name.endswith("*"))
+    env = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith(prefixes)}
+    env.update({name: value.replace(_RUN_DIR_MARK, run.path) for name, value in request["env"].items()})
+    env.update(MULTINODE_RUN_ID=run.run_id, MULTINODE_RUN_DIR=run.path)
+    path_first: Optional[str] = request.get("path_first")
+    env["PATH"] = _prepend(_expand_home(path_first) if path_first else None, env.get("PATH") or os.defpath)
+    if request.get("instrument"):
+        env["PYTHONPATH"] = _prepend(_instrument_path(), env.get("PYTHONPATH"))
+        env["MULTINODE_SAMPLES"] = run.samples
+    return env
+
+
+def _instrument_path() -> str:
+    # A directory inside the archive: Python imports from it as it stands.
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "instrument")
+
+
+def _prepend(first: Optional[str], rest: Optional[str]) -> str:
+    return os.pathsep.join(part for part in (first, rest) if part)
+
+
+def _expand_home(text: str) -> str:
+    return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
+
+
+def _check_strings(argv: list[str], env: dict[str, str]) -> None:
+    if any("\0" in text for text in (*argv, *env, *env.values())):
+        raise AgentError("an argument or a variable holds a NUL character")
+    bad = [name for name in env if not name or "=" in name]
+    if bad:
+        raise AgentError(f"not the name of a variable: {bad[0]!r}")
+
+
+def _become(job: Job, writer: int) -> NoReturn:
+    """Turn this forked child into the job; the reason goes to `writer` when that fails."""
+    try:
+        os.setsid()
+        _reset_signals()
+        os.umask(job.umask)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(job.cwd)
+        os.execve(job.program, job.argv, job.env)  # noqa: S606 - argv comes as data; a shell would reinterpret it
+    except OSError as error:
+        os.write(writer, os.fsencode(f"{error.strerror}: {error.filename}")[:_ERROR_BYTES])
+    finally:
+        os._exit(127)
+
+
+def _reset_signals() -> None:
+    # What we block or ignore (and what Python ignores: SIGPIPE) would otherwise be inherited by the job.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,53 @@
+"""Verb dispatch: reads the request, imports the one verb that was asked for, and turns its AgentError into a record.
+
+Owns the process: umask, exit code, what happens when the reader goes away. What a verb does is in its own module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from typing import NoReturn
+
+from .channel import AgentError, Channel
+
+__all__ = ["main"]
+
+# Imported only when asked for: start-up is paid on every node for every call.
+_VERBS = ("connect", "follow", "listen", "probe", "stop", "supervise")
+_SCHEMA = 1
+
+
+def main() -> NoReturn:
+    """Run the verb named on the command line and exit: 0 done, 1 it failed and said so in a record."""
+    channel = Channel(umask=os.umask(0o077))
+    try:
+        _run_verb(sys.argv[1:], channel)
+    except AgentError as error:
+        _exit_with(channel, error)
+    except BrokenPipeError:
+        # Nobody reads any more, so there is nobody left to tell.
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _run_verb(arguments: list[str], channel: Channel) -> None:
+    if len(arguments) != 1 or arguments[0] not in _VERBS:
+        raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"one of {', '.join(_VERBS)}")
+    line = channel.first_line()
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        raise AgentError(f"the request is not JSON: {error}") from error
+    if not isinstance(request, dict) or request.get("schema") != _SCHEMA:
+        raise AgentError(f"the request is not of schema {_SCHEMA}", hint="controller and agent differ in version")
+    importlib.import_module(f".{arguments[0]}", __package__).run(request, channel)
+
+
+def _exit_with(channel: Channel, error: AgentError) -> NoReturn:
+    with contextlib.suppress(BrokenPipeError):
+        channel.emit({"kind": "error", "message": error.message, "hint": error.hint})
+    sys.exit(1)

@@ -1,0 +1,164 @@
+"""Network interfaces of this node, and the routes its kernel would take. Sends no packet."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+from typing import Optional
+
+from .channel import Record
+from .programs import find_program
+
+__all__ = ["find_routes", "list_interfaces", "parse_ip_addr", "prefix_length", "read_interfaces_by_ioctl"]
+
+_IP_DEADLINE_S = 5.0
+_SBIN = ("/usr/sbin", "/sbin")
+_DISCARD_PORT = 9
+_MBIT_PER_GBIT = 1000
+
+_SIOCGIFCONF = 0x8912
+_SIOCGIFNETMASK = 0x891B
+_IFREQ_BYTES = 40
+_MAX_ADDRESSES = 1024
+_IFF_UP = 1
+
+# ARPHRD numbers in /sys/class/net/X/type (linux/if_arp.h).
+_HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+# What `ip -details` and DEVTYPE call devices that end in software. veth, bond, vlan and macvlan carry Ethernet to
+# somewhere else, and count as what they imitate.
+_SOFTWARE_KINDS = {"bridge": "bridge", "openvswitch": "bridge", "wlan": "wireless"}
+_TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "gretap", "ipip", "sit", "ifb", "vrf"}
+
+
+def list_interfaces() -> list[Record]:
+    """All interfaces with name, addresses, up, mtu, speed_gbit_per_s and kind.
+
+    Raises:
+        OSError: neither iproute2 nor the kernel's own calls told them.
+    """
+    program = find_program("ip", os.pathsep.join((os.environ.get("PATH", os.defpath), *_SBIN)))
+    if program is not None:
+        try:
+            answer = subprocess.run(
+                [program, "-details", "-json", "address", "show"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_IP_DEADLINE_S,
+                check=True,
+            )
+            return parse_ip_addr(answer.stdout.decode(errors="replace"))
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+            # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
+            return read_interfaces_by_ioctl()
+    return read_interfaces_by_ioctl()
+
+
+def parse_ip_addr(text: str) -> list[Record]:
+    """What `ip -details -json address show` printed.
+
+    Raises:
+        ValueError, KeyError: it is something else.
+    """
+    return [
+        _describe(
+            link["ifname"],
+            [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if item["family"] == "inet"],
+            link.get("linkinfo", {}).get("info_kind"),
+        )
+        # Some versions print an empty object for what they filter out.
+        for link in json.loads(text)
+        if link
+    ]
+
+
+def read_interfaces_by_ioctl() -> list[Record]:
+    """The same from the kernel (netdevice(7)), where there is no iproute2."""
+    addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for label, address in _list_addresses(query):
+            mask = fcntl.ioctl(query, _SIOCGIFNETMASK, struct.pack("40s", os.fsencode(label)))
+            # A second address may carry a label of its own, eth0:1.
+            addresses.setdefault(label.split(":")[0], []).append(f"{address}/{prefix_length(mask[20:24])}")
+    return [_describe(name, found, None) for name, found in addresses.items()]
+
+
+def prefix_length(mask: bytes) -> int:
+    """24 for the four bytes of 255.255.255.0."""
+    return bin(int.from_bytes(mask, "big")).count("1")
+
+
+def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
+    """For each peer the source address that the kernel picks, and the interface that has it."""
+    owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
+    return [_find_route(peer, owners) for peer in peers]
+
+
+def _find_route(peer: str, owners: dict[str, str]) -> Record:
+    route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
+    try:
+        # Names are for the controller to resolve: a resolver may take longer than all of the probe.
+        socket.inet_pton(socket.AF_INET, peer)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.connect((peer, _DISCARD_PORT))
+            source = datagrams.getsockname()[0]
+    except OSError as error:
+        route["error"] = error.strerror or "not an IPv4 address"
+        return route
+    route.update(source=source, ifname=owners.get(source))
+    return route
+
+
+def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
+    buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_ADDRESSES))
+    address, size = buffer.buffer_info()
+    answer = fcntl.ioctl(query, _SIOCGIFCONF, struct.pack("iL", size, address))
+    used = struct.unpack("iL", answer)[0]
+    data = buffer.tobytes()
+    return [
+        (os.fsdecode(data[at : at + 16].split(b"\0", 1)[0]), socket.inet_ntoa(data[at + 20 : at + 24]))
+        for at in range(0, used, _IFREQ_BYTES)
+    ]
+
+
+def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Record:
+    flags = int(_read(name, "flags") or "0", 16)
+    speed_mbit = _read_int(name, "speed")
+    return {
+        "name": name,
+        "addresses": addresses,
+        "up": bool(flags & _IFF_UP) and _read(name, "operstate") in ("up", "unknown"),
+        "mtu": _read_int(name, "mtu"),
+        # A card without a link says -1; a virtual one says whatever its driver's author found plausible.
+        "speed_gbit_per_s": speed_mbit / _MBIT_PER_GBIT if speed_mbit is not None and speed_mbit > 0 else None,
+        "kind": _find_kind(name, info_kind),
+    }
+
+
+def _find_kind(name: str, info_kind: Optional[str]) -> str:
+    device = dict(line.split("=", 1) for line in (_read(name, "uevent") or "").splitlines() if "=" in line)
+    software = info_kind or device.get("DEVTYPE", "")
+    if software in _SOFTWARE_KINDS:
+        return _SOFTWARE_KINDS[software]
+    if software in _TUNNELS or os.path.exists(f"/sys/class/net/{name}/tun_flags"):
+        return "virtual"
+    if os.path.exists(f"/sys/class/net/{name}/wireless"):
+        return "wireless"
+    return _HARDWARE_KINDS.get(_read_int(name, "type") or 0, "virtual")
+
+
+def _read(ifname: str, attribute: str) -> Optional[str]:
+    try:
+        with open(f"/sys/class/net/{ifname}/{attribute}", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _read_int(ifname: str, attribute: str) -> Optional[int]:
+    text = _read(ifname, attribute)
+    return None if text is None else int(text)

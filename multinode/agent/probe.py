@@ -1,0 +1,210 @@
+"""The verb `probe`: reads what this node is, without judging it. What cannot be read gets a reason in `missing`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+from .channel import Channel, Record
+from .gpus import parse_gpus, query_gpus
+from .interpreter import find_interpreter, parse_packages, query_packages
+from .network import find_routes, list_interfaces
+from .ports import find_port_users, find_taken_ports
+from .processes import boot_id
+from .programs import find_program
+from .queries import Query, QueryFailed
+
+__all__ = ["run", "select_variables"]
+
+_GIB = 1 << 30
+_KIB_PER_GIB = 1 << 20
+_RESOLVE_S = 3.0
+_NOT_ASKED = "not asked for"
+_MATTERS = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(MASTER_|PET_|NCCL_|GLOO_|TORCH).*", re.DOTALL
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+
+
+def run(request: Record, channel: Channel) -> None:
+    """One record `facts`."""
+    channel.emit({"kind": "facts", **Probe(request).collect()})
+
+
+class Probe:
+    """One look at the node.
+
+    Args:
+        request: the probe request.
+    """
+
+    def __init__(self, request: Record) -> None:
+        self._request = request
+        self._path = os.environ.get("PATH", os.defpath)
+        self._missing: dict[str, str] = {}
+
+    def collect(self) -> Record:
+        """All facts, by the names of NodeFacts."""
+        cwd = self._find_cwd()
+        python, reason = find_interpreter(self._request.get("python"), self._path)
+        if python is None:
+            self._missing["python"] = reason
+        # Slow answers first, so that everything else is read while they come.
+        packages = query_packages(python, cwd) if python and self._request.get("packages") else None
+        gpus = self._query_gpus()
+        resolver = _Resolver()
+        facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
+        facts["paths"] = [_look_at(path, cwd or "/") for path in self._request.get("paths", [])]
+        facts["env"] = select_variables(dict(os.environ))
+        facts["hostname_address"] = self._try("hostname_address", resolver.address)
+        facts.update(self._read_gpus(gpus), **self._read_packages(packages))
+        return {**facts, "missing": self._missing}
+
+    def _try(self, name: str, read: Callable[[], Any]) -> Optional[Any]:
+        try:
+            return read()
+        except (OSError, ValueError, KeyError, IndexError, QueryFailed) as error:
+            self._missing[name] = str(error)
+            return None
+
+    def _find_cwd(self) -> Optional[str]:
+        home = os.path.expanduser("~")
+        asked: Optional[str] = self._request.get("workdir")
+        if asked is None:
+            same: Optional[str] = self._request.get("controller_cwd")
+            return same if same is not None and os.path.isdir(same) else home
+        cwd = os.path.join(home, os.path.expanduser(asked))
+        if os.path.isdir(cwd):
+            return cwd
+        self._missing["workdir"] = f"{cwd} is not a directory"
+        return None
+
+    def _read_machine(self) -> Record:
+        return {
+            "hostname": os.uname().nodename,
+            "user": self._try("user", lambda: pwd.getpwuid(os.getuid()).pw_name),
+            "home": os.path.expanduser("~"),
+            "boot_id": self._try("boot_id", _read_boot_id),
+            "time_s": time.time(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_total_gib": self._try("memory_total_gib", _read_memory_gib),
+            "disk_free_gib": self._try("disk_free_gib", _read_disk_free_gib),
+            "agent_python": ".".join(map(str, sys.version_info[:3])),
+            "ssh_address": self._try("ssh_address", _read_ssh_address),
+        }
+
+    def _read_network(self) -> Record:
+        interfaces = self._try("interfaces", list_interfaces) or []
+        return {
+            "interfaces": interfaces,
+            "routes": find_routes(self._request.get("peers", []), interfaces),
+            "port_users": self._read_port_users(),
+        }
+
+    def _read_port_users(self) -> dict[str, str]:
+        taken: list[int] = []
+        for port in self._request.get("ports", []):
+            taken += self._try(f"port {port}", lambda port=port: find_taken_ports([port])) or []  # type: ignore[misc]
+        return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
+
+    def _query_gpus(self) -> Optional[Query]:
+        program = find_program("nvidia-smi", self._path)
+        if program is None:
+            self._missing["gpus"] = "nvidia-smi not found"
+            return None
+        return query_gpus(program)
+
+    def _read_gpus(self, query: Optional[Query]) -> Record:
+        found = None if query is None else self._try("gpus", lambda: parse_gpus(query.answer()))
+        return {"gpus": found or []}
+
+    def _read_packages(self, query: Optional[Query]) -> Record:
+        found = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
+        if found is None:
+            reason = self._missing.get("python", _NOT_ASKED)
+            self._missing.setdefault("packages", reason)
+            self._missing["python_version"] = self._missing["packages"]
+        version, packages = found or (None, {})
+        return {"python_version": version, "packages": packages}
+
+
+class _Resolver:
+    """Resolves the node's own name in a thread: the C library gives no deadline, and no way to interrupt it."""
+
+    def __init__(self) -> None:
+        self._outcome: list[str | OSError] = []
+        self._thread = threading.Thread(target=self._resolve, daemon=True)
+        self._thread.start()
+
+    def address(self) -> str:
+        """The address.
+
+        Raises:
+            OSError: the name does not resolve, or not in time.
+        """
+        self._thread.join(_RESOLVE_S)
+        if not self._outcome:
+            raise TimeoutError(f"the resolver did not answer within {_RESOLVE_S:.0f} s")
+        outcome = self._outcome[0]
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    def _resolve(self) -> None:
+        # As bytes, because the codec for names that are no ASCII takes longer to load than the answer to come.
+        name: Any = os.uname().nodename.encode()
+        try:
+            self._outcome.append(socket.gethostbyname(name))
+        except OSError as error:
+            self._outcome.append(error)
+
+
+def select_variables(env: dict[str, str]) -> dict[str, str]:
+    """Those that would change a run; what looks like a secret never leaves the node."""
+    return {name: value for name, value in env.items() if _MATTERS.fullmatch(name) and not _SECRET.search(name)}
+
+
+def _look_at(path: str, cwd: str) -> Record:
+    full = os.path.join(cwd, os.path.expanduser(path))
+    kind = "directory" if os.path.isdir(full) else "file" if os.path.exists(full) else "missing"
+    # Whether something that is missing could be made is decided where its path begins to exist.
+    while not os.path.exists(full):
+        full = os.path.dirname(full)
+    return {"path": path, "kind": kind, "writable": os.access(full, os.W_OK)}
+
+
+def _read_boot_id() -> str:
+    found = boot_id()
+    if found is None:
+        raise OSError("the kernel shows no boot id")
+    return found
+
+
+def _read_memory_gib() -> float:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["MemTotal"].split()[0]) / _KIB_PER_GIB
+
+
+def _read_disk_free_gib() -> float:
+    path = os.path.expanduser("~/.multinode")
+    stat = None
+    with contextlib.suppress(FileNotFoundError):
+        stat = os.statvfs(path)
+    stat = stat or os.statvfs(os.path.dirname(path))
+    return stat.f_bavail * stat.f_frsize / _GIB
+
+
+def _read_ssh_address() -> str:
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    if len(words) != 4:  # noqa: PLR2004 - client address and port, our address and port (ssh(1))
+        raise OSError("SSH_CONNECTION is not set")
+    return words[2]

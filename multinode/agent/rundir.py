@@ -1,0 +1,128 @@
+"""The run directory on the node: where its files are, and how JSON gets into and out of them safely.
+
+Owns paths and atomic writes. What the files say belongs to the modules that write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from typing import Optional
+
+from .channel import AgentError, Record
+
+__all__ = ["RunDir", "open_run"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_BLOCK_BYTES = 1024
+
+
+class RunDir:
+    """One run's directory.
+
+    Args:
+        run_id: the run's name.
+
+    Attributes:
+        path: absolute.
+        log: the job's stdout and stderr, raw.
+        samples: directory of JSONL files.
+
+    Raises:
+        AgentError: the run id could be taken for a path.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        if not _RUN_ID.fullmatch(run_id):
+            raise AgentError(f"not a run id: {run_id!r}", hint="letters, digits, dot, dash and underscore")
+        self.run_id = run_id
+        self.path = os.path.join(os.path.expanduser("~"), ".multinode", "runs", run_id)
+        self.log = os.path.join(self.path, "log")
+        self.samples = os.path.join(self.path, "samples")
+
+    def exists(self) -> bool:
+        """Whether the run is known on this node."""
+        return os.path.isdir(self.path)
+
+    def read(self, name: str) -> Optional[Record]:
+        """A JSON object of the run; None when it is absent, or cannot be read as one right now."""
+        try:
+            with open(os.path.join(self.path, name), "rb") as file:
+                data = json.loads(file.read())
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def write(self, name: str, data: Record) -> None:
+        """Put a JSON object in place, whole or not at all.
+
+        On a full disk an existing file is overwritten where it stands: files are padded to whole blocks, so that this
+        needs no new space. A reader may then see half of it, takes that for "not now", and reads again.
+
+        Raises:
+            OSError: neither way worked.
+        """
+        text = json.dumps(data).encode()
+        text = text.ljust((len(text) // _BLOCK_BYTES + 1) * _BLOCK_BYTES - 1) + b"\n"
+        path = os.path.join(self.path, name)
+        try:
+            _replace(path, text)
+        except OSError:
+            if not _overwrite(path, text):
+                raise
+
+    def add_file(self, relative: str, text: str) -> None:
+        """Write a file that the request carries, mode 0600.
+
+        Raises:
+            AgentError: the path leads out of the run directory.
+            OSError: it cannot be written.
+        """
+        parts = relative.split("/")
+        if not relative or os.path.isabs(relative) or ".." in parts or "\0" in relative:
+            raise AgentError(f"the file {relative!r} would lie outside the run directory")
+        path = os.path.join(self.path, relative)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        # Exclusive: a request that names one of our own files must not replace it.
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def open_run(run_id: str) -> RunDir:
+    """The directory of a run that exists.
+
+    Raises:
+        AgentError: no such run on this node.
+    """
+    run = RunDir(run_id)
+    if not run.exists():
+        raise AgentError(f"no run {run_id} on this node", hint="multinode runs")
+    return run
+
+
+def _replace(path: str, text: bytes) -> None:
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _overwrite(path: str, text: bytes) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        return os.fstat(fd).st_size == len(text) and os.pwrite(fd, text, 0) == len(text)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

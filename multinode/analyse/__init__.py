@@ -1,0 +1,1 @@
+"""Pure numbers: summaries of samples, comparisons, the cost model."""

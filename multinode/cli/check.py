@@ -1,0 +1,60 @@
+"""`multinode check`: what would break a training on these nodes, and what mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Hosts, Json, MasterPort, Nodes
+
+if TYPE_CHECKING:
+    from multinode.workflows.check import CheckReport
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(check)
+
+
+def check(
+    job: Annotated[Path | None, typer.Argument(help="LLaMA-Factory YAML; its paths are checked too.")] = None,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    master_port: MasterPort = 29500,
+    as_json: Json = False,
+) -> None:
+    """Look at every node: SSH, interpreter, versions, network, ports, paths; say what is wrong and what mends it."""
+    from multinode.cli.inputs import read_cluster, read_job
+    from multinode.cli.output import print_document
+    from multinode.transport.agent import AgentTransport
+    from multinode.transport.ssh import SshTransport
+    from multinode.workflows.check import check_cluster
+
+    cluster, _ = read_cluster(hosts, nodes)
+    what = read_job(job, None, []) if job is not None else None
+    transport = SshTransport()
+    try:
+        report = check_cluster(AgentTransport(transport), cluster, what, master_port)
+    finally:
+        transport.close()
+    if as_json:
+        print_document(report)
+    else:
+        _print_report(report, f"multinode launch{f' --hosts {hosts}' if hosts else ''}{f' {job}' if job else ''}")
+    raise typer.Exit(3 if report.unreached else 0 if report.ok else 1)
+
+
+def _print_report(report: CheckReport, launch: str) -> None:
+    from rich.console import Console
+
+    from multinode.report.check_table import check_matrix, findings_text, next_step
+
+    nodes = [(node.name, node.reached) for node in report.nodes]
+    Console().print(check_matrix(nodes, report.checks, report.findings))
+    if report.findings:
+        typer.echo(findings_text(report.findings))
+    typer.echo(next_step(report.findings, launch))

@@ -1,0 +1,65 @@
+"""Reading what several verbs are given alike: the hostfile and the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from multinode.core.cluster import Cluster
+from multinode.core.job import Job, ScriptJob
+from multinode.errors import UsageError
+
+__all__ = ["parse_option", "read_cluster", "read_job"]
+
+T = TypeVar("T")
+
+
+def read_cluster(hosts: str | None, nodes: int | None) -> tuple[Cluster, str]:
+    """The cluster that `--hosts` or its stand-ins name, cut to `--nodes`, and the hostfile's text.
+
+    Raises:
+        UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
+    """
+    from multinode.store.hostfile import find_hosts, load_hostfile
+    from multinode.store.settings import load_settings
+    from multinode.workflows.lab import lab_hostfile
+
+    path = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
+    cluster, text = load_hostfile(path)
+    if nodes is not None and nodes > len(cluster.nodes):
+        raise UsageError(f"{nodes} nodes were asked for, and {path} has {len(cluster.nodes)}")
+    return (cluster.first(nodes) if nodes is not None else cluster), text
+
+
+def parse_option(name: str, text: str, parse: Callable[[str], T]) -> T:
+    """An option's value, parsed.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+def read_job(path: Path | None, script: tuple[str, ...] | None, overrides: list[str]) -> Job:
+    """The job: a script after `--`, a YAML, or the default one.
+
+    Raises:
+        UsageError: both or neither, or it cannot be understood.
+    """
+    from multinode.store.job import load_job
+    from multinode.store.settings import default_job, load_settings
+
+    if script is not None:
+        if path is not None:
+            raise UsageError(f"both a job ({path}) and a script after -- were given", hint="give one of them")
+        if not script:
+            raise UsageError("nothing stands after --", hint="multinode launch -- train.py --its --arguments")
+        if overrides:
+            raise UsageError("--set changes a YAML job, and this is a script", hint="give the script its own arguments")
+        return ScriptJob(argv=script)
+    return load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), tuple(overrides))

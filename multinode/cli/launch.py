@@ -1,0 +1,112 @@
+"""`multinode launch`: run a training on every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides, WorkersPerNode
+from multinode.cli.script_command import SCRIPT, ScriptCommand
+
+if TYPE_CHECKING:
+    from multinode.workflows.launch import Launch, Launched
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command(
+        cls=ScriptCommand,
+        epilog="A plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments",
+    )(launch)
+
+
+def launch(
+    ctx: typer.Context,
+    job: Annotated[
+        Path | None, typer.Argument(help="LLaMA-Factory YAML; without one, the settings' or configs/default.yaml.")
+    ] = None,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    workers_per_node: WorkersPerNode = None,
+    set_: Overrides = None,
+    master_port: MasterPort = 29500,
+    lease: Annotated[
+        float, typer.Option(min=5.0, help="Seconds that the nodes go on without word from this command.")
+    ] = 120.0,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between TERM and KILL when the run is stopped.")
+    ] = 10.0,
+    check: Check = True,
+    profile: Annotated[bool, typer.Option("--profile/--no-profile", help="Record the workers' steps.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and start nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a training on every node, with matching ranks, and follow it to its end."""
+    from multinode.cli.inputs import read_cluster, read_job
+    from multinode.core.planning import LaunchOptions
+    from multinode.launch.request import ExecuteOptions
+    from multinode.workflows.launch import Launch
+
+    cluster, text = read_cluster(hosts, nodes)
+    what = Launch(
+        cluster=cluster,
+        hostfile=text,
+        job=read_job(job, ctx.meta[SCRIPT], set_ or []),
+        options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, profile=profile),
+        execute=ExecuteOptions(lease_s=lease, grace_s=grace),
+        check=check,
+    )
+    if dry_run:
+        _print_plan(what, as_json=as_json)
+        return
+    launched = _launch(what)
+    if as_json:
+        _print_json(launched)
+    else:
+        _print_result(launched)
+    raise typer.Exit(_EXIT_CODES[launched.run.status])
+
+
+_EXIT_CODES = {"succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}
+
+
+def _print_plan(what: Launch, *, as_json: bool) -> None:
+    from multinode.cli.output import print_document
+    from multinode.core.redaction import redact_plan
+    from multinode.report.plan_text import plan_text
+    from multinode.workflows.launch import plan_offline
+
+    plan = plan_offline(what)
+    if as_json:
+        print_document(redact_plan(plan))
+    else:
+        typer.echo(plan_text(plan))
+
+
+def _launch(what: Launch) -> Launched:
+    from multinode.cli.running import outside
+    from multinode.workflows.launch import launch
+
+    with outside() as around:
+        return launch(what, around)
+
+
+def _print_json(launched: Launched) -> None:
+    from multinode.cli.output import print_document
+    from multinode.report.launch_document import launch_document
+
+    print_document(launch_document(launched.run, launched.summary, str(launched.directory)))
+
+
+def _print_result(launched: Launched) -> None:
+    from multinode.cli.output import print_failure
+    from multinode.report.launch_document import launch_sentence
+
+    if launched.run.first_failure is not None:
+        print_failure(launched.run.first_failure, str(launched.directory))
+    typer.echo(launch_sentence(launched.run, launched.summary))
+    typer.echo(f"everything of it: {launched.directory}", err=True)

@@ -1,0 +1,68 @@
+"""What a run shows while it goes on: a live table on a terminal, plain lines elsewhere. The only owner of rich.Live."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.live import Live
+
+from multinode.core.progress import RunProgress
+from multinode.report.progress_table import progress_line, progress_table
+
+__all__ = ["LiveView", "live_view"]
+
+_PLAIN_EVERY_S = 5.0
+
+
+class LiveView:
+    """Shows stages and progress on stderr.
+
+    Args:
+        say: prints one line.
+        show: shows the progress.
+    """
+
+    def __init__(self, say: Callable[[str], None], show: Callable[[RunProgress], None]) -> None:
+        self.say = say
+        self.show = show
+
+
+@contextlib.contextmanager
+def live_view(*, quiet: bool = False) -> Iterator[LiveView]:
+    """A view for the time of a run; `quiet` shows nothing at all."""
+    console = Console(stderr=True)
+    if quiet:
+        yield LiveView(lambda _: None, lambda _: None)
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            yield LiveView(
+                lambda text: console.print(text, markup=False, highlight=False),
+                lambda progress: live.update(progress_table(progress), refresh=True),
+            )
+    else:
+        plain = _PlainLines()
+        yield LiveView(plain.say, plain.show)
+
+
+class _PlainLines:
+    """A line when a node's state changes, and one every few seconds between."""
+
+    def __init__(self) -> None:
+        self._states: tuple[tuple[str, str], ...] = ()
+        self._shown = 0.0
+
+    def say(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def show(self, progress: RunProgress) -> None:
+        states = tuple((node.state, node.message) for node in progress.nodes)
+        now = time.monotonic()
+        if states != self._states or now - self._shown >= _PLAIN_EVERY_S:
+            self._states = states
+            self._shown = now
+            self.say(progress_line(progress))

@@ -1,0 +1,21 @@
+"""Options that several verbs have alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["Check", "Hosts", "Json", "MasterPort", "Nodes", "Overrides", "WorkersPerNode"]
+
+Hosts = Annotated[
+    str | None, typer.Option(help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.")
+]
+Nodes = Annotated[int | None, typer.Option(min=1, metavar="K", help="Use the first K nodes of the hostfile.")]
+WorkersPerNode = Annotated[int | None, typer.Option(min=1, help="Workers on each node; else its slots.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job. Repeatable.")
+]
+MasterPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of the rendezvous on node 0.")]
+Check = Annotated[bool, typer.Option("--check/--no-check", help="Check first what would break the run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

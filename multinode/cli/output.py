@@ -1,0 +1,28 @@
+"""Printing what all verbs print alike: one JSON document on stdout, a run's first failure on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import typer
+
+from multinode.core.run import Failure
+
+__all__ = ["print_document", "print_failure"]
+
+
+def print_document(value: object) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_failure(failure: Failure, directory: str) -> None:
+    """The first failure: its last lines first, then the sentence and what mends it."""
+    for line in failure.log_tail.splitlines():
+        typer.echo(f"  {failure.node} | {line}", err=True)
+    typer.echo(f"error: {failure.node}: {failure.message}", err=True)
+    if failure.hint:
+        typer.echo(f"  hint: {failure.hint}", err=True)
+    typer.echo(f"  log:  {directory}/logs/node-{failure.node_rank}.log", err=True)

@@ -1,0 +1,1 @@
+"""Pure data and planning: no clock, randomness, environment or subprocess."""

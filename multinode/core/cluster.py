@@ -1,0 +1,59 @@
+"""Cluster and Node: what a hostfile says, in node-rank order. Says nothing about what a node really has (facts)."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Cluster", "Node"]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of the hostfile. None means that the line does not say.
+
+    Attributes:
+        name: what SSH connects to: a host name, an address, or an alias of the SSH configuration.
+        slots: workers on this node.
+        gpus: GPU ids of the workers, in order; their number equals `slots`.
+        addr: the node's IP address on the data plane.
+        ifname: the node's interface on the data plane.
+        user: SSH user.
+        port: SSH port.
+        key: path of the SSH private key, on the controller.
+        jump: SSH jump host, `[user@]host[:port]`.
+        ssh_config: an SSH configuration to read instead of ~/.ssh/config, as `ssh -F` does.
+        python: interpreter of the training environment, on the node.
+        workdir: directory in which the job runs, on the node.
+        price: cost of the node per hour, in the user's currency.
+        env: environment variables for the job on this node alone.
+    """
+
+    name: str
+    slots: int | None = None
+    gpus: tuple[int, ...] | None = None
+    addr: str | None = None
+    ifname: str | None = None
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+    jump: str | None = None
+    ssh_config: str | None = None
+    python: str | None = None
+    workdir: str | None = None
+    price: float | None = None
+    env: dict[str, str] = {}
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The nodes of a hostfile; a node's index is its node rank.
+
+    Attributes:
+        nodes: at least one node.
+        source: the hostfile's path, for messages.
+    """
+
+    nodes: tuple[Node, ...]
+    source: str
+
+    def first(self, count: int) -> Cluster:
+        """The same cluster with its first `count` nodes only."""
+        return msgspec.structs.replace(self, nodes=self.nodes[:count])

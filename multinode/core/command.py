@@ -1,0 +1,74 @@
+"""Command: argv, environment and directory, and how it looks to a person. The only module that quotes.
+
+Quoting here is for display and for the few constant command lines of the transport; jobs travel as data.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+
+__all__ = ["REDACTED", "Command", "is_secret", "quote_path", "render_command"]
+
+REDACTED = "<redacted>"
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A program to be run.
+
+    Attributes:
+        argv: the program and its arguments, unquoted.
+        env: variables that are set for it.
+        unset: variables that are removed from the environment first; a trailing `*` removes all with that prefix.
+        path_first: directory that goes first on PATH; None leaves PATH alone.
+        cwd: directory; None is the user's home on the node.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    unset: tuple[str, ...] = ()
+    path_first: str | None = None
+    cwd: str | None = None
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name is likely to hold a secret, and is therefore never shown."""
+    return _SECRET.search(name) is not None
+
+
+def quote_path(path: str) -> str:
+    """Quote a word for a POSIX shell; a leading `~/` becomes `"$HOME"/`, which also holds inside an assignment."""
+    if path == "~":
+        return '"$HOME"'
+    if path.startswith("~/"):
+        return '"$HOME"/' + (shlex.quote(path[2:]) if path[2:] else "")
+    return shlex.quote(path)
+
+
+def render_command(command: Command) -> str:
+    """The command as a person would type it in a POSIX shell, one variable a line, secrets redacted.
+
+    The text runs as it stands: every value is quoted, and `unset` becomes `env -u` (a prefix stays a comment).
+    """
+    lines: list[str] = []
+    prefixes = [name for name in command.unset if name.endswith("*")]
+    if prefixes:
+        lines.append("# not set in the job's environment: " + ", ".join(prefixes))
+    if command.cwd is not None:
+        lines.append(f"cd {quote_path(command.cwd)} &&")
+    words = [f"-u {shlex.quote(name)}" for name in command.unset if not name.endswith("*")]
+    if words:
+        lines.append("env " + " ".join(words) + " \\")
+    elif command.env or command.path_first:
+        lines.append("env \\")
+    if command.path_first is not None:
+        lines.append(f'  PATH={quote_path(command.path_first)}:"$PATH" \\')
+    for name, value in command.env.items():
+        shown = shlex.quote(REDACTED) if is_secret(name) else quote_path(value)
+        lines.append(f"  {name}={shown} \\")
+    lines.append("  " + " ".join(quote_path(word) for word in command.argv))
+    return "\n".join(lines)

@@ -1,0 +1,27 @@
+"""Finding: a judgement on the facts, with the node, the reason and what mends it."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["SEVERITIES", "Finding"]
+
+SEVERITIES = ("error", "warning", "note")
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a check found.
+
+    Attributes:
+        severity: `error` (the training would fail or hang), `warning` (it may), `note` (good to know).
+        node: the node's name; None concerns the cluster as a whole.
+        check: the check's name, as in the matrix.
+        message: what is wrong and why it breaks the training.
+        hint: the exact command or hostfile key that mends it.
+    """
+
+    severity: str
+    node: str | None
+    check: str
+    message: str
+    hint: str | None = None

@@ -1,0 +1,79 @@
+"""LaunchPlan: exactly what will be done on each node. Data only; `plan_launch` makes it, `launch.execute` does it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.core.command import Command
+
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile"]
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that travels to the node's run directory, mode 0600.
+
+    Attributes:
+        path: relative to the run directory.
+        text: its content.
+    """
+
+    path: str
+    text: str
+
+
+class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node does.
+
+    Attributes:
+        node: the node's name in the hostfile.
+        node_rank: its node rank.
+        ranks: the global ranks of its workers.
+        addr: its data-plane address.
+        ifname: its data-plane interface; None is unknown.
+        link_gbit_per_s: what that interface says of its speed; None is unknown.
+        run_dir: the run's directory on the node.
+        command: the job, in full.
+        files: what is written into the run directory first.
+        assumed: what a probe would have told and was taken for granted instead.
+    """
+
+    node: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    addr: str | None
+    ifname: str | None
+    link_gbit_per_s: float | None = None
+    run_dir: str
+    command: Command
+    files: tuple[PlanFile, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, laid out over the nodes.
+
+    Attributes:
+        schema: `multinode.plan/1`.
+        run_id: unique name of the run.
+        engine: `llamafactory` or `torchrun`.
+        job: the job in a few words, for people.
+        master_addr: node 0's data-plane address.
+        master_port: TCP port of the rendezvous on it.
+        nproc_per_node: workers a node.
+        world_size: workers in all.
+        profile: whether the workers record their steps.
+        nodes: in node-rank order.
+        notes: what a reader of the plan should know.
+    """
+
+    schema: str = "multinode.plan/1"
+    run_id: str
+    engine: str
+    job: str
+    master_addr: str
+    master_port: int
+    nproc_per_node: int
+    world_size: int
+    profile: bool = True
+    nodes: tuple[NodePlan, ...]
+    notes: tuple[str, ...] = ()

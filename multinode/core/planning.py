@@ -1,0 +1,167 @@
+"""plan_launch: cluster + job + facts -> LaunchPlan. Pure: no clock, randomness, environment or network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.collective_test import CollectiveTest
+from multinode.core.command import Command
+from multinode.core.dataplane import Endpoint, choose_endpoints, route_notes
+from multinode.core.engines.collective import collective_command
+from multinode.core.engines.llamafactory import JOB_FILE, llamafactory_command
+from multinode.core.engines.place import Place
+from multinode.core.engines.torchrun import torchrun_command
+from multinode.core.facts import NodeFacts
+from multinode.core.job import Job, LlamaFactoryJob, describe_job, render_job
+from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.errors import UsageError
+
+__all__ = ["DEFAULT_MASTER_PORT", "LaunchOptions", "plan_launch", "workers_per_node"]
+
+DEFAULT_MASTER_PORT = 29500
+_DEEPSPEED_FILE = "deepspeed.json"
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for.
+
+    Attributes:
+        workers_per_node: None takes the hostfile's slots.
+        master_port: port of the rendezvous on node 0.
+        profile: whether workers record their steps.
+        agent: where the agent lies on a node, relative to the home directory; a collective test runs it.
+    """
+
+    workers_per_node: int | None = None
+    master_port: int = DEFAULT_MASTER_PORT
+    profile: bool = True
+    agent: str | None = None
+
+
+def plan_launch(
+    cluster: Cluster, job: Job | CollectiveTest, facts: Mapping[str, NodeFacts], run_id: str, options: LaunchOptions
+) -> LaunchPlan:
+    """Lay the job out over the nodes; `facts` may lack nodes (a dry run offline), and then says what it assumed.
+
+    Raises:
+        UsageError: unequal slots, no network in common, or an address that a node does not have.
+    """
+    nproc = workers_per_node(cluster, facts, options.workers_per_node)
+    endpoints = choose_endpoints(cluster, facts)
+    master_addr = endpoints[0].addr
+    if master_addr is None:
+        raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
+    nodes = []
+    for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
+        found = facts.get(node.name)
+        home = found.home if found and found.home else "~"
+        place = Place(
+            node_rank=node_rank,
+            nnodes=len(cluster.nodes),
+            nproc=nproc,
+            master_addr=master_addr,
+            master_port=options.master_port,
+            ifname=endpoint.ifname,
+            gpus=node.gpus[:nproc] if node.gpus is not None else None,
+            run_dir=f"{home}/.multinode/runs/{run_id}",
+            agent=f"{home}/{options.agent}" if options.agent else None,
+            python=found.python if found and found.python else node.python,
+            packages=found.packages if found else None,
+        )
+        nodes.append(_plan_node(node, place, endpoint, job, found))
+    return LaunchPlan(
+        run_id=run_id,
+        engine="llamafactory" if isinstance(job, LlamaFactoryJob) else "torchrun",
+        job="nccl-test all_reduce" if isinstance(job, CollectiveTest) else describe_job(job),
+        master_addr=master_addr,
+        master_port=options.master_port,
+        nproc_per_node=nproc,
+        world_size=nproc * len(cluster.nodes),
+        profile=options.profile,
+        nodes=tuple(nodes),
+        notes=tuple(route_notes(cluster, endpoints, facts)),
+    )
+
+
+def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> int:
+    """Workers on each node: what was asked, else the slots, else the GPUs found, else one.
+
+    Raises:
+        UsageError: the nodes have unequal slots, or fewer than were asked for; torchrun would hang.
+    """
+    slots = {node.name: _slots(node, facts.get(node.name)) for node in cluster.nodes}
+    fewest = min(slots.values())
+    if asked is not None:
+        for node in cluster.nodes:
+            if slots[node.name] < asked and (node.slots is not None or node.gpus is not None):
+                raise UsageError(
+                    f"{asked} workers were asked for, and it has {slots[node.name]} slots",
+                    node=node.name,
+                    hint=f"--workers-per-node {fewest}, or more slots= or gpus= in the hostfile",
+                )
+        return asked
+    if len(set(slots.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in slots.items())
+        raise UsageError(
+            f"the nodes have unequal slots ({listed}), and torchrun hangs unless every node has as many workers",
+            hint=f"--workers-per-node {fewest}, or equal slots= in the hostfile",
+        )
+    return fewest
+
+
+def _slots(node: Node, found: NodeFacts | None) -> int:
+    if node.slots is not None:
+        return node.slots
+    if node.gpus is not None:
+        return len(node.gpus)
+    return len(found.gpus) if found and found.gpus else 1
+
+
+def _plan_node(
+    node: Node, place: Place, endpoint: Endpoint, job: Job | CollectiveTest, found: NodeFacts | None
+) -> NodePlan:
+    cwd = found.cwd if found and found.cwd else node.workdir
+    first = place.node_rank * place.nproc
+    return NodePlan(
+        node=node.name,
+        node_rank=place.node_rank,
+        ranks=tuple(range(first, first + place.nproc)),
+        addr=endpoint.addr,
+        ifname=endpoint.ifname,
+        link_gbit_per_s=endpoint.link_gbit_per_s,
+        run_dir=place.run_dir,
+        command=_command(node, place, job, cwd),
+        files=_job_files(job, place.run_dir) if isinstance(job, LlamaFactoryJob) else (),
+        assumed=endpoint.assumed + _assumed(node, found),
+    )
+
+
+def _command(node: Node, place: Place, job: Job | CollectiveTest, cwd: str | None) -> Command:
+    if isinstance(job, LlamaFactoryJob):
+        return llamafactory_command(place, node.env, cwd)
+    if isinstance(job, CollectiveTest):
+        return collective_command(place, job, node.env)
+    return torchrun_command(place, job.argv, node.env, cwd)
+
+
+def _job_files(job: LlamaFactoryJob, run_dir: str) -> tuple[PlanFile, ...]:
+    """The YAML, and the DeepSpeed JSON that it names, which then is named by its place on the node."""
+    if job.deepspeed_text is None:
+        return (PlanFile(path=JOB_FILE, text=render_job(job, None)),)
+    text = render_job(job, f"{run_dir}/{_DEEPSPEED_FILE}")
+    return (PlanFile(path=JOB_FILE, text=text), PlanFile(path=_DEEPSPEED_FILE, text=job.deepspeed_text))
+
+
+def _assumed(node: Node, found: NodeFacts | None) -> tuple[str, ...]:
+    if found is not None:
+        return ()
+    assumed = ["home: ~ stands for the user's home directory on the node"]
+    if node.workdir is None:
+        assumed.append("workdir: this directory where the node has it, else the home directory")
+    if node.python is None:
+        assumed.append("python: the first python3 on PATH; python= in the hostfile settles it")
+    assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
+    return tuple(assumed)

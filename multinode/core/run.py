@@ -1,0 +1,89 @@
+"""Run: what happened to a plan. Written when a run starts and again whenever its state changes."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Failure", "NodeRun", "Run", "RunStatus"]
+
+RunStatus = str  # running | succeeded | failed | stopped | lost
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run did not succeed: the first thing that went wrong.
+
+    Attributes:
+        node: the node's name.
+        node_rank: its node rank.
+        rank: the worker's global rank, where one worker is to blame.
+        exit_code: of the job on that node; None where it never ended or never started.
+        signal: the signal's name that ended it.
+        message: one sentence.
+        hint: what mends it.
+        log_tail: the last lines of that node's log, or the worker's own traceback.
+    """
+
+    node: str
+    node_rank: int
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str
+    hint: str | None = None
+    log_tail: str = ""
+
+
+class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How the job ended on one node.
+
+    Attributes:
+        name: the node's name.
+        node_rank: its node rank.
+        state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
+        exit_code: the job's; None while it runs, or when a signal ended it.
+        signal: the signal's name.
+        cause: `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`.
+        ended_s: when, on the node's wall clock.
+        processes_left: processes of the run still there after the stop; None is unknown.
+    """
+
+    name: str
+    node_rank: int
+    state: str = "waiting"
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    ended_s: float | None = None
+    processes_left: int | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as `run.json` keeps it.
+
+    Attributes:
+        schema: `multinode.run/1`.
+        run_id: its name.
+        job: the job in a few words.
+        engine: what ran it.
+        status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
+        started_s: controller's wall clock.
+        ended_s: likewise; None while it runs.
+        world_size: workers in all.
+        nodes: in node-rank order.
+        first_failure: None when it succeeded.
+        lease_s: how long the nodes go on without word from the controller.
+        kind: `launch`, `nccl-test`, `contrast`.
+    """
+
+    schema: str = "multinode.run/1"
+    run_id: str
+    job: str
+    engine: str
+    status: RunStatus
+    started_s: float
+    ended_s: float | None = None
+    world_size: int
+    nodes: tuple[NodeRun, ...]
+    first_failure: Failure | None = None
+    lease_s: float | None = None
+    kind: str = "launch"

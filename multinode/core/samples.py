@@ -1,0 +1,188 @@
+"""Samples: what the workers and the sampler on a node recorded, one JSON object a line. Raw; nothing is trimmed here.
+
+Untrusted: a line that is not one of these is passed over and counted, never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "BenchmarkSample",
+    "CollectiveSample",
+    "CpuSample",
+    "ExceptionSample",
+    "GpuSample",
+    "LossSample",
+    "NicSample",
+    "Sample",
+    "StepSample",
+    "TrainEndSample",
+    "WorkerSample",
+    "parse_samples",
+]
+
+
+class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="worker"):
+    """A worker that began to train.
+
+    Attributes:
+        rank: global rank; likewise `local_rank` and `world_size`.
+        time_s: the node's wall clock.
+        source: what counts its steps: `trainer`, `deepspeed` or `optimizer`.
+        versions: of torch and, where imported, transformers and deepspeed.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    time_s: float
+    source: str
+    versions: dict[str, str] = {}
+
+
+class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
+    """One optimizer step of one worker.
+
+    Attributes:
+        rank: global rank.
+        step: counted from 1.
+        total_steps: of the training; None where the framework does not say.
+        time_s: the node's wall clock at the step's end.
+        mono_ns: the node's monotonic clock then.
+        step_time_us: since the step before ended (the first: since the training began; None is unknown).
+        samples: nominal samples of this worker in this step (per-device batch x accumulation); None is unknown.
+    """
+
+    rank: int
+    step: int
+    time_s: float
+    mono_ns: int
+    step_time_us: float | None = None
+    total_steps: int | None = None
+    samples: int | None = None
+
+
+class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
+    """A loss that the framework logged."""
+
+    rank: int
+    step: int
+    loss: float
+
+
+class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train_end"):
+    """The end of a training, with the figures that the framework reports itself.
+
+    Attributes:
+        rank: global rank.
+        time_s: the node's wall clock.
+        train_runtime_s: the Trainer's own.
+        train_samples_per_s: the Trainer's own: nominal, warm-up included, cluster-wide.
+    """
+
+    rank: int
+    time_s: float
+    train_runtime_s: float | None = None
+    train_samples_per_s: float | None = None
+
+
+class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="exception"):
+    """An exception that ended a worker."""
+
+    rank: int
+    time_s: float
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
+    """Counters of a network card, since the card came up."""
+
+    time_s: float
+    mono_ns: int
+    ifname: str
+    rx_bytes: int
+    tx_bytes: int
+    rx_packets: int
+    tx_packets: int
+
+
+class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cpu"):
+    """The node's processors and memory."""
+
+    time_s: float
+    mono_ns: int
+    busy_percent: float | None = None
+    memory_available_gib: float | None = None
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
+    """One GPU."""
+
+    time_s: float
+    mono_ns: int
+    index: int
+    sm_percent: float | None = None
+    memory_used_gib: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
+
+
+class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="collective"):
+    """One size of a collective benchmark on one worker.
+
+    Attributes:
+        rank: global rank.
+        op: the collective.
+        dtype: nccl-tests' name of the element type.
+        size_bytes: of the buffer; likewise `count` in elements.
+        times_us: every timed iteration, in order.
+        num_wrong: elements whose value was not exact.
+    """
+
+    rank: int
+    op: str
+    dtype: str
+    size_bytes: int
+    count: int
+    times_us: tuple[float, ...]
+    num_wrong: int
+
+
+class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="benchmark"):
+    """A worker of a collective benchmark that began: which backend, how many workers."""
+
+    rank: int
+    world_size: int
+    backend: str
+
+
+Sample = (
+    WorkerSample
+    | StepSample
+    | LossSample
+    | TrainEndSample
+    | ExceptionSample
+    | NicSample
+    | CpuSample
+    | GpuSample
+    | CollectiveSample
+    | BenchmarkSample
+)
+
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)
+
+
+def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
+    """The samples in JSON lines; a torn or foreign line is passed over."""
+    for line in lines:
+        try:
+            yield _DECODER.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue

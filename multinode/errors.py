@@ -1,0 +1,121 @@
+"""The one error tree. Everything we expect to go wrong is one of these; `cli` alone prints them.
+
+MultinodeError             exit 1   a job, a check or a test failed
+|-- UsageError             exit 2   the command line, a hostfile or a configuration is wrong
+|   |-- HostfileError               a line of the hostfile
+|   `-- JobError                    a training configuration
+|-- NodeError              exit 3   a node could not be reached
+|   |-- ResolveError                its name does not resolve
+|   |-- ConnectError                no route, refused, timed out
+|   |-- HostKeyError                its host key is unknown or has changed
+|   |-- AuthError                   it refused our keys
+|   `-- ContactLost                 it answered, and then no longer
+|-- NodeFailed             exit 1   a node was reached and could not do what was asked
+|-- RunFailed              exit 1   a run did not end well
+`-- Interrupted            exit 130 the user pressed Ctrl-C
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthError",
+    "ConnectError",
+    "ContactLost",
+    "HostKeyError",
+    "HostfileError",
+    "Interrupted",
+    "JobError",
+    "MultinodeError",
+    "NodeError",
+    "NodeFailed",
+    "ResolveError",
+    "RunFailed",
+    "UsageError",
+]
+
+
+class MultinodeError(Exception):
+    """Something expected went wrong: what, on which node, while running what, and what mends it.
+
+    Args:
+        message: what is wrong, one sentence.
+        node: the node's name in the hostfile, where one node is concerned.
+        ran: what was being run or read, as a person would type it.
+        hint: what mends it: a command, a key of the hostfile, an option.
+        detail: further lines, such as the end of a log.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        ran: str | None = None,
+        hint: str | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.node = node
+        self.ran = ran
+        self.hint = hint
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.message}" if self.node else self.message
+
+
+class UsageError(MultinodeError):
+    """The command line or a configuration is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class HostfileError(UsageError):
+    """A hostfile cannot be understood; the message begins with `file:line:`."""
+
+
+class JobError(UsageError):
+    """A training configuration cannot be understood."""
+
+
+class NodeError(MultinodeError):
+    """A node could not be reached."""
+
+    exit_code = 3
+
+
+class ResolveError(NodeError):
+    """The node's name does not resolve to an address."""
+
+
+class ConnectError(NodeError):
+    """No SSH connection: refused, no route, timed out, or dropped in the handshake."""
+
+
+class HostKeyError(NodeError):
+    """The node's host key is unknown, or differs from the one on record."""
+
+
+class AuthError(NodeError):
+    """The node refused every key that was offered."""
+
+
+class ContactLost(NodeError):
+    """The connection to a node ended, or went silent past its deadline."""
+
+
+class NodeFailed(MultinodeError):
+    """The node was reached and could not do what was asked of it."""
+
+
+class RunFailed(MultinodeError):
+    """A run did not end well; the message is its first failure."""
+
+
+class Interrupted(MultinodeError):
+    """The user asked to stop."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""A virtual Ethernet cluster on one Linux machine."""

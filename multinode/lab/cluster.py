@@ -1,0 +1,193 @@
+"""The lab's verbs for the other layers: up, down, rate, exec, refresh. One lab a machine; state.json says what stands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from multinode.errors import Interrupted, UsageError
+from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
+from multinode.lab.network import make_links, make_namespaces, shape_node
+from multinode.lab.nodes import start_nodes
+from multinode.lab.programs import run_all
+from multinode.lab.requirements import check_free_network, check_requirements
+from multinode.lab.spec import Lab, LabNode, LabSpec, assign_cores, node_addresses, node_name
+from multinode.lab.state import STATE_DIR, controller_boot_id, load_lab, lock_lab, node_dir, save_lab
+from multinode.lab.teardown import Remains, find_remains, sweep
+
+__all__ = [
+    "Lab",
+    "LabNode",
+    "LabSpec",
+    "down_lab",
+    "exec_in_node",
+    "load_lab",
+    "login_environment",
+    "ns_command",
+    "refresh",
+    "require_lab",
+    "set_rate",
+    "up_lab",
+]
+
+_DIR_MODE = 0o700
+_DOWN_HINT = "take it down first: multinode lab down"
+_SIGNAL_EXIT = 128
+
+
+def up_lab(spec: LabSpec, say: Callable[[str], None] = lambda _: None) -> Lab:
+    """Make a lab; `say` is told what is being done. What was begun and not finished is taken back.
+
+    Raises:
+        UsageError: it cannot be made here, or one stands already.
+        NodeFailed, MultinodeError: something did not work.
+        Interrupted: Ctrl-C.
+    """
+    check_requirements()
+    _check_spec(spec)
+    with lock_lab():
+        _check_nothing_stands(spec)
+        try:
+            return _make_lab(spec, say)
+        except KeyboardInterrupt as error:
+            say("interrupted: taking back what was begun")
+            sweep()
+            raise Interrupted("the lab was not made", hint="nothing is left of it") from error
+        except BaseException:
+            sweep()
+            raise
+
+
+def down_lab() -> Remains:
+    """Take the lab away, or whatever a crash or a reboot left of one; returns what there was.
+
+    Raises:
+        UsageError: the lab cannot run here.
+        MultinodeError: something is left.
+    """
+    check_requirements()
+    with lock_lab():
+        return sweep()
+
+
+def require_lab() -> Lab:
+    """The lab that stands.
+
+    Raises:
+        UsageError: there is none.
+    """
+    lab = load_lab()
+    if lab is None:
+        raise UsageError("no lab stands on this machine", hint="make one: multinode lab up")
+    return lab
+
+
+def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
+    """Give the training links of these nodes another line rate, while jobs run; None takes the shaping away.
+
+    Raises:
+        UsageError: no lab stands, or it has no such node.
+        MultinodeError: `tc` refused.
+    """
+    with lock_lab():
+        lab = require_lab()
+        chosen = {lab.node(name).node_rank for name in names}
+        for rank in chosen:
+            shape_node(rank, rate_gbit_per_s)
+        nodes = tuple(
+            msgspec.structs.replace(node, rate_gbit_per_s=rate_gbit_per_s) if node.node_rank in chosen else node
+            for node in lab.nodes
+        )
+        changed = msgspec.structs.replace(lab, nodes=nodes)
+        save_lab(changed)
+        return changed
+
+
+def ns_command(node: LabNode) -> tuple[str, ...]:
+    """What goes before a command to run it in all of a node's namespaces, on its cores."""
+    enter = ("nsenter", "--target", str(node.init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--")
+    pin = ("taskset", "--cpu-list", ",".join(map(str, node.cores))) if node.cores else ()
+    return (*pin, *enter)
+
+
+def login_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an SSH login as root finds in its environment; the terminal's kind is the caller's."""
+    login = {
+        "HOME": "/root",
+        "LOGNAME": "root",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "SHELL": "/bin/bash",
+        "USER": "root",
+    }
+    return login | ({"TERM": environ["TERM"]} if "TERM" in environ else {})
+
+
+def exec_in_node(node: LabNode, argv: Sequence[str]) -> int:
+    """Run a command on a node with our own stdin, stdout and stderr; the node sees the controller's latest files.
+
+    Returns:
+        Its exit code; 128 and the number of the signal that ended it.
+    """
+    # The script's exit status does not matter; the words after `sh` never become shell text.
+    refreshed = ["sh", "-c", f'. {REFRESH_SCRIPT}; cd && exec "$@"', "sh", *argv]
+    process = subprocess.Popen([*ns_command(node), *refreshed], env=login_environment(os.environ))
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            # The terminal told the command, too: its own end decides.
+            continue
+        return code if code >= 0 else _SIGNAL_EXIT - code
+
+
+def refresh(lab: Lab) -> None:
+    """Let every node see files as they are on the controller now. SSH sessions do this by themselves at their start.
+
+    Raises:
+        MultinodeError: a node is down.
+    """
+    run_all([[*ns_command(node), "sh", REFRESH_SCRIPT] for node in lab.nodes])
+
+
+def _check_spec(spec: LabSpec) -> None:
+    node_addresses(spec, 0)
+    assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), 0)
+    if spec.slots < 1:
+        raise UsageError(f"a node cannot offer {spec.slots} slots", hint="ask for --slots 1 or more")
+    if not os.access(spec.python, os.X_OK):
+        raise UsageError(f"{spec.python} is not there, or cannot be run", hint="name an interpreter with --python")
+    if not spec.python.startswith("/") or len(spec.python.split()) != 1:
+        raise UsageError(f"{spec.python!r} is not a path from the root without blanks", hint="name it with --python")
+    if spec.python.startswith(("/tmp/", "/run/")):  # noqa: S108 - a path that is refused
+        raise UsageError(f"nodes have their own /tmp and /run, so not {spec.python}", hint="put it elsewhere")
+
+
+def _check_nothing_stands(spec: LabSpec) -> None:
+    lab = load_lab()
+    if lab is not None:
+        raise UsageError(f"a lab of {len(lab.nodes)} nodes stands already", hint=_DOWN_HINT)
+    remains = find_remains()
+    if remains:
+        raise UsageError(f"there are remains of an earlier lab: {remains.describe()}", hint=_DOWN_HINT)
+    check_free_network(spec)
+
+
+def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
+    STATE_DIR.parent.mkdir(mode=_DIR_MODE, exist_ok=True)
+    STATE_DIR.mkdir(mode=_DIR_MODE)
+    for rank in range(spec.node_count):
+        node_dir(node_name(rank)).mkdir(mode=_DIR_MODE, parents=True)
+    say("making keys and links")
+    make_keys(spec)
+    write_access_files(spec)
+    make_namespaces(spec)
+    make_links(spec)
+    say("starting nodes")
+    nodes = start_nodes(spec, sys.executable)
+    lab = Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
+    save_lab(lab)
+    return lab

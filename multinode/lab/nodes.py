@@ -1,0 +1,166 @@
+"""Start the nodes: one process 1 each, all at the same time, and wait until each node's sshd answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import MultinodeError, NodeFailed
+from multinode.lab import node_init
+from multinode.lab.access import NodeFile, node_files
+from multinode.lab.processes import INIT_MARKER, children_of, poll, process_ref
+from multinode.lab.requirements import SSHD
+from multinode.lab.spec import LabNode, LabSpec, assign_cores, node_addresses, node_name
+from multinode.lab.state import node_dir
+
+__all__ = ["start_nodes"]
+
+_START_DEADLINE_S = 60.0
+_SSHD_DEADLINE_S = 10.0
+_BANNER = b"SSH-2.0"
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What process 1 of a node is told (node_init reads it)."""
+
+    name: str
+    namespace: str
+    store: str
+    disk_bytes: int
+    cores: tuple[int, ...] | None
+    boot_id: str
+    files: list[NodeFile]
+    executables: tuple[str, str]
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What it answers."""
+
+    pid: int | None = None
+    error: str | None = None
+
+
+def start_nodes(spec: LabSpec, python: str) -> tuple[LabNode, ...]:
+    """Start every node of the lab; `python` runs their first processes.
+
+    Raises:
+        NodeFailed: a node could not be set up, or its sshd does not answer.
+    """
+    orders = [_order(spec, rank) for rank in range(spec.node_count)]
+    pids = _start_inits(orders, python)
+    addresses = [node_addresses(spec, rank) for rank in range(spec.node_count)]
+    for order, address in zip(orders, addresses, strict=True):
+        _wait_for_sshd(order.name, address.management)
+    sshds = children_of(set(pids), "sshd")
+    nodes = []
+    for rank, (order, pid) in enumerate(zip(orders, pids, strict=True)):
+        init, sshd = process_ref(pid), sshds.get(pid)
+        if init is None or sshd is None:
+            raise NodeFailed("it died while it was set up", node=order.name, detail=_log_tail(order.name))
+        nodes.append(
+            LabNode(
+                name=order.name,
+                node_rank=rank,
+                addr=addresses[rank].data,
+                management_addr=addresses[rank].management,
+                rate_gbit_per_s=spec.rate_gbit_per_s,
+                cores=order.cores,
+                boot_id=order.boot_id,
+                init=init,
+                sshd=sshd,
+            )
+        )
+    return tuple(nodes)
+
+
+def _order(spec: LabSpec, node_rank: int) -> _Order:
+    name = node_name(node_rank)
+    return _Order(
+        name=name,
+        namespace=f"/run/netns/mn-{name}",
+        store=str(node_dir(name) / "store"),
+        disk_bytes=spec.disk_bytes,
+        cores=assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), node_rank),
+        boot_id=str(uuid.uuid4()),
+        files=node_files(spec, node_rank, uuid.uuid4().hex),
+        executables=(SSHD, spec.python),
+    )
+
+
+def _start_inits(orders: list[_Order], python: str) -> list[int]:
+    """Start process 1 of every node; returns their numbers as the controller sees them."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for order in orders:
+            started.append(_start_init(order, python))
+        return [_init_pid(order, process) for order, process in zip(orders, started, strict=True)]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(timeout=_START_DEADLINE_S)
+
+
+def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:
+    Path(order.store).mkdir(mode=0o700)
+    with _log_path(order.name).open("wb") as log:
+        process = subprocess.Popen(
+            [python, "-I", "-S", str(node_init.__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={"PATH": os.defpath, INIT_MARKER: order.name},
+            # Ctrl-C in the terminal is for `lab up`, which then takes its nodes down in order.
+            start_new_session=True,
+        )
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(msgspec.json.encode(order))
+            process.stdin.close()
+            process.stdin = None
+    return process
+
+
+def _init_pid(order: _Order, process: subprocess.Popen[bytes]) -> int:
+    try:
+        stdout, _ = process.communicate(timeout=_START_DEADLINE_S)
+        answer = msgspec.json.decode(stdout or b"{}", type=_Answer)
+    except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
+        raise NodeFailed(f"it cannot be set up: {error}", node=order.name, detail=_log_tail(order.name)) from error
+    if answer.pid is None:
+        said = answer.error or "its first process died"
+        raise NodeFailed(f"it cannot be set up: {said}", node=order.name, detail=_log_tail(order.name))
+    return answer.pid
+
+
+def _wait_for_sshd(name: str, address: str) -> None:
+    error: Exception | None = None
+    for _ in poll(_SSHD_DEADLINE_S):
+        try:
+            with socket.create_connection((address, 22), timeout=_SSHD_DEADLINE_S) as connection:
+                if connection.recv(len(_BANNER)) == _BANNER:
+                    return
+        except OSError as refused:
+            error = refused
+    raise NodeFailed(
+        f"its sshd does not answer at {address}: {error}",
+        node=name,
+        hint="see whether a firewall of this machine drops packets on mn-mgmt",
+        detail=_log_tail(name),
+    )
+
+
+def _log_path(name: str) -> Path:
+    return node_dir(name) / "sshd.log"
+
+
+def _log_tail(name: str) -> str:
+    try:
+        return "\n".join(_log_path(name).read_text(errors="replace").splitlines()[-10:])
+    except OSError as error:
+        raise MultinodeError(f"{_log_path(name)} cannot be read: {error}") from error

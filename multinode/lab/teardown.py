@@ -1,0 +1,127 @@
+"""Take everything of a lab away, found by its names and its namespaces, so that a crash or a lost record changes nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import MultinodeError
+from multinode.lab.network import CONTROLLER_IFNAME, SWITCH_NAMESPACE
+from multinode.lab.processes import NamespaceId, kill_all, namespace_id, poll, processes_of_lab
+from multinode.lab.programs import run_program
+from multinode.lab.state import STATE_DIR
+
+__all__ = ["Remains", "find_remains", "sweep"]
+
+_NETNS_DIR = Path("/run/netns")
+_OUR_NAMESPACE = re.compile(rf"{SWITCH_NAMESPACE}|mn-node\d+")
+_DEADLINE_S = 20.0
+
+
+class Remains(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is of a lab on this machine.
+
+    Attributes:
+        namespaces: names of network namespaces.
+        processes: process ids.
+        interfaces: the controller's interfaces.
+        mounts: mount points below the state directory.
+        directories: the state directory.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    processes: tuple[int, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return self != Remains()
+
+    def describe(self) -> str:
+        """Everything there is, in words."""
+        parts = {
+            "namespaces": self.namespaces,
+            "processes": self.processes,
+            "interfaces": self.interfaces,
+            "mounts": self.mounts,
+            "directories": self.directories,
+        }
+        return "; ".join(f"{kind} {', '.join(map(str, found))}" for kind, found in parts.items() if found)
+
+
+def find_remains(former: frozenset[NamespaceId] = frozenset()) -> Remains:
+    """Look for a lab, whole or in parts; `former` are namespaces whose names are gone already."""
+    names = _namespaces()
+    ids = {found for name in names if (found := namespace_id(_NETNS_DIR / name)) is not None}
+    return Remains(
+        namespaces=tuple(names),
+        processes=tuple(processes_of_lab(ids | former)),
+        interfaces=(CONTROLLER_IFNAME,) if Path("/sys/class/net", CONTROLLER_IFNAME).exists() else (),
+        mounts=tuple(_mounts()),
+        directories=(str(STATE_DIR),) if STATE_DIR.exists() else (),
+    )
+
+
+def sweep() -> Remains:
+    """Take away whatever there is of a lab, and see that it is gone; returns what there was.
+
+    Raises:
+        MultinodeError: something is left.
+    """
+    found = find_remains()
+    former = frozenset(one for name in found.namespaces if (one := namespace_id(_NETNS_DIR / name)) is not None)
+    _kill(former)
+    if found.interfaces:
+        run_program(["ip", "link", "del", CONTROLLER_IFNAME])
+    for name in found.namespaces:
+        run_program(["ip", "netns", "del", name])
+    _forget_netns_dir()
+    for place in reversed(found.mounts):
+        run_program(["umount", "--lazy", place])
+    if STATE_DIR.exists():
+        shutil.rmtree(STATE_DIR)
+    if STATE_DIR.parent.is_dir() and not any(STATE_DIR.parent.iterdir()):
+        STATE_DIR.parent.rmdir()
+    left = find_remains(former)
+    if left:
+        raise MultinodeError(f"the lab is not gone: {left.describe()}", hint="run again: multinode lab down")
+    return found
+
+
+def _kill(namespaces: frozenset[NamespaceId]) -> None:
+    """Kill the lab's processes until none is left; with its first process every process of a node dies."""
+    for _ in poll(_DEADLINE_S):
+        pids = processes_of_lab(set(namespaces))
+        if not pids:
+            return
+        kill_all(pids)
+    raise MultinodeError(
+        f"processes of the lab do not die: {', '.join(map(str, pids))}",
+        hint="one of them may wait for a disk: see their state in `ps`, then run again: multinode lab down",
+    )
+
+
+def _namespaces() -> list[str]:
+    if not _NETNS_DIR.is_dir():
+        return []
+    return sorted(path.name for path in _NETNS_DIR.iterdir() if _OUR_NAMESPACE.fullmatch(path.name))
+
+
+def _mounts() -> list[str]:
+    places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [place for place in places if place.startswith(f"{STATE_DIR}/")]
+
+
+def _forget_netns_dir() -> None:
+    """Undo what the first `ip netns add` on a machine does to this directory, once it is empty again."""
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    if _NETNS_DIR.is_dir() and not any(_NETNS_DIR.iterdir()):
+        for place in mounted:
+            if place == str(_NETNS_DIR):
+                run_program(["umount", place])
+        _NETNS_DIR.rmdir()

@@ -1,0 +1,1 @@
+"""Execute a plan on the nodes, follow it, stop it."""

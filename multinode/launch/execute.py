@@ -1,0 +1,153 @@
+"""execute: do what a plan says, on all nodes at once, and follow it until nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from multinode.core.cluster import Cluster
+from multinode.core.plan import LaunchPlan
+from multinode.core.progress import RunProgress
+from multinode.core.run import Run
+from multinode.launch.failure import first_failure
+from multinode.launch.request import ExecuteOptions, supervise_request
+from multinode.launch.session import Event, NodeSession
+from multinode.launch.stop_request import StopRequest
+from multinode.launch.tracker import Tracker
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport
+
+__all__ = ["Observer", "execute"]
+
+Observer = Callable[[RunProgress], None]
+
+_TICK_S = 0.2
+_OBSERVE_EVERY_S = 0.25
+# After a stop was asked for, a node has its grace period, then this long to verify that nothing is left.
+_VERIFY_S = 20.0
+
+
+def execute(  # noqa: PLR0913 - the six things that a run is made of, each a value or a seam of its own
+    plan: LaunchPlan,
+    cluster: Cluster,
+    *,
+    agent: AgentTransport,
+    directory: RunDirectory,
+    options: ExecuteOptions,
+    stop: StopRequest,
+    observe: Observer,
+) -> Run:
+    """Run the plan to its end and record everything in `directory`.
+
+    The run ends when every node has verified that its processes are gone, or can no longer be reached. When one node
+    fails, or `stop` asks for it, all are stopped. Returns what happened; a failed run is a result, not an exception.
+    """
+    loop = _Loop(plan, cluster, agent=agent, directory=directory, options=options)
+    return loop.run(stop, observe)
+
+
+class _Loop:
+    """One execution: the sessions, their events, and the reactions to them."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        cluster: Cluster,
+        *,
+        agent: AgentTransport,
+        directory: RunDirectory,
+        options: ExecuteOptions,
+    ) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._options = options
+        self._events: queue.Queue[Event] = queue.Queue(maxsize=4096)
+        self._tracker = Tracker(plan, directory)
+        self._started_s = time.time()
+        self._started = time.monotonic()
+        self._stopping = 0
+        self._give_up = float("inf")
+        self._sessions = [
+            NodeSession(
+                agent,
+                node,
+                node_rank=node_plan.node_rank,
+                request=supervise_request(plan, node_plan, options),
+                events=self._events,
+            )
+            for node, node_plan in zip(cluster.nodes, plan.nodes, strict=True)
+        ]
+
+    def run(self, stop: StopRequest, observe: Observer) -> Run:
+        """Start, follow, stop, record."""
+        self._save(self._record("running"))
+        for session in self._sessions:
+            session.start()
+        self._follow(stop, observe)
+        observe(self._progress())
+        run = self._record(self._status(stop))
+        self._save(run)
+        return run
+
+    def _follow(self, stop: StopRequest, observe: Observer) -> None:
+        renewed = observed = time.monotonic()
+        while not self._tracker.all_over and time.monotonic() < self._give_up:
+            with contextlib.suppress(queue.Empty):
+                self._tracker.take(self._events.get(timeout=_TICK_S))
+            self._react(stop)
+            now = time.monotonic()
+            if now - renewed >= self._options.lease_s / 4:
+                renewed = now
+                for session in self._sessions:
+                    session.renew_lease(self._options.lease_s)
+            if now - observed >= _OBSERVE_EVERY_S:
+                observed = now
+                observe(self._progress())
+        self._tracker.give_up()
+
+    def _react(self, stop: StopRequest) -> None:
+        """Stop all nodes when one has failed or the user asks; a second request cuts the grace period short."""
+        wanted = max(stop.count, 1 if self._tracker.any_failed else 0)
+        if wanted <= self._stopping:
+            return
+        grace_s = self._options.grace_s if wanted == 1 else 0.0
+        self._stopping = wanted
+        self._give_up = time.monotonic() + grace_s + _VERIFY_S
+        for session in self._sessions:
+            session.stop(grace_s)
+        self._tracker.note_stopping()
+
+    def _progress(self) -> RunProgress:
+        return msgspec.structs.replace(self._tracker.progress, elapsed_s=time.monotonic() - self._started)
+
+    def _status(self, stop: StopRequest) -> str:
+        nodes = self._tracker.node_runs
+        if any(node.state == "lost" for node in nodes):
+            return "lost"
+        if all(node.cause == "exited" and node.exit_code == 0 and node.signal is None for node in nodes):
+            return "succeeded"
+        return "stopped" if stop.count else "failed"
+
+    def _record(self, status: str) -> Run:
+        ended = status != "running"
+        failure = first_failure(self._tracker.evidence()) if ended and status not in {"succeeded", "stopped"} else None
+        return Run(
+            run_id=self._plan.run_id,
+            job=self._plan.job,
+            engine=self._plan.engine,
+            status=status,
+            started_s=self._started_s,
+            ended_s=time.time() if ended else None,
+            world_size=self._plan.world_size,
+            nodes=self._tracker.node_runs,
+            first_failure=failure,
+            lease_s=self._options.lease_s,
+            kind=self._options.kind,
+        )
+
+    def _save(self, run: Run) -> None:
+        self._directory.write("run.json", run)

@@ -1,0 +1,49 @@
+"""What a node's supervisor is asked to do: one plan for one node, as the agent reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from multinode.core.plan import LaunchPlan, NodePlan
+
+__all__ = ["ExecuteOptions", "supervise_request"]
+
+
+class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plan is executed.
+
+    Attributes:
+        lease_s: how long a node goes on without word from the controller.
+        grace_s: how long a stop waits between TERM and KILL.
+        kind: what the run is for: `launch`, `nccl-test` or `contrast`.
+    """
+
+    lease_s: float = 120.0
+    grace_s: float = 10.0
+    kind: str = "launch"
+
+
+def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions) -> dict[str, Any]:
+    """The request for one node (docs/reference/agent-protocol.md)."""
+    command = node.command
+    gpus = command.env.get("CUDA_VISIBLE_DEVICES")
+    return {
+        "schema": 1,
+        "run_id": plan.run_id,
+        "argv": list(command.argv),
+        "env": command.env,
+        "unset": list(command.unset),
+        "cwd": command.cwd,
+        "path_first": command.path_first,
+        "files": [{"path": file.path, "text": file.text} for file in node.files],
+        "lease_s": options.lease_s,
+        "grace_s": options.grace_s,
+        "sample_ifnames": [node.ifname] if node.ifname else [],
+        "sample_interval_s": 1.0,
+        "sample_gpus": [int(gpu) for gpu in gpus.split(",")] if gpus else [],
+        "instrument": plan.profile,
+        "detach": False,
+        "offsets": {},
+    }

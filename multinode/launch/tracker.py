@@ -1,0 +1,174 @@
+"""Tracker: what the nodes' records add up to: progress, how each ended, and the files they belong in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.core.plan import LaunchPlan
+from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.core.run import NodeRun
+from multinode.core.samples import ExceptionSample, parse_samples
+from multinode.errors import ContactLost, MultinodeError
+from multinode.launch.failure import Evidence
+from multinode.launch.session import Event, decode_chunk
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import Record
+
+__all__ = ["Tracker"]
+
+
+class _Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's status.json, as far as we read it."""
+
+    state: str
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    message: str | None = None
+    ended_s: float | None = None
+    processes_left: int | None = None
+
+
+class _NodeTrack:
+    """One node: what it said so far."""
+
+    def __init__(self, run: NodeRun, progress: NodeProgress) -> None:
+        self.run = run
+        self.progress = progress
+        self.exceptions: list[ExceptionSample] = []
+        self.clock_offset_s: float | None = None
+        self.error: MultinodeError | None = None
+        self.over = False
+
+
+class Tracker:
+    """Folds the events of all nodes.
+
+    Args:
+        plan: what is being done.
+        directory: where logs and samples go as they come.
+    """
+
+    def __init__(self, plan: LaunchPlan, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._start = start_progress(plan)
+        self._tracks = [
+            _NodeTrack(NodeRun(name=node.name, node_rank=node.node_rank), node) for node in self._start.nodes
+        ]
+
+    @property
+    def progress(self) -> RunProgress:
+        """How far the nodes are."""
+        return msgspec.structs.replace(self._start, nodes=tuple(track.progress for track in self._tracks))
+
+    @property
+    def node_runs(self) -> tuple[NodeRun, ...]:
+        """How the job stands or ended on each node."""
+        return tuple(track.run for track in self._tracks)
+
+    @property
+    def all_over(self) -> bool:
+        """Whether nothing more will come from any node."""
+        return all(track.over for track in self._tracks)
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether the job has failed on a node, or a node is lost; the others have nobody to talk to then."""
+        return any(track.over and (track.run.exit_code != 0 or track.run.signal is not None) for track in self._tracks)
+
+    def evidence(self) -> Sequence[Evidence]:
+        """What is known of each node, for the search of the first failure."""
+        return [
+            Evidence(
+                run=track.run,
+                exceptions=track.exceptions,
+                clock_offset_s=track.clock_offset_s,
+                error=track.error,
+                log=self._directory.log_tail(track.run.node_rank),
+            )
+            for track in self._tracks
+        ]
+
+    def take(self, event: Event) -> None:
+        """Fold one event."""
+        track = self._tracks[event.node_rank]
+        if event.error is not None:
+            self._take_error(track, event.error, over=event.over)
+        if event.record is not None:
+            self._take_record(track, event.record)
+        track.over = track.over or event.over
+
+    def note_stopping(self) -> None:
+        """All nodes have been asked to stop."""
+        for track in self._tracks:
+            if not track.over:
+                _set_state(track, "stopping")
+
+    def give_up(self) -> None:
+        """Whoever has not ended by now is lost."""
+        for track in self._tracks:
+            if not track.over:
+                track.error = track.error or ContactLost("it did not say that it had stopped", node=track.run.name)
+                _set_state(track, "lost")
+
+    def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
+        track.error = error
+        if not over:
+            track.progress = msgspec.structs.replace(
+                track.progress, message="contact lost, the job may be running; reconnecting"
+            )
+        elif isinstance(error, ContactLost) or track.run.state != "waiting":
+            _set_state(track, "lost", error.message)
+        else:
+            track.run = msgspec.structs.replace(track.run, cause="not_started", ended_s=time.time())
+            _set_state(track, "ended", error.message)
+
+    def _take_record(self, track: _NodeTrack, record: Record) -> None:
+        kind = record.get("kind")
+        if kind == "hello":
+            track.clock_offset_s = float(record["time_s"]) - time.time()
+            track.error = None
+            _set_state(track, "starting")
+        elif kind == "chunk":
+            self._take_chunk(track, str(record["file"]), decode_chunk(record))
+        elif kind in {"status", "end"}:
+            _take_status(track, msgspec.convert(record, _Status))
+
+    def _take_chunk(self, track: _NodeTrack, name: str, data: bytes) -> None:
+        if name == "log":
+            self._directory.append_log(track.run.node_rank, data)
+            return
+        self._directory.append_samples(track.run.node_rank, data)
+        samples = list(parse_samples(data.splitlines()))
+        track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
+        track.progress = advance_node(track.progress, samples)
+
+
+def _take_status(track: _NodeTrack, status: _Status) -> None:
+    track.run = msgspec.structs.replace(
+        track.run,
+        exit_code=status.exit_code,
+        signal=status.signal,
+        cause=status.cause,
+        ended_s=status.ended_s,
+        processes_left=status.processes_left,
+    )
+    _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")
+
+
+def _describe_end(run: NodeRun) -> str:
+    if run.cause == "stopped":
+        return "stopped"
+    if run.cause in {"lease_expired", "supervisor_lost"}:
+        return run.cause.replace("_", " ")
+    if run.signal is not None:
+        return f"ended by {run.signal}"
+    return "done" if run.exit_code == 0 else f"exit code {run.exit_code}"
+
+
+def _set_state(track: _NodeTrack, state: str, message: str = "") -> None:
+    track.run = msgspec.structs.replace(track.run, state=state)
+    track.progress = msgspec.structs.replace(track.progress, state=state, message=message)

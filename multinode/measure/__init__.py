@@ -1,0 +1,1 @@
+"""Collect measurements: collective benchmarks, samplers."""

@@ -1,0 +1,1 @@
+"""Probe the nodes (network), then check facts (pure)."""

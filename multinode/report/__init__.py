@@ -1,0 +1,1 @@
+"""Pure views: rich tables and live views, from state to renderable."""

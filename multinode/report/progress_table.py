@@ -1,0 +1,87 @@
+"""The live table: progress in, renderable out."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+from rich.table import Table
+
+from multinode.core.progress import NodeProgress, RunProgress
+from multinode.units import format_duration
+
+__all__ = ["progress_line", "progress_table"]
+
+_STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
+_UNKNOWN = "-"
+
+
+def progress_table(progress: RunProgress) -> Table:
+    """A row a node: state, step, speed, loss, network and, where there is one, GPU."""
+    gpus = any(node.gpu_percent is not None for node in progress.nodes)
+    table = Table(
+        title=f"{escape(progress.job)}  run {progress.run_id}  {format_duration(progress.elapsed_s)}",
+        title_justify="left",
+        pad_edge=False,
+    )
+    for name in ("node", "ranks", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "step time\n(ms)", "samples/s", "loss", "net in\n(Gbit/s)", "net out\n(Gbit/s)", "link"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if gpus:
+        table.add_column("GPU", justify="right", no_wrap=True)
+    for node in progress.nodes:
+        table.add_row(*_row(node, gpus=gpus))
+    return table
+
+
+def progress_line(progress: RunProgress) -> str:
+    """The whole run in one line of text, for an output that is not a terminal."""
+    parts = []
+    for node in progress.nodes:
+        words = [node.name, node.message or node.state]
+        if node.state == "running" and node.step is not None:
+            words = [node.name, f"step {_step(node)}"]
+            if node.step_time_us is not None:
+                words.append(f"{node.step_time_us / 1000:.0f} ms")
+            if node.loss is not None:
+                words.append(f"loss {node.loss:.4g}")
+        parts.append(" ".join(words))
+    return f"{format_duration(progress.elapsed_s)}  " + " | ".join(parts)
+
+
+def _row(node: NodeProgress, *, gpus: bool) -> list[str]:
+    state = f"[{_STATE_STYLES.get(node.state, 'dim')}]{escape(node.message or node.state)}[/]"
+    row = [
+        escape(node.name),
+        _ranks(node.ranks),
+        state,
+        _step(node),
+        _number(node.step_time_us and node.step_time_us / 1000, "{:.1f}"),
+        _number(node.samples_per_s, "{:.1f}"),
+        _number(node.loss, "{:.4g}"),
+        _number(node.net_in_gbit_per_s, "{:.3f}"),
+        _number(node.net_out_gbit_per_s, "{:.3f}"),
+        _link(node),
+    ]
+    return [*row, _number(node.gpu_percent, "{:.0f} %")] if gpus else row
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _step(node: NodeProgress) -> str:
+    if node.step is None:
+        return _UNKNOWN
+    return f"{node.step}/{node.total_steps}" if node.total_steps else str(node.step)
+
+
+def _link(node: NodeProgress) -> str:
+    """The busier direction as a share of what the card says it can."""
+    rates = [rate for rate in (node.net_in_gbit_per_s, node.net_out_gbit_per_s) if rate is not None]
+    if not rates or not node.link_gbit_per_s:
+        return _UNKNOWN
+    return f"{max(rates) / node.link_gbit_per_s:.0%}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return _UNKNOWN if value is None else form.format(value)

@@ -1,0 +1,91 @@
+"""Stored runs as tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rich.markup import escape
+from rich.table import Table
+
+from multinode.analyse.summary import Summary
+from multinode.core.run import Run
+from multinode.units import format_duration
+
+__all__ = ["run_table", "runs_document", "runs_table"]
+
+
+class _Stored(Protocol):
+    @property
+    def run(self) -> Run: ...
+    @property
+    def summary(self) -> Summary | None: ...
+
+
+def runs_table(runs: Sequence[_Stored]) -> Table:
+    """A row a run."""
+    table = Table(pad_edge=False)
+    for name in ("run", "kind", "state", "started", "took"):
+        table.add_column(name, no_wrap=True)
+    for name in ("nodes", "workers", "samples/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("job")
+    for stored in runs:
+        run = stored.run
+        speed = stored.summary.samples_per_s if stored.summary else None
+        table.add_row(
+            run.run_id,
+            run.kind,
+            run.status,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_s)),
+            format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
+            str(len(run.nodes)),
+            str(run.world_size),
+            "-" if speed is None else f"{speed:.1f}",
+            escape(run.job),
+        )
+    return table
+
+
+def runs_document(runs: Sequence[_Stored]) -> dict[str, Any]:
+    """What `runs --json` prints."""
+    return {
+        "schema": "multinode.runs/1",
+        "runs": [
+            {
+                "run_id": stored.run.run_id,
+                "kind": stored.run.kind,
+                "status": stored.run.status,
+                "job": stored.run.job,
+                "nodes": [node.name for node in stored.run.nodes],
+                "world_size": stored.run.world_size,
+                "started_s": stored.run.started_s,
+                "ended_s": stored.run.ended_s,
+                "samples_per_s": stored.summary.samples_per_s if stored.summary else None,
+            }
+            for stored in runs
+        ],
+    }
+
+
+def run_table(run: Run, summary: Summary | None) -> Table:
+    """One run: a row a fact."""
+    table = Table(title=f"{run.run_id}: {escape(run.job)}", title_justify="left", show_header=False, pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value")
+    table.add_row("state", run.status)
+    if run.first_failure is not None:
+        table.add_row("first failure", escape(f"{run.first_failure.node}: {run.first_failure.message}"))
+    for node in run.nodes:
+        ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
+        table.add_row(f"node {node.node_rank}", escape(f"{node.name}: {ended}"))
+    if summary is not None and summary.step_time_ms is not None:
+        spread = summary.step_time_ms
+        table.add_row("steps", f"{summary.steps}; {summary.rule}")
+        table.add_row("step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})")
+    if summary is not None and summary.samples_per_s is not None:
+        table.add_row("samples/s", f"{summary.samples_per_s:.1f} (all workers)")
+    if summary is not None and summary.first_loss is not None:
+        table.add_row("loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}")
+    return table

@@ -1,0 +1,1 @@
+"""The run directory, hostfiles and configurations on local disk."""

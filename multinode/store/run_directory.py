@@ -1,0 +1,154 @@
+"""RunDirectory: one run on the controller's disk, one file a noun. Only its owner may read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from multinode.errors import MultinodeError, UsageError
+
+__all__ = ["RunDirectory", "list_runs", "runs_root"]
+
+T = TypeVar("T")
+
+_DIR_MODE = 0o700
+_FILE_MODE = 0o600
+
+
+def runs_root(environ: dict[str, str], cwd: Path) -> Path:
+    """Where runs are kept: $MULTINODE_RUNS, else `runs` in the working directory."""
+    named = environ.get("MULTINODE_RUNS")
+    return Path(named).expanduser() if named else cwd / "runs"
+
+
+class RunDirectory:
+    """A run's files.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, root: Path, run_id: str) -> RunDirectory:
+        """A new directory for a run.
+
+        Raises:
+            UsageError: there is one of this name already; a run id is never used twice.
+            MultinodeError: it cannot be made.
+        """
+        directory = cls(root / run_id)
+        try:
+            root.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+            directory.path.mkdir(mode=_DIR_MODE)
+            (directory.path / "logs").mkdir(mode=_DIR_MODE)
+            (directory.path / "samples").mkdir(mode=_DIR_MODE)
+        except FileExistsError as error:
+            raise UsageError(f"there is a run {run_id} already", hint="name another --run-id") from error
+        except OSError as error:
+            raise MultinodeError(
+                f"the run directory cannot be made: {error}",
+                hint="set MULTINODE_RUNS to a directory that can be written",
+            ) from error
+        return directory
+
+    @classmethod
+    def open(cls, root: Path, run_id: str) -> RunDirectory:
+        """The directory of an earlier run; a unique beginning of its id is enough, and `last` is the newest.
+
+        Raises:
+            UsageError: there is none, or several begin so.
+        """
+        names = [path.name for path in list_runs(root)]
+        matching = names[-1:] if run_id == "last" else [name for name in names if name.startswith(run_id)]
+        if run_id in matching:
+            matching = [run_id]
+        if len(matching) == 1:
+            return cls(root / matching[0])
+        found = ", ".join(matching or names[-3:]) or "none"
+        raise UsageError(
+            f"{'several runs begin' if matching else 'no run begins'} with {run_id!r} in {root} ({found})",
+            hint="list them: multinode runs",
+        )
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    def write(self, name: str, value: object) -> None:
+        """Write a noun as indented JSON, all of it or nothing."""
+        data = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        self.write_bytes(name, data + b"\n")
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a file, all of it or nothing."""
+        partial = self.path / f".{name}.partial"
+        with _open(partial, os.O_TRUNC) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / name)
+
+    def read(self, name: str, kind: type[T]) -> T | None:
+        """Read a noun back; None where the run has none.
+
+        Raises:
+            MultinodeError: the file is not what it should be.
+        """
+        path = self.path / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise MultinodeError(f"{path} cannot be read: {error}") from error
+
+    def append_log(self, node_rank: int, data: bytes) -> None:
+        """Append to a node's log, as the job wrote it."""
+        with _open(self.log_path(node_rank), os.O_APPEND) as file:
+            file.write(data)
+
+    def append_samples(self, node_rank: int, data: bytes) -> None:
+        """Append whole JSON lines to a node's samples."""
+        with _open(self.path / "samples" / f"node-{node_rank}.jsonl", os.O_APPEND) as file:
+            file.write(data)
+
+    def log_path(self, node_rank: int) -> Path:
+        """Where a node's log lies."""
+        return self.path / "logs" / f"node-{node_rank}.log"
+
+    def log_tail(self, node_rank: int, size_bytes: int = 1 << 16) -> str:
+        """The end of a node's log."""
+        try:
+            with self.log_path(node_rank).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - size_bytes))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def sample_lines(self, node_rank: int) -> Iterator[bytes]:
+        """A node's samples, a line at a time."""
+        try:
+            with (self.path / "samples" / f"node-{node_rank}.jsonl").open("rb") as file:
+                yield from file
+        except FileNotFoundError:
+            return
+
+
+def list_runs(root: Path) -> list[Path]:
+    """The run directories below `root`, oldest first (their names begin with their date)."""
+    if not root.is_dir():
+        return []
+    return sorted(path for path in root.iterdir() if (path / "run.json").is_file())
+
+
+def _open(path: Path, flag: int) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, _FILE_MODE), "wb")

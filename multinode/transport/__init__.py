@@ -1,0 +1,1 @@
+"""SSH. The only package that imports fabric or paramiko."""

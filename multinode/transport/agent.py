@@ -1,0 +1,175 @@
+"""Talking to the agent on a node: one JSON request in, JSON records out; the archive is sent when the node lacks it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from multinode.core.cluster import Node
+from multinode.errors import ContactLost, NodeFailed
+from multinode.transport.archive import AgentArchive, load_archive
+from multinode.transport.base import Completed, Stream, Transport
+
+__all__ = ["AgentStream", "AgentTransport", "Record", "printable"]
+
+Record = dict[str, Any]
+
+_NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
+_NOT_FOUND = 127  # what a shell exits with when it cannot find python3
+_SHOWN_BYTES = 400
+
+
+class AgentTransport:
+    """Runs the agent's verbs on nodes.
+
+    Args:
+        transport: what carries them.
+        archive: the agent; by default the one that belongs to this multinode.
+    """
+
+    def __init__(self, transport: Transport, archive: AgentArchive | None = None) -> None:
+        self._transport = transport
+        self._archive = archive or load_archive()
+
+    def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record:
+        """Run a verb that answers with one record.
+
+        Raises:
+            NodeError: the node cannot be reached or did not answer in time.
+            NodeFailed: the verb failed, or the node cannot run the agent.
+        """
+        end = time.monotonic() + deadline_s
+        stream = self.open(node, verb, request, deadline_s=deadline_s)
+        try:
+            answer: Record | None = None
+            for record in stream.records(end):
+                answer = record
+            if answer is None:
+                raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
+            return answer
+        finally:
+            stream.close()
+
+    def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
+        """Start a verb that keeps talking. Its first record is waited for.
+
+        Raises:
+            NodeError, NodeFailed: as `call`.
+        """
+        command = f"python3 -I ~/{self._archive.path} {verb}"
+        for last_try in (False, True):
+            stream = AgentStream(self._transport.open(node, command, deadline_s=deadline_s), node)
+            stream.send(request)
+            stream.first = stream.read(deadline_s)
+            if stream.first is not None:
+                return stream
+            ended = stream.finish(deadline_s)
+            stream.close()
+            if last_try or ended.exit_code != _NO_SUCH_FILE or self._archive.path.encode() not in ended.stderr:
+                raise _no_agent(node, verb, ended)
+            self._send_archive(node, deadline_s)
+        raise AssertionError  # the loop returns or raises
+
+    def _send_archive(self, node: Node, deadline_s: float) -> None:
+        folder, name = self._archive.path.rsplit("/", 1)
+        script = (
+            f"umask 077 && mkdir -p ~/{folder} && cat > ~/{folder}/{name}.$$ "
+            f"&& chmod 700 ~/{folder}/{name}.$$ && mv -f ~/{folder}/{name}.$$ ~/{folder}/{name}"
+        )
+        ended = self._transport.run(node, f"sh -c '{script}'", stdin=self._archive.data, deadline_s=deadline_s)
+        if ended.exit_code != 0:
+            raise NodeFailed(
+                f"the agent could not be stored in ~/{folder}: {_shown(ended.stderr)}",
+                node=node.name,
+                hint=f"is the home directory writable, and not full? see: ssh {node.name} 'ls -ld ~; df -h ~'",
+            )
+
+
+class AgentStream:
+    """A verb that is running on a node.
+
+    Attributes:
+        first: its first record, already read.
+    """
+
+    def __init__(self, stream: Stream, node: Node) -> None:
+        self._stream = stream
+        self._node = node
+        self.first: Record | None = None
+
+    def send(self, request: Record) -> None:
+        """Send one JSON line."""
+        self._stream.send(msgspec.json.encode(request) + b"\n")
+
+    def read(self, deadline_s: float) -> Record | None:
+        """The next record; None at the end.
+
+        Lines before the first record that are not ours are passed over: a .bashrc that prints is no reason to fail.
+
+        Raises:
+            ContactLost: none came within `deadline_s` seconds.
+            NodeFailed: an error record, or a line that is not a record.
+        """
+        while (line := self._stream.read_line(deadline_s)) is not None:
+            if not line.startswith(b"{"):
+                if self.first is not None:
+                    raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name)
+                continue
+            return self._decode(line)
+        return None
+
+    def records(self, end: float) -> Iterator[Record]:
+        """The first record and all that follow, until `end` on the monotonic clock."""
+        if self.first is not None:
+            yield self.first
+        while (record := self.read(max(0.0, end - time.monotonic()))) is not None:
+            yield record
+
+    def finish(self, deadline_s: float) -> Completed:
+        """Send no more, and wait for the verb's end."""
+        self._stream.close_stdin()
+        return self._stream.finish(deadline_s)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._stream.close()
+
+    def _decode(self, line: bytes) -> Record:
+        try:
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
+        if record.get("kind") == "error":
+            hint = record.get("hint")
+            raise NodeFailed(
+                printable(str(record.get("message"))), node=self._node.name, hint=printable(str(hint)) if hint else None
+            )
+        return record
+
+
+def printable(text: str) -> str:
+    """The text without control characters: what a node prints must not reach a terminal as it is."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
+def _shown(data: bytes) -> str:
+    return printable(data[-_SHOWN_BYTES:].decode(errors="replace").strip()).replace("\n", " | ")
+
+
+def _no_agent(node: Node, verb: str, ended: Completed) -> Exception:
+    if ended.exit_code == _NOT_FOUND:
+        return NodeFailed(
+            "python3 is not on the PATH of a non-interactive shell, and the agent needs it",
+            node=node.name,
+            ran="python3",
+            hint=f"install it on the node (Debian, Ubuntu: apt-get install python3); then: ssh {node.name} python3 -V",
+        )
+    if ended.exit_code == 0:
+        return ContactLost(f"the agent's {verb} ended without an answer", node=node.name)
+    return NodeFailed(
+        f"the agent's {verb} ended with code {ended.exit_code}: {_shown(ended.stderr) or 'it printed nothing'}",
+        node=node.name,
+    )

@@ -1,0 +1,77 @@
+"""FakeTransport: a Transport without a network, for tests of ours and of anyone who builds on multinode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from multinode.core.cluster import Node
+from multinode.transport.base import Completed
+
+__all__ = ["FakeStream", "FakeTransport"]
+
+Handler = Callable[[Node, str, bytes], "Completed | Iterable[bytes]"]
+
+
+class FakeTransport:
+    """Answers with `handler(node, command, stdin)`: a Completed, or the lines that a stream yields; it may raise.
+
+    Attributes:
+        ran: what was run so far: (node's name, command, stdin).
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.ran: list[tuple[str, str, bytes]] = []
+
+    def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:  # noqa: ARG002 - nothing is waited for
+        """Answer at once. See `Transport.run`."""
+        self.ran.append((node.name, command, stdin))
+        answer = self._handler(node, command, stdin)
+        return answer if isinstance(answer, Completed) else Completed(exit_code=0, stdout=b"".join(answer), stderr=b"")
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:  # noqa: ARG002 - as above
+        """A stream that asks the handler when it is first read. See `Transport.open`."""
+        return FakeStream(self, node, command)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class FakeStream:
+    """What `FakeTransport.open` gives.
+
+    Attributes:
+        sent: everything that was written to it.
+    """
+
+    def __init__(self, transport: FakeTransport, node: Node, command: str) -> None:
+        self._transport = transport
+        self._node = node
+        self._command = command
+        self._completed: Completed | None = None
+        self._lines: list[bytes] | None = None
+        self.sent = b""
+
+    def send(self, data: bytes) -> None:
+        """Keep what is written. See `Stream.send`."""
+        self.sent += data
+
+    def read_line(self, deadline_s: float) -> bytes | None:  # noqa: ARG002 - nothing is waited for
+        """The next line of the handler's answer. See `Stream.read_line`."""
+        if self._lines is None:
+            self._completed = self._transport.run(self._node, self._command, stdin=self.sent, deadline_s=0)
+            self._lines = self._completed.stdout.splitlines()
+        return self._lines.pop(0) if self._lines else None
+
+    def finish(self, deadline_s: float) -> Completed:
+        """The handler's answer. See `Stream.finish`."""
+        self.read_line(deadline_s)
+        if self._completed is None:
+            return Completed(exit_code=0, stdout=b"", stderr=b"")
+        return self._completed
+
+    def close_stdin(self) -> None:
+        """Nobody waits for the end of it."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,172 @@
+"""SSH through Fabric: one connection a node, channels multiplexed on it, a deadline on every wait.
+
+Host keys are always verified: an unknown or changed key is an error that prints the command which mends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import fabric
+import paramiko
+
+from multinode.core.cluster import Node
+from multinode.errors import ContactLost
+from multinode.transport.base import Completed
+from multinode.transport.connection import KEEPALIVE_S, make_connection, open_connection
+
+__all__ = ["SshStream", "SshTransport"]
+
+_CHUNK_BYTES = 1 << 16
+# A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
+_MAX_ANSWER_BYTES = 64 << 20
+_MAX_STDERR_BYTES = 1 << 16
+
+
+class SshTransport:
+    """Runs commands on nodes over SSH. Connections are opened at first use and kept.
+
+    Args:
+        connect_timeout_s: the longest wait for a TCP connection, and again for the handshake and the authentication.
+    """
+
+    def __init__(self, *, connect_timeout_s: float = 10.0) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._connections: dict[str, fabric.Connection] = {}
+        self._opening: dict[str, threading.Lock] = {}
+
+    def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
+        """Run a constant command line with `stdin`, and wait for its end. See `Transport.run`."""
+        end = time.monotonic() + deadline_s
+        stream = self.open(node, command, deadline_s=deadline_s)
+        try:
+            stream.send(stdin)
+            stream.close_stdin()
+            return stream.finish(max(0.0, end - time.monotonic()))
+        finally:
+            stream.close()
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> SshStream:
+        """Start a command and talk to it. See `Transport.open`."""
+        connection = self._connect(node)
+        try:
+            channel = connection.transport.open_session(timeout=deadline_s)
+            channel.settimeout(deadline_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            self._forget(node)
+            raise ContactLost(f"the SSH connection failed: {error or type(error).__name__}", node=node.name) from error
+        return SshStream(channel, node.name)
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                connection.close()
+
+    def _connect(self, node: Node) -> fabric.Connection:
+        with self._lock:
+            opening = self._opening.setdefault(node.name, threading.Lock())
+        with opening:
+            connection = self._connections.get(node.name)
+            if connection is not None and connection.is_connected:
+                return connection
+            connection = make_connection(node, connect_timeout_s=self._connect_timeout_s)
+            open_connection(connection, node)
+            connection.transport.set_keepalive(KEEPALIVE_S)
+            with self._lock:
+                self._connections[node.name] = connection
+            return connection
+
+    def _forget(self, node: Node) -> None:
+        with self._lock:
+            connection = self._connections.pop(node.name, None)
+        if connection is not None:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                connection.close()
+
+
+class SshStream:
+    """A remote command that is running, on a channel of its own. See `Stream`."""
+
+    def __init__(self, channel: paramiko.Channel, node: str) -> None:
+        self._channel = channel
+        self._node = node
+        self._pending = bytearray()
+        self._stderr = bytearray()
+        self._sending = threading.Lock()
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input. See `Stream.send`."""
+        try:
+            with self._sending:
+                self._channel.sendall(data)
+        except OSError as error:
+            # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
+            if not self._channel.eof_received and not self._channel.exit_status_ready():
+                raise ContactLost("the SSH connection was lost while sending", node=self._node) from error
+
+    def close_stdin(self) -> None:
+        """Tell the command that no more input follows."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown_write()
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        """The next line of its output; None at the end. See `Stream.read_line`."""
+        end = time.monotonic() + deadline_s
+        searched = 0
+        while (newline := self._pending.find(b"\n", searched)) < 0:
+            searched = len(self._pending)
+            if len(self._pending) > _MAX_ANSWER_BYTES:
+                raise ContactLost("its answer is longer than any of ours", node=self._node)
+            if not self._receive(end):
+                rest = bytes(self._pending)
+                self._pending.clear()
+                return rest or None
+        line = bytes(self._pending[:newline])
+        del self._pending[: newline + 1]
+        return line
+
+    def finish(self, deadline_s: float) -> Completed:
+        """Wait for the end. See `Stream.finish`."""
+        end = time.monotonic() + deadline_s
+        while self._receive(end):
+            if len(self._pending) > _MAX_ANSWER_BYTES:
+                raise ContactLost("its answer is longer than any of ours", node=self._node)
+        if not self._channel.status_event.wait(max(0.0, end - time.monotonic())):
+            raise ContactLost("the command did not end in time", node=self._node)
+        self._drain_stderr()
+        exit_code = self._channel.recv_exit_status()
+        if exit_code < 0:
+            raise ContactLost("the SSH connection was lost before the command ended", node=self._node)
+        stdout = bytes(self._pending)
+        self._pending.clear()
+        return Completed(exit_code=exit_code, stdout=stdout, stderr=bytes(self._stderr))
+
+    def close(self) -> None:
+        """Let go of the channel; what runs on the node is not stopped."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
+
+    def _receive(self, end: float) -> bool:
+        """Read once into the buffer; False at the end of the output."""
+        self._drain_stderr()
+        self._channel.settimeout(max(0.01, end - time.monotonic()))
+        try:
+            data = self._channel.recv(_CHUNK_BYTES)
+        except TimeoutError:
+            raise ContactLost("no answer in time", node=self._node) from None
+        self._pending += data
+        return bool(data)
+
+    def _drain_stderr(self) -> None:
+        # Unread stderr fills the channel's window and would stop stdout too.
+        while self._channel.recv_stderr_ready():
+            data = self._channel.recv_stderr(_CHUNK_BYTES)
+            self._stderr += data[: _MAX_STDERR_BYTES - len(self._stderr)]

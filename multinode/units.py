@@ -1,0 +1,74 @@
+"""Units: parsing what people write (`1gbit`, `64M`) and printing numbers. GB is 1e9, GiB is 2**30."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["format_duration", "format_rate", "format_size", "goodput_gb_per_s", "parse_rate", "parse_size"]
+
+# What of the line rate is left for the payload of a TCP stream (IPv4, timestamps): each frame of `mtu` bytes carries
+# mtu - 52 bytes and takes mtu + 38 on the wire (Ethernet header, FCS, preamble, gap).
+_TCP_IP_HEADER_BYTES = 52
+_ETHERNET_FRAMING_BYTES = 38
+
+_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?bit)", re.IGNORECASE)
+_RATE_GBIT = {"bit": 1e-9, "kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
+_SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmg]?)i?b?", re.IGNORECASE)
+_SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_MINUTE_S = 60
+_HOUR_S = 3600
+
+
+def parse_rate(text: str) -> float:
+    """A link rate such as `100mbit`, `2.5gbit`, in Gbit/s (as `tc` reads it: decimal multiples of bits a second).
+
+    Raises:
+        ValueError: it is not a rate, or it is zero; the message says how to write one.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match["number"]) == 0:
+        raise ValueError(f"{text!r} is not a link rate; write it as 100mbit, 1gbit or 2.5gbit")
+    return float(match["number"]) * _RATE_GBIT[match["unit"].lower()]
+
+
+def parse_size(text: str) -> int:
+    """A message size such as `8`, `64K`, `128M`, in bytes (as nccl-tests reads it: powers of 1024).
+
+    Raises:
+        ValueError: it is not a size; the message says how to write one.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write it as 8, 64K, 128M or 1G")
+    return int(match["number"]) * _SIZE_BYTES[match["unit"].lower()]
+
+
+def goodput_gb_per_s(link_gbit_per_s: float, mtu: int = 1500) -> float:
+    """The most payload that TCP gets through an Ethernet link of this rate, in GB/s (IPv4 with timestamps)."""
+    return link_gbit_per_s / 8 * (mtu - _TCP_IP_HEADER_BYTES) / (mtu + _ETHERNET_FRAMING_BYTES)
+
+
+def format_rate(gbit_per_s: float) -> str:
+    """A link rate for people: `100 Mbit/s`, `2.5 Gbit/s`."""
+    if gbit_per_s < 1:
+        return f"{gbit_per_s * 1000:.3g} Mbit/s"
+    return f"{gbit_per_s:.3g} Gbit/s"
+
+
+def format_size(size_bytes: int) -> str:
+    """A size for people, in powers of 1024: `512 B`, `64 KiB`, `1 GiB`."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:  # noqa: PLR2004 - the step between these units
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    if seconds < _HOUR_S:
+        return f"{int(seconds // _MINUTE_S)} min {int(seconds % _MINUTE_S):02d} s"
+    return f"{int(seconds // _HOUR_S)} h {int(seconds % _HOUR_S // _MINUTE_S):02d} min"

@@ -1,0 +1,1 @@
+"""One plain function a verb: composes the layers below; prints nothing."""

@@ -1,0 +1,200 @@
+"""launch: probe, plan, check, execute, summarise. Composes the layers; prints nothing."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from multinode.analyse.summary import Summary, summarise
+from multinode.core.cluster import Cluster
+from multinode.core.collective_test import CollectiveTest
+from multinode.core.facts import NodeFacts
+from multinode.core.finding import Finding
+from multinode.core.job import Job
+from multinode.core.plan import LaunchPlan
+from multinode.core.planning import LaunchOptions, plan_launch
+from multinode.core.progress import RunProgress
+from multinode.core.redaction import redact_plan
+from multinode.core.run import Run
+from multinode.core.samples import parse_samples
+from multinode.errors import Interrupted, RunFailed
+from multinode.launch.execute import execute
+from multinode.launch.request import ExecuteOptions
+from multinode.launch.stop_request import StopRequest
+from multinode.preflight.launch_checks import check_before_launch, check_rendezvous, raise_first_error
+from multinode.preflight.probe import Questions, peer_addresses, probe
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Transport
+from multinode.workflows.lab import refresh_lab
+
+__all__ = ["Launch", "Launched", "Outside", "launch", "make_run_id", "plan_offline", "require_success"]
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be launched.
+
+    Attributes:
+        cluster: the nodes.
+        hostfile: the hostfile's text, kept with the run.
+        job: the training, or a collective test.
+        options: how it is laid out.
+        execute: how it is executed.
+        check: whether findings that would break the run stop it before it starts.
+        run_id: its name; None makes one.
+    """
+
+    cluster: Cluster
+    hostfile: str
+    job: Job | CollectiveTest
+    options: LaunchOptions = LaunchOptions()
+    execute: ExecuteOptions = ExecuteOptions()
+    check: bool = True
+    run_id: str | None = None
+
+
+class Outside:
+    """What a launch needs from outside: the network, a place for runs, and whoever watches.
+
+    Args:
+        transport: the way to the nodes.
+        runs: directory of all runs.
+        stop: how the user asks to stop.
+        observe: is shown the progress, a few times a second.
+        say: is told each stage in a few words.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        runs: Path,
+        *,
+        stop: StopRequest | None = None,
+        observe: Callable[[RunProgress], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.agent = AgentTransport(transport)
+        self.runs = runs
+        self.stop = stop or StopRequest()
+        self.observe = observe
+        self.say = say
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has ended.
+
+    Attributes:
+        run: what happened.
+        summary: its figures.
+        plan: what was done.
+        directory: where everything lies.
+    """
+
+    run: Run
+    summary: Summary
+    plan: LaunchPlan
+    directory: Path
+
+
+def launch(what: Launch, outside: Outside) -> Launched:
+    """Run a job on all nodes of the cluster, to its end.
+
+    Raises:
+        UsageError: the job cannot be laid out over these nodes.
+        NodeError: a node could not be reached; nothing was started.
+        NodeFailed: a check found what would break the run; nothing was started.
+    """
+    refresh_lab(what.cluster)
+    outside.say(f"probing {_nodes(what.cluster)}")
+    facts = _probe(what, outside.agent)
+    plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
+    findings = _check(what, plan, facts, outside) if what.check else ()
+    directory = RunDirectory.create(outside.runs, plan.run_id)
+    _keep(directory, what, plan, facts, findings)
+    outside.say(f"run {plan.run_id}: starting {plan.world_size} workers on {_nodes(what.cluster)}")
+    run = execute(
+        plan,
+        what.cluster,
+        agent=outside.agent,
+        directory=directory,
+        options=what.execute,
+        stop=outside.stop,
+        observe=outside.observe,
+    )
+    summary = summarise_run(directory, plan)
+    return Launched(run=run, summary=summary, plan=plan, directory=directory.path)
+
+
+def require_success(launched: Launched, outside: Outside) -> None:
+    """For verbs that need the run's figures: it must have ended well.
+
+    Raises:
+        Interrupted: the user stopped it.
+        RunFailed: it failed, with its first failure.
+    """
+    if outside.stop.count:
+        raise Interrupted("interrupted", hint=f"what was measured so far: {launched.directory}")
+    if launched.run.status != "succeeded":
+        failure = launched.run.first_failure
+        raise RunFailed(
+            failure.message if failure else f"the run ended as {launched.run.status}",
+            node=failure.node if failure else None,
+            hint=(failure.hint if failure else None) or f"its logs: {launched.directory}/logs",
+            detail=failure.log_tail if failure else "",
+        )
+
+
+def plan_offline(what: Launch) -> LaunchPlan:
+    """The plan as far as the hostfile alone gives it; what a probe would have told is marked as assumed."""
+    return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
+
+
+def make_run_id() -> str:
+    """A name that sorts by date and that no two runs share."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+
+def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
+    """Summarise a run's stored samples, and keep the summary beside them."""
+    lines = (line for node in plan.nodes for line in directory.sample_lines(node.node_rank))
+    summary = summarise(plan.run_id, parse_samples(lines))
+    directory.write("summary.json", summary)
+    return summary
+
+
+def _probe(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
+    questions = Questions(
+        controller_cwd=str(Path.cwd()),
+        peers=peer_addresses(what.cluster.nodes),
+        ports=(what.options.master_port,),
+        packages=what.check,
+    )
+    return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
+
+
+def _check(what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], outside: Outside) -> tuple[Finding, ...]:
+    findings = tuple(check_before_launch(what.cluster, facts, what.job, plan.master_port))
+    raise_first_error(findings)
+    if len(plan.nodes) > 1:
+        outside.say(f"checking that every node reaches {plan.master_addr}:{plan.master_port}")
+        findings += tuple(check_rendezvous(outside.agent, what.cluster, plan.master_addr, plan.master_port))
+        raise_first_error(findings)
+    return findings
+
+
+def _keep(
+    directory: RunDirectory, what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], findings: tuple[Finding, ...]
+) -> None:
+    directory.write_bytes("hostfile.txt", what.hostfile.encode())
+    directory.write("cluster.json", what.cluster)
+    directory.write("facts.json", list(facts.values()))
+    directory.write("findings.json", findings)
+    directory.write("plan.json", redact_plan(plan))
+
+
+def _nodes(cluster: Cluster) -> str:
+    return "1 node" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes"

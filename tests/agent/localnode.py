@@ -1,0 +1,232 @@
+"""A node that is this machine: the real archive under a bare interpreter, with a home directory of its own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+DEADLINE_S = 20.0
+PYTHON = [sys.executable, "-I", "-S"]
+
+
+class Conversation:
+    """A verb that is running: its records come out of `read`, orders go in by `send`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.records: list[Record] = []
+        self._queue: queue.Queue[Record | None] = queue.Queue()
+        self._ended = False
+        self._thread = threading.Thread(target=self._pump)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._queue.put(json.loads(line))
+        self._queue.put(None)
+
+    def send(self, order: Record | bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(order if isinstance(order, bytes) else json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def read(self) -> Record | None:
+        if self._ended:
+            return None
+        record = self._queue.get(timeout=DEADLINE_S)
+        if record is None:
+            self._ended = True
+        else:
+            self.records.append(record)
+        return record
+
+    def read_until(self, wanted: Callable[[Record], bool]) -> Record:
+        while (record := self.read()) is not None:
+            if wanted(record):
+                return record
+        raise AssertionError(f"the verb ended first: {self.records[-3:]}")
+
+    def read_log_until(self, text: bytes) -> None:
+        while text not in self.data("log"):
+            assert self.read() is not None, f"the verb ended before {text!r}"
+
+    def read_all(self) -> list[Record]:
+        while self.read() is not None:
+            pass
+        return self.records
+
+    def data(self, name: str, start: int = 0) -> bytes:
+        """A file as it was sent from `start` on; fails where chunks leave a gap or repeat."""
+        data = b""
+        for record in self.records:
+            if record["kind"] == "chunk" and record["file"] == name:
+                assert record["offset"] == start + len(data)
+                data += base64.b64decode(record["data"])
+        return data
+
+    def hang_up(self) -> int:
+        """Close stdin, as a dropped connection does, and wait for the verb's end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.read_all()
+        return self.process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.read_all()
+        self.process.wait(DEADLINE_S)
+
+
+class LocalNode:
+    """This machine as a node.
+
+    Args:
+        home: its home directory.
+        archive: the agent's zipapp.
+    """
+
+    def __init__(self, home: Path, archive: Path) -> None:
+        self.home = home
+        self.env = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        self._command = [*PYTHON, str(archive)]
+
+    def call(self, verb: str, request: Record, *, env: dict[str, str] | None = None) -> tuple[int, list[Record]]:
+        """Exit code and records of a verb, with stdin at its end after the request."""
+        ended = subprocess.run(
+            [*self._command, verb],
+            input=json.dumps({"schema": 1, **request}).encode() + b"\n",
+            env={**self.env, **(env or {})},
+            cwd=self.home,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert ended.stderr == b""
+        return ended.returncode, [json.loads(line) for line in ended.stdout.splitlines()]
+
+    @contextmanager
+    def talk(self, verb: str, request: Record, **options: Any) -> Iterator[Conversation]:
+        """A verb with stdin kept open; it is killed at the end if it still runs."""
+        process = subprocess.Popen(
+            [*self._command, verb],
+            env=self.env,
+            cwd=self.home,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            **options,
+        )
+        with process:
+            conversation = Conversation(process)
+            try:
+                conversation.send({"schema": 1, **request})
+                yield conversation
+            finally:
+                conversation.kill()
+
+    def error(self, verb: str, request: Record) -> str:
+        """The message of a verb that must fail."""
+        code, records = self.call(verb, request)
+        assert code == 1
+        assert [record["kind"] for record in records] == ["error"]
+        return str(records[0]["message"])
+
+    def request(self, run_id: str, argv: list[str], **changes: Any) -> Record:
+        """A supervise request with the defaults of a small job."""
+        return {
+            "run_id": run_id,
+            "argv": argv,
+            "env": {},
+            "unset": [],
+            "cwd": None,
+            "path_first": None,
+            "files": [],
+            "lease_s": 60.0,
+            "grace_s": 5.0,
+            "sample_ifnames": [],
+            "sample_interval_s": 1.0,
+            "sample_gpus": None,
+            "instrument": False,
+            "detach": False,
+            "offsets": {},
+            **changes,
+        }
+
+    def script(self, source: str) -> list[str]:
+        """argv of a Python program that is kept in the home directory."""
+        path = self.home / f"job{len(list(self.home.glob('job*.py')))}.py"
+        path.write_text(source)
+        return [*PYTHON, str(path)]
+
+    def run_dir(self, run_id: str) -> Path:
+        return self.home / ".multinode" / "runs" / run_id
+
+    def status(self, run_id: str) -> Record:
+        record: Record = json.loads((self.run_dir(run_id) / "status.json").read_text())
+        return record
+
+    def watcher(self, run_id: str) -> Record:
+        record: Record = json.loads((self.run_dir(run_id) / "supervisor.json").read_text())
+        return record
+
+    def wait_for_log(self, run_id: str, text: bytes) -> bytes:
+        log = self.run_dir(run_id) / "log"
+        wait_until(lambda: text in log.read_bytes())
+        return log.read_bytes()
+
+    def wait_for_end(self, run_id: str) -> Record:
+        wait_until(lambda: self.status(run_id)["state"] == "ended")
+        return self.status(run_id)
+
+    def processes(self) -> list[int]:
+        """All living processes of this node: by home directory in the environment, or by a path on the command line."""
+        needle = os.fsencode(str(self.home))
+        return [pid for pid in living() if pid != os.getpid() and needle in _read(pid, "environ") + _read(pid, "cmdline")]
+
+    def expect_empty(self) -> None:
+        """Fails, after putting an end to them, if processes of this node are left."""
+        try:
+            wait_until(lambda: not self.processes())
+        except AssertionError:
+            left = {pid: _read(pid, "cmdline") for pid in self.processes()}
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"processes are left: {left}") from None
+
+
+def living() -> list[int]:
+    """Pids of all processes that are no zombies."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and is_alive(int(name))]
+
+
+def is_alive(pid: int) -> bool:
+    stat = _read(pid, "stat")
+    return bool(stat) and stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll until `condition`; the deadline only guards against a hang."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

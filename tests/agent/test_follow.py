@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+from .localnode import LocalNode, is_alive, wait_until
+
+SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+COUNTER = """
+import os, time
+samples = open(os.path.join(os.environ["MULTINODE_RUN_DIR"], "samples", "rank-0.jsonl"), "w")
+for n in range(300):
+    print("line", n, flush=True)
+    samples.write('{"n": %d}\\n' % n)
+    samples.flush()
+    time.sleep(0.005)
+"""
+# Writes half a record, and the other half only when it is told to.
+HALVES = """
+import os, time
+run_dir = os.environ["MULTINODE_RUN_DIR"]
+samples = os.path.join(run_dir, "samples", "rank-0.jsonl")
+with open(samples, "w") as file:
+    file.write('{"n": 0}\\n{"n"')
+    file.flush()
+    print("half", flush=True)
+    while not os.path.exists(os.path.join(run_dir, "tmp", "go")):
+        time.sleep(0.01)
+    file.write(': 1}\\n{"torn')
+"""
+MIB_64 = 64 << 20
+
+
+def test_a_follower_that_comes_back_gets_neither_gap_nor_repeat(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(COUNTER))) as first:
+        first.read_log_until(b"line 50\n")
+        first.kill()
+    names = ["log", "samples/rank-0.jsonl"]
+    got = {name: first.data(name) for name in names}
+    offsets = {name: len(data) for name, data in got.items()}
+    with node.talk("follow", {"run_id": "r", "offsets": offsets}) as second:
+        end = second.read_all()[-1]
+    assert (end["kind"], end["exit_code"]) == ("end", 0)
+    whole = {name: got[name] + second.data(name, offsets[name]) for name in names}
+    assert whole["log"] == b"".join(b"line %d\n" % n for n in range(300))
+    assert [json.loads(line)["n"] for line in whole["samples/rank-0.jsonl"].splitlines()] == list(range(300))
+
+
+def test_samples_come_in_whole_lines_until_the_end(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(HALVES))) as talk:
+        talk.read_log_until(b"half")
+        for _ in range(2):
+            talk.read_until(lambda record: record["kind"] == "alive")
+        assert talk.data("samples/rank-0.jsonl") == b'{"n": 0}\n'
+        (node.run_dir("r") / "tmp" / "go").touch()
+        talk.read_all()
+    assert talk.data("samples/rank-0.jsonl") == b'{"n": 0}\n{"n": 1}\n{"torn'
+
+
+def test_a_record_longer_than_a_chunk_arrives_whole(node: LocalNode) -> None:
+    source = "import os\nopen(os.environ['MULTINODE_RUN_DIR'] + '/samples/rank-0.jsonl', 'w').write('x' * 200000 + '\\n')"
+    with node.talk("supervise", node.request("r", node.script(source + "\nprint('ready', flush=True)\n"))) as talk:
+        talk.read_all()
+    assert talk.data("samples/rank-0.jsonl") == b"x" * 200000 + b"\n"
+
+
+def test_a_big_backlog_streams_in_bounded_memory(node: LocalNode) -> None:
+    argv = ["dd", "if=/dev/zero", "bs=1M", "count=64", "status=none"]
+    code, _ = node.call("supervise", node.request("r", argv, detach=True))
+    assert code == 0
+    node.wait_for_end("r")
+    digest, peak_kib = hashlib.sha256(), 0
+    with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
+        while (record := talk.read()) is not None:
+            if record["kind"] == "chunk" and record["file"] == "log":
+                peak_kib = _peak_memory_kib(talk.process.pid) or peak_kib
+        digest.update(talk.data("log"))
+    assert digest.hexdigest() == hashlib.sha256(bytes(MIB_64)).hexdigest()
+    assert 0 < peak_kib < 40_000
+
+
+def test_it_shows_that_it_is_alive_every_second(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+        times = [talk.read_until(lambda record: record["kind"] == "alive")["time_s"] for _ in range(4)]
+        talk.send({"op": "stop", "grace_s": 5})
+        talk.read_all()
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    assert sum(gaps) / len(gaps) <= 1.1
+
+
+def test_each_change_of_status_is_told_once(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+        talk.read_log_until(b"ready")
+        talk.send({"op": "stop", "grace_s": 5})
+        records = talk.read_all()
+    statuses = [record for record in records if record["kind"] == "status"]
+    states = [record["state"] for record in statuses]
+    order = ["starting", "running", "stopping", "ended"]
+    assert states == sorted(states, key=order.index)
+    assert {"running", "ended"} <= set(states)
+    assert all(earlier != later for earlier, later in zip(statuses, statuses[1:], strict=False))
+
+
+def test_a_controller_that_goes_away_leaves_the_run_alone(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+        talk.read_log_until(b"ready")
+        assert talk.hang_up() == 0
+    assert node.status("r")["state"] == "running"
+    assert is_alive(node.status("r")["job_pid"])
+    node.call("stop", {"run_id": "r", "grace_s": 5})
+
+
+def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path: Path) -> None:
+    node.call("supervise", node.request("r", node.script(SLEEPER), detach=True))
+    reader, writer = os.pipe()
+    with (tmp_path / "stderr").open("wb") as stderr:
+        with node.talk("follow", {"run_id": "r", "offsets": {}}, stderr=stderr) as talk:
+            talk.read_until(lambda record: record["kind"] == "hello")
+            assert talk.process.stdout is not None
+            os.dup2(reader, talk.process.stdout.fileno())
+            os.close(writer)
+            os.close(reader)
+            assert talk.process.wait(10) == 1
+    assert (tmp_path / "stderr").read_bytes() == b""
+    node.call("stop", {"run_id": "r", "grace_s": 5})
+
+
+def test_what_is_no_order_is_passed_over(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+        for line in (b"not json\n", b"[1]\n", b'{"op": "dance"}\n', b"\n"):
+            talk.send(line)
+        talk.send({"op": "stop", "grace_s": 5})
+        assert talk.read_all()[-1]["cause"] == "stopped"
+
+
+def test_it_ends_a_run_whose_watchers_are_both_dead(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+        talk.read_log_until(b"ready")
+        watcher = node.watcher("r")
+        for pid in (watcher["sentinel_pid"], watcher["pid"]):
+            os.kill(pid, signal.SIGKILL)
+        end = talk.read_all()[-1]
+    assert (end["kind"], end["cause"], end["processes_left"]) == ("end", "supervisor_lost", 0)
+    assert node.status("r")["cause"] == "supervisor_lost"
+    wait_until(lambda: not node.processes())
+
+
+def test_a_run_that_is_not_there_is_an_error(node: LocalNode) -> None:
+    assert "no run r" in node.error("follow", {"run_id": "r", "offsets": {}})
+
+
+def _peak_memory_kib(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from .localnode import PYTHON, LocalNode
+
+SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+
+
+def test_a_job_runs_and_its_output_and_exit_code_arrive_exactly(node: LocalNode) -> None:
+    payload = bytes(range(256)) * 3
+    argv = node.script(f"import os, sys\nos.write(1, {payload!r})\nos.write(2, b'end')\nsys.exit(7)\n")
+    with node.talk("supervise", node.request("r", argv)) as talk:
+        records = talk.read_all()
+        assert talk.process.wait() == 0
+    assert talk.data("log") == payload + b"end"
+    hello, end = records[0], records[-1]
+    assert hello["kind"] == "hello"
+    assert hello["run_dir"] == str(node.run_dir("r"))
+    assert hello["supervisor_pid"] == node.watcher("r")["pid"]
+    assert (end["kind"], end["cause"], end["exit_code"], end["signal"]) == ("end", "exited", 7, None)
+    assert end["processes_left"] == 0
+    assert end["ended_s"] >= end["started_s"]
+    assert (node.run_dir("r") / "agent.err").read_bytes() == b""
+
+
+def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
+    argv = node.script("import json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n")
+    tricky = "a 'b' \"c\"\n$(touch injected) `id`; echo \\"
+    request = node.request(
+        "r",
+        [*argv, tricky, "--out={run_dir}/x"],
+        env={"TRICKY": tricky, "WHERE": "{run_dir}/cfg.yaml", "EMPTY": ""},
+        unset=["RANK", "PET_*"],
+        cwd="~/work",
+        path_first="~/bin",
+        instrument=True,
+    )
+    (node.home / "work").mkdir()
+    ssh_env = {"RANK": "3", "RANKING": "kept", "PET_NNODES": "9", "PYTHONPATH": "/mine"}
+    code, _ = node.call("supervise", {**request, "detach": True}, env=ssh_env)
+    assert code == 0
+    node.wait_for_end("r")
+    run_dir = str(node.run_dir("r"))
+    env, arguments, cwd = json.loads((node.run_dir("r") / "log").read_text())
+    assert arguments == [tricky, f"--out={run_dir}/x"]
+    assert cwd == str(node.home / "work")
+    assert env["TRICKY"] == tricky
+    assert env["WHERE"] == f"{run_dir}/cfg.yaml"
+    assert env["EMPTY"] == ""
+    assert env["RANKING"] == "kept"
+    assert "RANK" not in env
+    assert "PET_NNODES" not in env
+    assert env["PATH"].split(":")[0] == str(node.home / "bin")
+    assert env["MULTINODE_RUN_ID"] == "r"
+    assert env["MULTINODE_RUN_DIR"] == run_dir
+    assert env["MULTINODE_SAMPLES"] == f"{run_dir}/samples"
+    instrument, mine = env["PYTHONPATH"].split(":")
+    assert instrument.endswith(".pyz/multinode_agent/instrument")
+    assert mine == "/mine"
+    assert not list(node.home.rglob("injected"))
+
+
+def test_without_instrumentation_the_interpreter_is_left_alone(node: LocalNode) -> None:
+    argv = node.script("import os\nprint(sorted(n for n in os.environ if n in ('PYTHONPATH', 'MULTINODE_SAMPLES')))\n")
+    with node.talk("supervise", node.request("r", argv)) as talk:
+        talk.read_all()
+    assert talk.data("log") == b"[]\n"
+
+
+def test_a_program_is_found_along_path_first(node: LocalNode) -> None:
+    (node.home / "bin").mkdir()
+    program = node.home / "bin" / "trainer"
+    program.write_text("#!/bin/sh\necho mine\n")
+    program.chmod(0o755)
+    with node.talk("supervise", node.request("r", ["trainer"], path_first="~/bin")) as talk:
+        talk.read_all()
+    assert talk.data("log") == b"mine\n"
+
+
+def test_files_are_private_and_the_umask_of_the_job_is_the_users(node: LocalNode) -> None:
+    argv = node.script("open('checkpoint', 'w').close()\n")
+    files = [{"path": "conf/job.yaml", "text": "model: \u00e9\n"}]
+    old = os.umask(0o022)
+    try:
+        with node.talk("supervise", node.request("r", argv, files=files, env={"TOKEN": "secret"})) as talk:
+            talk.read_all()
+    finally:
+        os.umask(old)
+    run_dir = node.run_dir("r")
+    assert (run_dir / "conf/job.yaml").read_text(encoding="utf-8") == "model: \u00e9\n"
+    for path in [run_dir, *run_dir.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((node.home / "checkpoint").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("path", ["../evil", "/tmp/evil", "a/../../evil", "status.json", ""])
+def test_a_file_that_would_land_elsewhere_or_on_our_own_is_refused(node: LocalNode, path: str) -> None:
+    request = node.request("r", ["true"], files=[{"path": path, "text": "x"}])
+    assert node.error("supervise", request)
+    assert not node.run_dir("r").exists()
+    assert not list(node.home.rglob("evil"))
+
+
+@pytest.mark.parametrize("run_id", ["../r", "a/b", "", ".hidden", "a b"])
+def test_a_run_id_that_could_be_a_path_is_refused(node: LocalNode, run_id: str) -> None:
+    assert "run id" in node.error("supervise", node.request(run_id, ["true"]))
+
+
+def test_a_run_id_is_used_once(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", ["true"])) as talk:
+        talk.read_all()
+    assert "already exists" in node.error("supervise", node.request("r", ["true"]))
+
+
+def test_what_is_missing_is_named_and_nothing_is_left(node: LocalNode) -> None:
+    assert "/no/such/dir" in node.error("supervise", node.request("r", ["true"], cwd="/no/such/dir"))
+    assert "no-such-program" in node.error("supervise", node.request("r", ["no-such-program"]))
+    assert "./absent.sh" in node.error("supervise", node.request("r", ["./absent.sh"]))
+    assert "NUL" in node.error("supervise", node.request("r", ["true", "a\0b"]))
+    assert "A=B" in node.error("supervise", node.request("r", ["true"], env={"A=B": "c"}))
+    assert not node.run_dir("r").exists()
+
+
+def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) -> None:
+    program = node.home / "garbage"
+    program.write_bytes(b"\x00garbage")
+    program.chmod(0o755)
+    with node.talk("supervise", node.request("r", [str(program)])) as talk:
+        end = talk.read_all()[-1]
+    assert (end["kind"], end["cause"], end["exit_code"], end["job_pid"]) == ("end", "not_started", None, None)
+    assert "Exec format error" in end["message"]
+    assert "garbage" in end["message"]
+    assert "Exec format error" in node.error("supervise", node.request("r2", [str(program)], detach=True))
+
+
+def test_a_detached_run_goes_on_alone_and_can_be_followed_later(node: LocalNode) -> None:
+    code, records = node.call("supervise", node.request("r", node.script(SLEEPER), detach=True, lease_s=None))
+    assert code == 0
+    assert [record["kind"] for record in records] == ["hello"]
+    node.wait_for_log("r", b"ready")
+    assert node.status("r")["state"] == "running"
+    with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
+        talk.read_log_until(b"ready\n")
+        talk.send({"op": "stop", "grace_s": 5})
+        end = talk.read_all()[-1]
+    assert (end["kind"], end["cause"], end["signal"]) == ("end", "stopped", "SIGTERM")
+
+
+def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
+    node.call("supervise", node.request("r", node.script(SLEEPER), detach=True))
+    watcher = node.watcher("r")
+    sessions = set()
+    for pid in (watcher["pid"], watcher["sentinel_pid"]):
+        links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1)}
+        assert links == {os.devnull}
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        assert not [name for name in _open_files(pid) if name.startswith("pipe:")]
+        sessions.add(os.getsid(pid))
+    assert sessions == {watcher["pid"], watcher["sentinel_pid"]}
+    assert node.call("stop", {"run_id": "r", "grace_s": 5})[0] == 0
+
+
+def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode) -> None:
+    request = node.request("r", ["sleep", "0.7"], sample_ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
+    with node.talk("supervise", request) as talk:
+        talk.read_all()
+    records = [json.loads(line) for line in talk.data("samples/node.jsonl").splitlines()]
+    cards = [record for record in records if record["kind"] == "nic"]
+    assert len(cards) >= 4
+    assert {record["ifname"] for record in cards} == {"lo"}
+    assert cards[0].keys() >= {"rx_bytes", "tx_packets", "rx_errors", "tx_dropped", "time_s", "mono_ns", "schema"}
+    clock = [record["mono_ns"] for record in cards]
+    assert clock == sorted(set(clock))
+    assert cards[0]["time_s"] <= node.status("r")["ended_s"] - 0.7
+    processor = [record for record in records if record["kind"] == "cpu"]
+    assert processor[0]["busy_percent"] is None
+    assert 0 <= processor[-1]["busy_percent"] <= 100
+    assert processor[-1]["memory_available_gib"] > 0
+    notes = [record["message"] for record in records if record["kind"] == "note"]
+    assert len(notes) == 1
+    assert "nosuch0" in notes[0]
+
+
+def test_gpu_samples_on_a_node_without_driver_are_one_note(node: LocalNode) -> None:
+    if Path("/dev/nvidiactl").exists():
+        expected = "gpu"
+    else:
+        expected = "note"
+    request = node.request("r", ["sleep", "1.5"], sample_gpus=[0], sample_interval_s=0.2)
+    with node.talk("supervise", request) as talk:
+        end = talk.read_all()[-1]
+    assert (end["cause"], end["exit_code"], end["processes_left"]) == ("exited", 0, 0)
+    records = [json.loads(line) for line in talk.data("samples/gpu.jsonl").splitlines()]
+    assert {record["kind"] for record in records} == {expected}
+
+
+def _open_files(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/fd"
+    return [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+
+
+def test_the_interpreter_of_these_tests_is_bare() -> None:
+    assert PYTHON[0] == sys.executable
+    assert "-S" in PYTHON
