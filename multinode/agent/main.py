@@ -18,11 +18,16 @@ __all__ = ["main"]
 
 # Imported only when asked for: start-up is paid on every node for every call.
 _VERBS = ("connect", "follow", "listen", "probe", "stop", "supervise")
+_JOB_PROGRAM = "collectives"
 _SCHEMA = 1
 
 
 def main() -> NoReturn:
     """Run the verb named on the command line and exit: 0 done, 1 it failed and said so in a record."""
+    if sys.argv[1:] == [_JOB_PROGRAM]:
+        # No verb: torchrun starts it as a worker of a job, so it has no channel, and its errors are its own.
+        importlib.import_module(f".{_JOB_PROGRAM}", __package__).main()
+        sys.exit(0)
     channel = Channel(umask=os.umask(0o077))
     try:
         _run_verb(sys.argv[1:], channel)

@@ -82,6 +82,6 @@ def _start_watchers(run_dir: RunDir, request: Record, job: Job) -> str:
     start_sentinel(run_dir, request, job, writer)
     os.close(writer)
     ready, _, _ = select.select([reader], [], [], _START_S)
-    trouble = os.read(reader, select.PIPE_BUF) if ready else f"the supervisor did not answer in {_START_S:.0f} s".encode()
+    trouble = os.read(reader, select.PIPE_BUF) if ready else b"the supervisor did not answer in time"
     os.close(reader)
     return trouble.decode(errors="replace")

@@ -30,7 +30,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         steps: optimizer steps that were recorded.
         steady_steps: those that count.
         rule: which those are.
-        step_time_ms: of the slowest worker in each step, over the steady state.
+        step_time_ms: of each step the median over the workers (they end a step together), over the steady state.
         samples_per_s: nominal, of all workers together, over the steady state.
         all_steps_samples_per_s: likewise, warm-up included, as the Trainer counts.
         trainer_samples_per_s: the Trainer's own figure.
@@ -56,12 +56,12 @@ def summarise(run_id: str, samples: Iterable[Sample]) -> Summary:
     """The summary of all nodes' samples, in any order."""
     kept = list(samples)
     steps = _steps_by_number([sample for sample in kept if isinstance(sample, StepSample)])
-    times_us = [max(_times(workers)) for workers in steps if _times(workers)]
     timed = [workers for workers in steps if _times(workers)]
+    times_us = [statistics.median(_times(workers)) for workers in timed]
     steady = find_steady_state(times_us)
     counted = times_us[steady.first :]
     losses = sorted((sample for sample in kept if isinstance(sample, LossSample)), key=lambda sample: sample.step)
-    samples_per_s = _rate(timed[steady.first :], counted)
+    samples_per_s = _rate(timed[steady.first :])
     return Summary(
         run_id=run_id,
         steps=len(steps),
@@ -69,7 +69,7 @@ def summarise(run_id: str, samples: Iterable[Sample]) -> Summary:
         rule=steady.rule,
         step_time_ms=spread_of([time_us / 1000 for time_us in counted]) if counted else None,
         samples_per_s=samples_per_s,
-        all_steps_samples_per_s=_rate(timed, times_us),
+        all_steps_samples_per_s=_rate(timed),
         trainer_samples_per_s=next(
             (s.train_samples_per_s for s in kept if isinstance(s, TrainEndSample) and s.train_samples_per_s), None
         ),
@@ -100,15 +100,18 @@ def _times(workers: Sequence[StepSample]) -> list[float]:
     return [worker.step_time_us for worker in workers if worker.step_time_us is not None]
 
 
-def _rate(steps: Sequence[Sequence[StepSample]], times_us: Sequence[float]) -> float | None:
-    """Sum of samples over sum of time; None where a worker does not know its samples."""
-    total = 0
-    for workers in steps:
-        for worker in workers:
+def _rate(steps: Sequence[Sequence[StepSample]]) -> float | None:
+    """Each worker's samples over its own time, summed over the workers; None where one does not know its samples."""
+    samples: dict[int, int] = {}
+    time_us: dict[int, float] = {}
+    for step in steps:
+        for worker in step:
             if worker.samples is None:
                 return None
-            total += worker.samples
-    return total / sum(times_us) * 1e6 if times_us and total else None
+            if worker.step_time_us is not None:
+                samples[worker.rank] = samples.get(worker.rank, 0) + worker.samples
+                time_us[worker.rank] = time_us.get(worker.rank, 0.0) + worker.step_time_us
+    return sum(samples[rank] / time_us[rank] * 1e6 for rank in samples) or None
 
 
 def _missing(steps: Sequence[Sequence[StepSample]], samples_per_s: float | None) -> dict[str, str]:

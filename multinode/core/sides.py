@@ -76,7 +76,7 @@ def _named(cluster: Cluster, slots: Sequence[int], gpus: tuple[int, ...]) -> Sid
     workers = min(slots)
     if len(gpus) != workers * len(cluster.nodes):
         raise UsageError(
-            f"--baseline-gpus names {len(gpus)} GPUs, and all nodes together have {workers * len(cluster.nodes)} workers",
+            f"--baseline-gpus names {len(gpus)} GPUs, and all nodes have {workers * len(cluster.nodes)} workers",
             hint="name as many as all nodes have together",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))

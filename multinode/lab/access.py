@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 
 import msgspec
 
 from multinode.lab.programs import run_all
-from multinode.lab.spec import LabSpec, node_addresses, node_name
-from multinode.lab.state import STATE_DIR
+from multinode.lab.spec import LabSpec, NodeAddresses, node_addresses, node_name
+from multinode.lab.state import STATE_DIR, node_dir, write_file
 
 __all__ = [
     "HOSTFILE",
-    "SSH_CONFIG",
     "REFRESH_SCRIPT",
+    "SSH_CONFIG",
     "NodeFile",
     "make_keys",
     "node_files",
@@ -43,7 +44,7 @@ _REFRESH_TEXT = """\
 # A node remembers what it looked up, also what was not there; the controller may have made or replaced it since.
 # Remounting its disks makes it look again. Both names are given so that mount does not consult fstab.
 while read -r source place rest; do
-  [ "$source" = mn-disk ] && LIBMOUNT_FORCE_MOUNT2=always mount -o remount mn-disk "$place"
+  if [ "$source" = mn-disk ]; then LIBMOUNT_FORCE_MOUNT2=always mount -o remount mn-disk "$place"; fi
 done < /proc/mounts > /dev/null 2>&1
 """
 
@@ -92,6 +93,7 @@ def node_files(spec: LabSpec, node_rank: int, machine_id: str) -> list[NodeFile]
         NodeFile(path="/etc/machine-id", text=f"{machine_id}\n", mode=0o444),
         NodeFile(path="/etc/ssh/sshd_config", text=_SSHD_CONFIG.format(address=address)),
         NodeFile(path="/etc/ssh/ssh_host_ed25519_key", text=_host_key(name).read_text(), mode=0o600),
+        NodeFile(path="/etc/ssh/ssh_host_ed25519_key.pub", text=f"{_public(_host_key(name))}\n"),
         NodeFile(path=REFRESH_SCRIPT, text=_REFRESH_TEXT),
         NodeFile(path="/root/.ssh/authorized_keys", text=f"{_public(_CLIENT_KEY)}\n", mode=0o600),
         NodeFile(path="/root/.ssh/id_ed25519", text=_CLIENT_KEY.read_text(), mode=0o600),
@@ -118,9 +120,7 @@ def _ssh_config(spec: LabSpec, identity: str, known_hosts: str) -> str:
 
 
 def _known_hosts(spec: LabSpec) -> str:
-    return "".join(
-        f"{name},{addresses.management} {_public(_host_key(name))}\n" for name, addresses in _nodes(spec)
-    )
+    return "".join(f"{name},{addresses.management} {_public(_host_key(name))}\n" for name, addresses in _nodes(spec))
 
 
 def _hosts(spec: LabSpec, node_rank: int) -> str:

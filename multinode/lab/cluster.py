@@ -1,4 +1,4 @@
-"""The lab's verbs for the other layers: up, down, rate, exec, refresh. One lab a machine; state.json says what stands."""
+"""The lab's verbs for the other layers: up, down, rate, exec, refresh. There is one lab a machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from multinode.errors import Interrupted, UsageError
+from multinode.errors import Interrupted, NodeFailed, UsageError
 from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
 from multinode.lab.network import make_links, make_namespaces, shape_node
 from multinode.lab.nodes import start_nodes
+from multinode.lab.processes import is_alive
 from multinode.lab.programs import run_all
 from multinode.lab.requirements import check_free_network, check_requirements
 from multinode.lab.spec import Lab, LabNode, LabSpec, assign_cores, node_addresses, node_name
+from multinode.lab.speed import LinkSpeed, measure_links
 from multinode.lab.state import STATE_DIR, controller_boot_id, load_lab, lock_lab, node_dir, save_lab
 from multinode.lab.teardown import Remains, find_remains, sweep
 
@@ -25,6 +27,7 @@ __all__ = [
     "LabSpec",
     "down_lab",
     "exec_in_node",
+    "explain_missing",
     "load_lab",
     "login_environment",
     "ns_command",
@@ -39,8 +42,17 @@ _DOWN_HINT = "take it down first: multinode lab down"
 _SIGNAL_EXIT = 128
 
 
-def up_lab(spec: LabSpec, say: Callable[[str], None] = lambda _: None) -> Lab:
-    """Make a lab; `say` is told what is being done. What was begun and not finished is taken back.
+def up_lab(
+    spec: LabSpec,
+    say: Callable[[str], None] = lambda _: None,
+    on_link: Callable[[LinkSpeed], None] = lambda _: None,
+) -> Lab:
+    """Make a lab and measure its links; what was begun and not finished is taken back.
+
+    Args:
+        spec: what it shall be.
+        say: is told what is being done.
+        on_link: is told what each link carries, as soon as it was measured.
 
     Raises:
         UsageError: it cannot be made here, or one stands already.
@@ -52,7 +64,7 @@ def up_lab(spec: LabSpec, say: Callable[[str], None] = lambda _: None) -> Lab:
     with lock_lab():
         _check_nothing_stands(spec)
         try:
-            return _make_lab(spec, say)
+            return _make_lab(spec, say, on_link)
         except KeyboardInterrupt as error:
             say("interrupted: taking back what was begun")
             sweep()
@@ -82,8 +94,18 @@ def require_lab() -> Lab:
     """
     lab = load_lab()
     if lab is None:
-        raise UsageError("no lab stands on this machine", hint="make one: multinode lab up")
+        message, hint = explain_missing()
+        raise UsageError(message, hint=hint)
     return lab
+
+
+def explain_missing() -> tuple[str, str]:
+    """Why no lab stands, or why we cannot tell, and what mends it."""
+    if not STATE_DIR.exists():
+        return "no lab stands on this machine", "make one: multinode lab up"
+    if not os.access(STATE_DIR, os.R_OK):
+        return "the lab of this machine is root's", "run it with sudo"
+    return "no lab stands; there are remains of one that was never finished, or did not survive a reboot", _DOWN_HINT
 
 
 def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
@@ -127,11 +149,16 @@ def login_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def exec_in_node(node: LabNode, argv: Sequence[str]) -> int:
-    """Run a command on a node with our own stdin, stdout and stderr; the node sees the controller's latest files.
+    """Run a command on a node with our own stdin, stdout and stderr; the node sees the controller's files as they are.
 
     Returns:
         Its exit code; 128 and the number of the signal that ended it.
+
+    Raises:
+        NodeFailed: the node is down.
     """
+    if not is_alive(node.init):
+        raise NodeFailed("it is down", node=node.name, hint="take the lab down and up again: multinode lab down")
     # The script's exit status does not matter; the words after `sh` never become shell text.
     refreshed = ["sh", "-c", f'. {REFRESH_SCRIPT}; cd && exec "$@"', "sh", *argv]
     process = subprocess.Popen([*ns_command(node), *refreshed], env=login_environment(os.environ))
@@ -144,13 +171,18 @@ def exec_in_node(node: LabNode, argv: Sequence[str]) -> int:
         return code if code >= 0 else _SIGNAL_EXIT - code
 
 
-def refresh(lab: Lab) -> None:
-    """Let every node see files as they are on the controller now. SSH sessions do this by themselves at their start.
+def refresh(lab: Lab | None = None) -> None:
+    """Let every node that lives see files as they are on the controller now; without a lab there is nothing to do.
+
+    SSH sessions do this by themselves when they begin, so only a process that runs already may need it.
 
     Raises:
-        MultinodeError: a node is down.
+        MultinodeError: a node could not be entered.
     """
-    run_all([[*ns_command(node), "sh", REFRESH_SCRIPT] for node in lab.nodes])
+    lab = lab or load_lab()
+    if lab is not None:
+        alive = [node for node in lab.nodes if is_alive(node.init)]
+        run_all([[*ns_command(node), "sh", REFRESH_SCRIPT] for node in alive])
 
 
 def _check_spec(spec: LabSpec) -> None:
@@ -176,8 +208,8 @@ def _check_nothing_stands(spec: LabSpec) -> None:
     check_free_network(spec)
 
 
-def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
-    STATE_DIR.parent.mkdir(mode=_DIR_MODE, exist_ok=True)
+def _make_lab(spec: LabSpec, say: Callable[[str], None], on_link: Callable[[LinkSpeed], None]) -> Lab:
+    STATE_DIR.parent.mkdir(exist_ok=True)
     STATE_DIR.mkdir(mode=_DIR_MODE)
     for rank in range(spec.node_count):
         node_dir(node_name(rank)).mkdir(mode=_DIR_MODE, parents=True)
@@ -189,5 +221,8 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
     say("starting nodes")
     nodes = start_nodes(spec, sys.executable)
     lab = Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
+    say("measuring links")
+    for speed in measure_links(lab):
+        on_link(speed)
     save_lab(lab)
     return lab

@@ -90,8 +90,12 @@ def _node_lines(spec: LabSpec, node_rank: int) -> Sequence[str]:
         f"link set {MANAGEMENT_IFNAME} up",
         f"addr add {addresses.data}/24 brd + dev {DATA_IFNAME}",
         f"link set {DATA_IFNAME} up",
-        # As on every machine with Docker: the same address everywhere, and nobody behind it.
-        "link add docker0 type bridge",
+        # As on every machine with Docker: the same address everywhere, and nobody behind it. A bridge notices that it
+        # has no carrier only when its last port leaves.
+        "link add docker0 address 02:42:ac:11:00:01 type bridge",
         f"addr add {_DOCKER_ADDRESS} brd + dev docker0",
         "link set docker0 up",
+        "link add port type veth peer name port-peer",
+        "link set port master docker0",
+        "link del port",
     ]

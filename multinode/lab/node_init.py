@@ -29,8 +29,36 @@ _MNT_DETACH = 2
 
 # Mounts of these kinds are not disks: a node has its own of them, or none.
 _NO_DISKS = frozenset(
-    ["autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "squashfs", "sysfs", "tmpfs", "tracefs"]
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "ramfs",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "squashfs",
+        "sysfs",
+        "tmpfs",
+        "tracefs",
+    ]
 )
+
+# What lies below these a node has of its own, in any case.
+_OWN_PLACES = ("/run/", "/tmp/", "/proc/", "/sys/", "/dev/")  # noqa: S108 - nothing is written there
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -81,6 +109,10 @@ def run_node(config: dict[str, Any], writer: int) -> NoReturn:
             if not os.access(path, os.X_OK):
                 os.write(writer, f"{path} is not there for the node, or cannot be run".encode())
                 os._exit(1)
+        # The parent's stdout ends with the parent, so nothing of the node may hold it.
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1):
+            os.dup2(null, fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         sshd = config["executables"][0]
@@ -92,9 +124,6 @@ def run_node(config: dict[str, Any], writer: int) -> NoReturn:
         os._exit(1)
     os.write(writer, b"ready")
     os.close(writer)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1):
-        os.dup2(null, fd)
     reap_for_ever()
 
 
@@ -162,7 +191,7 @@ def submounts() -> Iterator[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split()[4], after.split()[0]
-        own = place.startswith(("/run/", "/tmp/", "/proc/", "/sys/", "/dev/"))
+        own = place.startswith(_OWN_PLACES)
         # A colon, a comma or an escaped character would have to be escaped again; no disk is mounted at such a place.
         if place != "/" and not own and kind not in _NO_DISKS and not set(place) & set(":,\\") and Path(place).is_dir():
             yield place
@@ -186,7 +215,7 @@ def unlock_root(shadow: Path) -> None:
 
 
 def mount(source: str | Path, target: str | Path, kind: str | None, flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Let the kernel mount it (mount, section 2 of the manual)."""
     data = [os.fsencode(source), os.fsencode(target), kind.encode() if kind else None]
     _check(_LIBC.mount(*data, ctypes.c_ulong(flags), options.encode() or None), f"mount {kind or 'bind'} at {target}")
 

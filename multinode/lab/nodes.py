@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError, NodeFailed
-from multinode.lab import node_init
 from multinode.lab.access import NodeFile, node_files
 from multinode.lab.processes import INIT_MARKER, children_of, poll, process_ref
 from multinode.lab.requirements import SSHD
@@ -21,6 +20,7 @@ from multinode.lab.state import node_dir
 
 __all__ = ["start_nodes"]
 
+_INIT_PROGRAM = Path(__file__).with_name("node_init.py")
 _START_DEADLINE_S = 60.0
 _SSHD_DEADLINE_S = 10.0
 _BANNER = b"SSH-2.0"
@@ -98,7 +98,7 @@ def _start_inits(orders: list[_Order], python: str) -> list[int]:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for order in orders:
-            started.append(_start_init(order, python))
+            started.append(_start_init(order, python))  # noqa: PERF401 - `finally` must know those that started
         return [_init_pid(order, process) for order, process in zip(orders, started, strict=True)]
     finally:
         for process in started:
@@ -110,7 +110,7 @@ def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:
     Path(order.store).mkdir(mode=0o700)
     with _log_path(order.name).open("wb") as log:
         process = subprocess.Popen(
-            [python, "-I", "-S", str(node_init.__file__)],
+            [python, "-I", "-S", str(_INIT_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from multinode.lab.spec import ProcessRef
 
-__all__ = ["INIT_MARKER", "children_of", "is_alive", "kill_all", "namespace_id", "poll", "process_ref", "processes_of_lab"]
+__all__ = [
+    "INIT_MARKER",
+    "NamespaceId",
+    "children_of",
+    "is_alive",
+    "kill_all",
+    "kill_process",
+    "namespace_id",
+    "poll",
+    "process_ref",
+    "processes_of_lab",
+]
 
 # In the environment of every node's first process, and of no other: finds it when all records are lost.
 INIT_MARKER = "MULTINODE_LAB_NODE"
@@ -70,6 +81,14 @@ def processes_of_lab(network_namespaces: set[NamespaceId]) -> list[int]:
         if namespace_id(_PROC / str(pid) / "ns/net") in network_namespaces
         or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and _is_init(pid))
     ]
+
+
+def kill_process(process: ProcessRef) -> bool:
+    """SIGKILL to the very process; returns whether it was still there."""
+    if not is_alive(process):
+        return False
+    kill_all([process.pid])
+    return True
 
 
 def kill_all(pids: list[int]) -> None:

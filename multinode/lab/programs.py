@@ -42,7 +42,7 @@ def run_all(commands: Sequence[Sequence[str]], *, stdin: str = "") -> list[str]:
     outputs: list[str] = []
     try:
         for argv in commands:
-            started.append(_start(argv))
+            started.append(_start(argv))  # noqa: PERF401 - those before one that fails must be known to `finally`
         for argv, process in zip(commands, started, strict=True):
             stdout, stderr = process.communicate(stdin, timeout=_DEADLINE_S)
             outputs.append(stdout)

@@ -1,15 +1,15 @@
-"""Measure what the lab's links really carry, with one TCP stream at a time, before anyone believes the rate asked for."""
+"""Measure what the lab's links really carry, one TCP stream at a time: a rate asked for is not yet a rate."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from multinode.errors import NodeFailed
-from multinode.lab import stream
 from multinode.lab.shaping import burst_bytes
 from multinode.lab.spec import Lab, LabNode
 from multinode.units import goodput_gb_per_s
@@ -19,6 +19,7 @@ __all__ = ["LinkSpeed", "measure_links", "measure_stream"]
 # Below this part of what the rate leaves for payload, the link is not what was asked for.
 _ENOUGH = 0.95
 
+_PROGRAM = Path(__file__).with_name("stream.py")
 _SKIP_S = 0.12
 _WINDOW_S = 0.3
 _DEADLINE_S = 30.0
@@ -56,13 +57,17 @@ class _Arrived(msgspec.Struct, frozen=True):
 def measure_links(lab: Lab) -> Iterator[LinkSpeed]:
     """Measure node 0 to each other node and back, one after the other: about a second a node.
 
+    A slow link is measured once more and the better figure counts: the question is what the link can carry, and all
+    nodes share this machine with whatever else runs on it.
+
     Raises:
         NodeFailed: no connection came about.
     """
     first, *others = lab.nodes
     for other in others:
-        yield measure_stream(first, other)
-        yield measure_stream(other, first)
+        for source, target in ((first, other), (other, first)):
+            speed = measure_stream(source, target)
+            yield max(speed, measure_stream(source, target), key=_goodput) if speed.is_slow else speed
 
 
 def measure_stream(source: LabNode, target: LabNode, window_s: float = _WINDOW_S) -> LinkSpeed:
@@ -102,10 +107,14 @@ def measure_stream(source: LabNode, target: LabNode, window_s: float = _WINDOW_S
     )
 
 
+def _goodput(speed: LinkSpeed) -> float:
+    return speed.goodput_gbit_per_s
+
+
 def _start(node: LabNode, *arguments: str) -> subprocess.Popen[str]:
     # Only the node's network is entered: the program need not be on the node's disk.
     return subprocess.Popen(
-        ["nsenter", f"--net=/run/netns/{node.namespace}", sys.executable, "-I", "-S", str(stream.__file__), *arguments],
+        ["nsenter", f"--net=/run/netns/{node.namespace}", sys.executable, "-I", "-S", str(_PROGRAM), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

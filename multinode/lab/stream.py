@@ -1,4 +1,4 @@
-"""One TCP stream, run as a program inside two nodes: `receive ADDR` prints its port, then what arrived; `send ADDR PORT`.
+"""One TCP stream between two nodes, run as a program: `receive` prints its port, then what arrived; `send` sends.
 
 Standard library only, and nothing of ours: it runs as `python -I -S` in a node's network namespace.
 """
@@ -19,7 +19,7 @@ _TIMEOUT_S = 10.0
 def receive(address: str, skip_s: float, skip_bytes: int, window_s: float) -> None:
     """Take one stream, pass over its beginning, and print how many bytes came in how many seconds after that.
 
-    Passed over are `skip_s` seconds and `skip_bytes` bytes, whichever takes longer: slow start, and a full token bucket.
+    Passed over are `skip_s` seconds and `skip_bytes` bytes, whichever takes longer: slow start, full token buckets.
     """
     with socket.create_server((address, 0)) as server:
         server.settimeout(_TIMEOUT_S)
@@ -46,10 +46,10 @@ def receive(address: str, skip_s: float, skip_bytes: int, window_s: float) -> No
 def send(address: str, port: int) -> None:
     """Send until the receiver has had enough."""
     chunk = bytes(_CHUNK_BYTES)
-    with socket.create_connection((address, port), timeout=_TIMEOUT_S) as connection:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            while True:
-                connection.sendall(chunk)
+    enough = contextlib.suppress(BrokenPipeError, ConnectionResetError)
+    with enough, socket.create_connection((address, port), timeout=_TIMEOUT_S) as connection:
+        while True:
+            connection.sendall(chunk)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Take everything of a lab away, found by its names and its namespaces, so that a crash or a lost record changes nothing."""
+"""Take everything of a lab away, found by names and namespaces: neither a crash nor a lost record is in the way."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,15 +44,16 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
         return self != Remains()
 
     def describe(self) -> str:
-        """Everything there is, in words."""
-        parts = {
-            "namespaces": self.namespaces,
-            "processes": self.processes,
-            "interfaces": self.interfaces,
-            "mounts": self.mounts,
-            "directories": self.directories,
-        }
-        return "; ".join(f"{kind} {', '.join(map(str, found))}" for kind, found in parts.items() if found)
+        """Everything there is, one by one: `namespaces mn-node0, mn-switch; processes 4711`."""
+        return "; ".join(f"{kind} {', '.join(map(str, found))}" for kind, found in self._kinds() if found)
+
+    def count(self) -> str:
+        """How much there is: `namespaces: 3, processes: 4`."""
+        return ", ".join(f"{kind}: {len(found)}" for kind, found in self._kinds() if found)
+
+    def _kinds(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        for kind in self.__struct_fields__:
+            yield kind, getattr(self, kind)
 
 
 def find_remains(former: frozenset[NamespaceId] = frozenset()) -> Remains:

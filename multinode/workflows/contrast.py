@@ -9,7 +9,6 @@ import msgspec
 
 from multinode.analyse.contrast import Contrast, Side, Terms, compare, make_side
 from multinode.core.cluster import Cluster
-from multinode.core.job import describe_job
 from multinode.core.planning import workers_per_node
 from multinode.core.run import Run
 from multinode.core.sides import plan_sides
@@ -48,7 +47,7 @@ def contrast(
     baseline = _measure(what, outside, sides.baseline, sides.baseline_workers, f"{run_id}-one")
     outside.say(f"candidate: {sides.candidate_workers} workers on each of {len(sides.candidate.nodes)} nodes")
     candidate = _measure(what, outside, sides.candidate, sides.candidate_workers, f"{run_id}-all")
-    terms = Terms(mode=sides.mode, why=sides.why, job=describe_job(what.job), rule=candidate.summary.rule)
+    terms = Terms(mode=sides.mode, why=sides.why, job=candidate.plan.job, rule=candidate.summary.rule)
     compared = compare(_side(baseline, sides.baseline_workers), _side(candidate, sides.candidate_workers), terms)
     return Contrasted(contrast=compared, directory=_keep(what, outside, run_id, compared, (baseline, candidate)))
 

@@ -20,4 +20,4 @@ def refresh_lab(cluster: Cluster) -> None:
     """Where the cluster is the lab: drop what its nodes remember of files that the controller has made since."""
     lab = load_lab()
     if lab is not None and cluster.source == lab.hostfile:
-        refresh()
+        refresh(lab)

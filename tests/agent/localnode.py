@@ -61,6 +61,7 @@ class Conversation:
         raise AssertionError(f"the verb ended first: {self.records[-3:]}")
 
     def read_log_until(self, text: bytes) -> None:
+        """Read until the log, as it was sent, holds `text`."""
         while text not in self.data("log"):
             assert self.read() is not None, f"the verb ended before {text!r}"
 
@@ -71,12 +72,12 @@ class Conversation:
 
     def data(self, name: str, start: int = 0) -> bytes:
         """A file as it was sent from `start` on; fails where chunks leave a gap or repeat."""
-        data = b""
+        data = bytearray()
         for record in self.records:
             if record["kind"] == "chunk" and record["file"] == name:
                 assert record["offset"] == start + len(data)
                 data += base64.b64decode(record["data"])
-        return data
+        return bytes(data)
 
     def hang_up(self) -> int:
         """Close stdin, as a dropped connection does, and wait for the verb's end."""
@@ -194,7 +195,9 @@ class LocalNode:
     def processes(self) -> list[int]:
         """All living processes of this node: by home directory in the environment, or by a path on the command line."""
         needle = os.fsencode(str(self.home))
-        return [pid for pid in living() if pid != os.getpid() and needle in _read(pid, "environ") + _read(pid, "cmdline")]
+        return [
+            pid for pid in living() if pid != os.getpid() and needle in _read(pid, "environ") + _read(pid, "cmdline")
+        ]
 
     def expect_empty(self) -> None:
         """Fails, after putting an end to them, if processes of this node are left."""
@@ -209,7 +212,7 @@ class LocalNode:
 
 def living() -> list[int]:
     """Pids of all processes that are no zombies."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and is_alive(int(name))]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and is_alive(int(path.name))]
 
 
 def is_alive(pid: int) -> bool:

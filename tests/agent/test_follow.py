@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import os
 import signal
@@ -61,7 +61,9 @@ def test_samples_come_in_whole_lines_until_the_end(node: LocalNode) -> None:
 
 
 def test_a_record_longer_than_a_chunk_arrives_whole(node: LocalNode) -> None:
-    source = "import os\nopen(os.environ['MULTINODE_RUN_DIR'] + '/samples/rank-0.jsonl', 'w').write('x' * 200000 + '\\n')"
+    source = (
+        "import os\nopen(os.environ['MULTINODE_RUN_DIR'] + '/samples/rank-0.jsonl', 'w').write('x' * 200000 + '\\n')"
+    )
     with node.talk("supervise", node.request("r", node.script(source + "\nprint('ready', flush=True)\n"))) as talk:
         talk.read_all()
     assert talk.data("samples/rank-0.jsonl") == b"x" * 200000 + b"\n"
@@ -72,13 +74,12 @@ def test_a_big_backlog_streams_in_bounded_memory(node: LocalNode) -> None:
     code, _ = node.call("supervise", node.request("r", argv, detach=True))
     assert code == 0
     node.wait_for_end("r")
-    digest, peak_kib = hashlib.sha256(), 0
+    peak_kib = 0
     with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
         while (record := talk.read()) is not None:
             if record["kind"] == "chunk" and record["file"] == "log":
                 peak_kib = _peak_memory_kib(talk.process.pid) or peak_kib
-        digest.update(talk.data("log"))
-    assert digest.hexdigest() == hashlib.sha256(bytes(MIB_64)).hexdigest()
+    assert talk.data("log") == bytes(MIB_64)
     assert 0 < peak_kib < 40_000
 
 
@@ -87,7 +88,7 @@ def test_it_shows_that_it_is_alive_every_second(node: LocalNode) -> None:
         times = [talk.read_until(lambda record: record["kind"] == "alive")["time_s"] for _ in range(4)]
         talk.send({"op": "stop", "grace_s": 5})
         talk.read_all()
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert sum(gaps) / len(gaps) <= 1.1
 
 
@@ -101,7 +102,7 @@ def test_each_change_of_status_is_told_once(node: LocalNode) -> None:
     order = ["starting", "running", "stopping", "ended"]
     assert states == sorted(states, key=order.index)
     assert {"running", "ended"} <= set(states)
-    assert all(earlier != later for earlier, later in zip(statuses, statuses[1:], strict=False))
+    assert all(earlier != later for earlier, later in itertools.pairwise(statuses))
 
 
 def test_a_controller_that_goes_away_leaves_the_run_alone(node: LocalNode) -> None:
@@ -116,15 +117,16 @@ def test_a_controller_that_goes_away_leaves_the_run_alone(node: LocalNode) -> No
 def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path: Path) -> None:
     node.call("supervise", node.request("r", node.script(SLEEPER), detach=True))
     reader, writer = os.pipe()
-    with (tmp_path / "stderr").open("wb") as stderr:
-        with node.talk("follow", {"run_id": "r", "offsets": {}}, stderr=stderr) as talk:
-            talk.read_until(lambda record: record["kind"] == "hello")
-            assert talk.process.stdout is not None
-            os.dup2(reader, talk.process.stdout.fileno())
-            os.close(writer)
-            os.close(reader)
-            assert talk.process.wait(10) == 1
-    assert (tmp_path / "stderr").read_bytes() == b""
+    errors = tmp_path / "stderr"
+    with errors.open("wb") as stderr, node.talk("follow", {"run_id": "r", "offsets": {}}, stderr=stderr) as talk:
+        talk.read_until(lambda record: record["kind"] == "hello")
+        assert talk.process.stdout is not None
+        # Closes our end of its stdout under the thread that reads it, which then finds the end of an empty pipe.
+        os.dup2(reader, talk.process.stdout.fileno())
+        os.close(writer)
+        os.close(reader)
+        assert talk.process.wait(10) == 1
+    assert errors.read_bytes() == b""
     node.call("stop", {"run_id": "r", "grace_s": 5})
 
 

@@ -16,7 +16,7 @@ SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 # As torchrun does: workers in sessions of their own, which the death of the parent does not touch.
 TORCHRUN_LIKE = f"""
 import subprocess, sys
-worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('worker', flush=True); time.sleep(600)"
+worker = "import signal, time; signal.signal(15, signal.SIG_IGN); print('worker', flush=True); time.sleep(600)"
 workers = [subprocess.Popen([*{PYTHON!r}, "-c", worker, __file__], start_new_session=True) for _ in range(2)]
 for each in workers:
     each.wait()
@@ -62,7 +62,7 @@ def test_a_daemon_without_environment_ends_with_its_job(node: LocalNode) -> None
     start(node, DAEMON, "0.3", ready=b"daemon")
     status = node.wait_for_end("r")
     assert (status["cause"], status["exit_code"]) == ("exited", 0)
-    assert node.processes() == [] or wait_until(lambda: not node.processes()) is None
+    node.expect_empty()
 
 
 def test_the_sentinel_ends_the_run_when_the_supervisor_is_killed(node: LocalNode) -> None:

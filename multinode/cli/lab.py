@@ -1,0 +1,171 @@
+"""`multinode lab`: virtual nodes on this machine. Prints; what it does is in multinode.lab."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Json
+
+if TYPE_CHECKING:
+    from multinode.lab.speed import LinkSpeed
+    from multinode.lab.status import LabStatus
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Virtual nodes on this machine, each with its own sshd, disk, hostname and shaped network card.",
+)
+
+_LINK_ROW = "{:<18}{:>14}{:>18}{:>18}"
+_NODE_ROW = "{:<10}{:<7}{:<17}{:<17}{:<10}{}"
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=200, help="How many nodes.")] = 2,
+    rate: Annotated[str, typer.Option(help="Line rate of the training network: 100mbit, 1gbit, none.")] = "1gbit",
+    slots: Annotated[int, typer.Option(min=1, help="Workers that each node offers.")] = 2,
+    cores_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Pin each node to cores of its own; else all nodes share all cores.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Interpreter of the training environment; else this command's.")
+    ] = None,
+    disk: Annotated[str, typer.Option(metavar="SIZE", help="What each node may write, in memory.")] = "4G",
+    network: Annotated[str, typer.Option(metavar="NET/23", help="A private network of the lab's own.")] = (
+        "10.213.0.0/23"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Make the lab, and measure what its links carry."""
+    from multinode.cli.output import print_document
+    from multinode.lab.cluster import LabSpec, up_lab
+    from multinode.lab.shaping import parse_lab_rate
+    from multinode.lab.status import LabUp, describe_lab
+    from multinode.units import parse_size
+
+    spec = LabSpec(
+        node_count=nodes,
+        rate_gbit_per_s=parse_lab_rate(rate),
+        slots=slots,
+        cores_per_node=cores_per_node,
+        python=python or sys.executable,
+        disk_bytes=parse_size(disk),
+        network=network,
+    )
+    links: list[LinkSpeed] = []
+    lab = up_lab(spec, _say, links.append if as_json else lambda link: _print_link(link, links))
+    if as_json:
+        status = describe_lab(lab)
+        print_document(LabUp(hostfile=status.hostfile, nodes=status.nodes, links=tuple(links)))
+    _warn_of_slow_links(links)
+    _say(f"{len(lab.nodes)} nodes are up: {lab.hostfile}")
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Say which nodes there are and whether they live."""
+    from multinode.cli.output import print_document
+    from multinode.errors import MultinodeError
+    from multinode.lab.cluster import explain_missing, load_lab
+    from multinode.lab.status import describe_lab
+
+    lab = load_lab()
+    described = describe_lab(lab)
+    if as_json:
+        print_document(described)
+    if lab is None:
+        message, hint = explain_missing()
+        raise MultinodeError(message, hint=hint)
+    if not as_json:
+        _print_status(described)
+
+
+@app.command()
+def rate(
+    node: Annotated[str, typer.Argument(metavar="NODE|all", help="The node whose card changes.")],
+    line_rate: Annotated[str, typer.Argument(metavar="RATE", help="100mbit, 2.5gbit, none.")],
+    as_json: Json = False,
+) -> None:
+    """Give a node's training network another line rate, both directions, while jobs run."""
+    from multinode.cli.output import print_document
+    from multinode.lab.cluster import require_lab, set_rate
+    from multinode.lab.shaping import parse_lab_rate, rate_text
+    from multinode.lab.status import describe_lab
+
+    rate_gbit_per_s = parse_lab_rate(line_rate)
+    names = [one.name for one in require_lab().nodes] if node == "all" else [node]
+    lab = set_rate(names, rate_gbit_per_s)
+    if as_json:
+        print_document(describe_lab(lab))
+        return
+    for name in names:
+        typer.echo(f"{name} {lab.node(name).ifname} {rate_text(rate_gbit_per_s)}")
+
+
+@app.command(
+    name="exec",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="For example: multinode lab exec node0 -- ip address",
+)
+def exec_(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Where to run it.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, after --.")],
+) -> None:
+    """Run a command on a node, as root, in an environment like that of an SSH login."""
+    from multinode.errors import UsageError
+    from multinode.lab.cluster import exec_in_node, require_lab
+
+    argv = command[1:] if command[0] == "--" else command
+    if not argv:
+        raise UsageError("nothing stands after --", hint=f"multinode lab exec {node} -- hostname")
+    raise typer.Exit(exec_in_node(require_lab().node(node), argv))
+
+
+@app.command()
+def down(as_json: Json = False) -> None:
+    """Take the lab away, or whatever a crash left of one."""
+    from multinode.cli.output import print_document
+    from multinode.lab.cluster import down_lab
+
+    removed = down_lab()
+    if as_json:
+        print_document({"schema": "multinode.lab/1", "removed": removed})
+    elif removed:
+        typer.echo(f"removed {removed.count()}")
+    _say("nothing of the lab is left" if removed else "no lab stood here; nothing is left of one")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
+    from multinode.lab.shaping import rate_text
+
+    if not links:
+        typer.echo(_LINK_ROW.format("link", "line rate", "TCP at most", "TCP measured"))
+        typer.echo(_LINK_ROW.format("", "", "Gbit/s", "Gbit/s"))
+    links.append(link)
+    expected = "" if link.expected_gbit_per_s is None else f"{link.expected_gbit_per_s:.4g}"
+    way = f"{link.source} -> {link.target}"
+    typer.echo(_LINK_ROW.format(way, rate_text(link.rate_gbit_per_s), expected, f"{link.goodput_gbit_per_s:.4g}"))
+
+
+def _warn_of_slow_links(links: list[LinkSpeed]) -> None:
+    slow = [f"{link.source} -> {link.target}" for link in links if link.is_slow]
+    if slow:
+        _say(f"warning: more than 5 % below what the line rate leaves for TCP: {', '.join(slow)}")
+        _say("  hint: this machine may be busy, or too slow for this rate: ask for a lower --rate")
+
+
+def _print_status(lab: LabStatus) -> None:
+    typer.echo(_NODE_ROW.format("node", "state", "management", "training", "card", "line rate"))
+    for node in lab.nodes:
+        typer.echo(_NODE_ROW.format(node.name, node.state, node.management_addr, node.addr, node.ifname, node.rate))
+    typer.echo(f"hostfile {lab.hostfile}")

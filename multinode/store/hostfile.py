@@ -1,0 +1,48 @@
+"""Finding and reading the hostfile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from multinode.core.cluster import Cluster
+from multinode.core.hostfile import parse_hostfile
+from multinode.errors import UsageError
+from multinode.store.settings import Settings
+from multinode.store.text_file import read_text
+
+__all__ = ["find_hosts", "load_hostfile"]
+
+LAB = "lab"
+
+
+def load_hostfile(path: Path) -> tuple[Cluster, str]:
+    """The cluster and the hostfile's text, verbatim.
+
+    Raises:
+        UsageError: it cannot be read.
+        HostfileError: a line of it is wrong.
+    """
+    text = read_text(path, "the hostfile", "one node a line, the first is node rank 0: see hostfiles/")
+    return parse_hostfile(text, str(path)), text
+
+
+def find_hosts(option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None) -> Path:
+    """The hostfile: `--hosts`, else $MULTINODE_HOSTS, else multinode.toml, else the running lab's; `lab` names the lab.
+
+    Raises:
+        UsageError: none of them says one, or the lab is named and none runs.
+    """
+    named = option or environ.get("MULTINODE_HOSTS") or settings.defaults.hosts
+    if named == LAB and not Path(LAB).exists():
+        if lab_hostfile is None:
+            raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
+        return lab_hostfile
+    if named:
+        return Path(named).expanduser()
+    if lab_hostfile is not None:
+        return lab_hostfile
+    raise UsageError(
+        "no hostfile was given, and no lab is running",
+        hint="--hosts FILE, or $MULTINODE_HOSTS, or hosts= under [defaults] in multinode.toml, or: multinode lab up",
+    )

@@ -1,0 +1,60 @@
+"""multinode.toml in the working directory: what the user would otherwise type each time."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.store.text_file import read_text
+
+__all__ = ["Defaults", "Settings", "default_job", "load_settings"]
+
+_FILE = "multinode.toml"
+_DEFAULT_JOB = "configs/default.yaml"
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[defaults]` table: a hostfile (or `lab`) and a job."""
+
+    hosts: str | None = None
+    job: str | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    defaults: Defaults = Defaults()
+
+
+def load_settings(cwd: Path) -> Settings:
+    """The settings of a directory; empty ones where it has no multinode.toml.
+
+    Raises:
+        UsageError: the file is not TOML, or has a key that is none of ours.
+    """
+    path = cwd / _FILE
+    if not path.exists():
+        return Settings()
+    try:
+        return msgspec.convert(tomllib.loads(read_text(path, "the settings file")), Settings)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path}: {error}", hint="known are hosts and job under [defaults]") from None
+
+
+def default_job(settings: Settings, cwd: Path) -> Path:
+    """The job where none was named: the settings', else configs/default.yaml.
+
+    Raises:
+        UsageError: there is neither; the configurations that are there are listed.
+    """
+    if settings.defaults.job is not None:
+        return Path(settings.defaults.job).expanduser()
+    if (cwd / _DEFAULT_JOB).is_file():
+        return Path(_DEFAULT_JOB)
+    seen = sorted(str(path.relative_to(cwd)) for path in (cwd / "configs").glob("*.yaml"))
+    raise UsageError(
+        "no job was given", hint=f"name one: {', '.join(seen) if seen else 'a LLaMA-Factory YAML, or -- train.py'}"
+    )

@@ -1,0 +1,29 @@
+"""read_text: a file that the user names, or one clear line about why it cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from multinode.errors import UsageError
+
+__all__ = ["read_text"]
+
+_MOST_BYTES = 16 << 20
+
+
+def read_text(path: Path, what: str, hint: str | None = None) -> str:
+    """The file's text; `what` names its role in the message.
+
+    Raises:
+        UsageError: it is missing, a directory, unreadable, too large or not UTF-8.
+    """
+    try:
+        if path.is_file() and path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{what} {path} is larger than any of its kind", hint=hint)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{what} {path} does not exist", hint=hint) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} {path} is not text in UTF-8", hint=hint) from None
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None

@@ -1,0 +1,125 @@
+"""Checks the documents: links resolve, commands in them exist as written, and every command is written about.
+
+The CLI reference does not count as writing about a command: it is generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from make_cli_reference import parameter_names, walk_commands
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"#+ (?P<title>.+)")
+_INLINE_CODE = re.compile(r"`(?P<code>[^`]+)`")
+_FENCE = "```"
+_ROOT = "multinode"
+# Where a command line ends: the script's own arguments, a comment, the shell's operators.
+_ENDS = {"--", "#", "|", "&&", ";", ">", "\\"}
+
+Options = Mapping[str, frozenset[str]]
+
+
+def main() -> int:
+    """Print what is wrong, one line each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parent.parent)
+    root: Path = parser.parse_args().root
+    documents = sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "benchmarks").glob("*.md")])
+    problems = list(check_documents(documents, known_options()))
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+def known_options() -> Options:
+    """The spellings of the options of every command."""
+    return {
+        name: frozenset(["--help", *(spelling for option in command.params for spelling in parameter_names(option))])
+        for name, command in walk_commands()
+    }
+
+
+def check_documents(documents: Iterable[Path], options: Options) -> Iterator[str]:
+    """What is wrong in all documents together."""
+    mentioned: set[str] = set()
+    for document in documents:
+        for number, line, in_code in _lines(document):
+            where = f"{document}:{number}"
+            if not in_code:
+                yield from (f"{where}: {problem}" for problem in _check_links(document, line))
+            for words in _commands(line, in_code=in_code):
+                name = _command_name(words, options)
+                if document.name != "cli.md":
+                    mentioned.add(name)
+                yield from (f"{where}: {problem}" for problem in _check_command(name, words, options))
+    for name in options:
+        is_group = any(other.startswith(f"{name} ") for other in options)
+        if not is_group and name not in mentioned:
+            yield f"no document but the reference speaks of `{name}`"
+
+
+def _lines(document: Path) -> Iterator[tuple[int, str, bool]]:
+    in_code = False
+    for number, line in enumerate(document.read_text().splitlines(), start=1):
+        if line.lstrip().startswith(_FENCE):
+            in_code = not in_code
+            continue
+        yield number, line, in_code or line.startswith("    ")
+
+
+def _check_links(document: Path, line: str) -> Iterator[str]:
+    for match in _LINK.finditer(line):
+        path, _, anchor = match["target"].partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        target = document.parent / path if path else document
+        if not target.exists():
+            yield f"the link {match['target']} leads nowhere"
+        elif anchor and target.suffix == ".md" and anchor not in _anchors(target):
+            yield f"the link {match['target']} names a heading that is not there"
+
+
+def _anchors(document: Path) -> set[str]:
+    """Headings as links name them."""
+    headings = [_HEADING.fullmatch(line) for _, line, in_code in _lines(document) if not in_code]
+    titles = [heading["title"].lower() for heading in headings if heading is not None]
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+
+
+def _commands(line: str, *, in_code: bool) -> Iterator[list[str]]:
+    """The commands of ours in a line, as words."""
+    for text in [line] if in_code else [match["code"] for match in _INLINE_CODE.finditer(line)]:
+        words = text.replace(".venv/bin/", "").split()
+        words = words[1:] if words[:1] in (["$"], ["sudo"]) else words
+        if words[:1] == [_ROOT]:
+            end = next((at for at, word in enumerate(words) if word in _ENDS), len(words))
+            yield words[:end]
+
+
+def _command_name(words: list[str], options: Options) -> str:
+    """The longest beginning that is a command."""
+    for end in range(len(words), 0, -1):
+        if " ".join(words[:end]) in options:
+            return " ".join(words[:end])
+    return _ROOT
+
+
+def _check_command(name: str, words: list[str], options: Options) -> Iterator[str]:
+    rest = words[len(name.split()) :]
+    is_group = any(other.startswith(f"{name} ") for other in options)
+    if is_group and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+        yield f"there is no command `{name} {rest[0]}`"
+        return
+    for word in rest:
+        spelling = word.partition("=")[0].strip("[],")
+        if re.fullmatch(r"--?[a-z][a-z-]*", spelling) and spelling not in options[name]:
+            yield f"`{name}` has no option {spelling}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

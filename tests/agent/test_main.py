@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from .localnode import PYTHON, LocalNode
+
+
+def test_an_unknown_verb_is_told_with_the_known_ones(node: LocalNode) -> None:
+    code, records = node.call("dance", {})
+    assert code == 1
+    assert records[0]["kind"] == "error"
+    assert "dance" in records[0]["message"]
+    assert "supervise" in records[0]["hint"]
+
+
+@pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"\n", b"", b'{"schema": 2}\n'])
+def test_a_request_that_is_none_is_an_error_record(node: LocalNode, line: bytes, archive: str) -> None:
+    ended = subprocess.run(
+        [*PYTHON, archive, "probe"], input=line, env=node.env, capture_output=True, timeout=20, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == b""
+    assert json.loads(ended.stdout)["kind"] == "error"
+
+
+def test_a_quick_verb_loads_little(node: LocalNode, archive: str) -> None:
+    ended = subprocess.run(
+        [*PYTHON, "-X", "importtime", archive, "probe"],
+        input=b'{"schema": 1}\n',
+        env=node.env,
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.decode().splitlines()}
+    assert "multinode_agent.network" in loaded
+    # Each costs more than all of our own modules, or belongs to a verb that was not asked for.
+    assert not loaded & {"asyncio", "dataclasses", "inspect", "logging", "argparse", "shutil", "multinode_agent.follow"}

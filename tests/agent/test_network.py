@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.agent.network import list_interfaces, parse_ip_addr, prefix_length, read_interfaces_by_ioctl
+
+# iproute2 6.1.0, Debian 12: `ip -details -json address show`, of each link the fields that matter here.
+IP_ADDR = """[{"ifindex":1,"ifname":"lo","link_type":"loopback","inet6_addr_gen_mode":"eui64",
+"addr_info":[{"family":"inet","local":"127.0.0.1","prefixlen":8,"scope":"host","label":"lo"},
+{"family":"inet6","local":"::1","prefixlen":128,"scope":"host"}]},
+{},
+{"ifindex":4,"ifname":"mn-nosuch0","link_type":"ether","linkinfo":{"info_kind":"bridge","info_data":{}},
+"addr_info":[{"family":"inet","local":"172.17.0.1","prefixlen":16,"broadcast":"172.17.255.255","scope":"global"}]},
+{"ifindex":5,"ifname":"mn-nosuch1","link_type":"none","linkinfo":{"info_kind":"wireguard"},
+"addr_info":[{"family":"inet","local":"10.9.0.1","prefixlen":24,"scope":"global"},
+{"family":"inet","local":"10.9.1.1","prefixlen":24,"scope":"global","secondary":true}]}]"""
+
+
+def test_the_output_of_ip_is_read() -> None:
+    loopback, bridge, tunnel = parse_ip_addr(IP_ADDR)
+    assert (loopback["name"], loopback["addresses"], loopback["kind"]) == ("lo", ["127.0.0.1/8"], "loopback")
+    assert (bridge["addresses"], bridge["kind"]) == (["172.17.0.1/16"], "bridge")
+    assert (tunnel["addresses"], tunnel["kind"]) == (["10.9.0.1/24", "10.9.1.1/24"], "virtual")
+
+
+def test_what_the_system_does_not_tell_is_none_and_not_minus_one() -> None:
+    absent = parse_ip_addr(IP_ADDR)[1]
+    assert (absent["mtu"], absent["speed_gbit_per_s"], absent["up"]) == (None, None, False)
+
+
+def test_the_kernel_and_iproute2_agree() -> None:
+    by_ip = {link["name"]: sorted(link["addresses"]) for link in list_interfaces()}
+    assert {link["name"]: sorted(link["addresses"]) for link in read_interfaces_by_ioctl()} == by_ip
+
+
+@pytest.mark.parametrize(("mask", "length"), [(b"\xff\xff\xff\x00", 24), (b"\xff\xff\xfc\x00", 22), (b"\0\0\0\0", 0)])
+def test_the_length_of_a_mask(mask: bytes, length: int) -> None:
+    assert prefix_length(mask) == length

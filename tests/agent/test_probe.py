@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.agent.probe import select_variables
+from multinode.core.facts import NodeFacts
+
+from .localnode import LocalNode
+
+
+def probe(node: LocalNode, *, env: dict[str, str] | None = None, **request: Any) -> dict[str, Any]:
+    code, records = node.call("probe", {"packages": False, **request}, env=env)
+    assert code == 0
+    assert [record["kind"] for record in records] == ["facts"]
+    return records[0]
+
+
+def program(folder: Path, name: str, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_facts_are_what_the_controller_reads(node: LocalNode) -> None:
+    found = probe(node, peers=["127.0.0.1"], paths=["."], ports=[29500])
+    facts = msgspec.convert(found, NodeFacts)
+    assert set(found) - {"kind"} == set(NodeFacts.__struct_fields__) - {"node"}
+    assert facts.hostname == os.uname().nodename
+    assert facts.home == str(node.home)
+    assert facts.cores == len(os.sched_getaffinity(0))
+    assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert facts.memory_total_gib is not None
+    assert facts.memory_total_gib > 0.1
+    assert facts.disk_free_gib is not None
+    assert facts.agent_python == sys.version.split()[0]
+    lists = {"interfaces", "routes", "packages", "paths", "port_users", "env", "missing", "gpus"}
+    nothing = {name for name in NodeFacts.__struct_fields__ if getattr(facts, name) is None}
+    assert nothing - lists <= set(facts.missing)
+
+
+def test_the_loopback_interface_and_the_route_through_it_are_found(node: LocalNode) -> None:
+    facts = msgspec.convert(probe(node, peers=["127.0.0.1", "no-address"]), NodeFacts)
+    loopback = next(link for link in facts.interfaces if link.name == "lo")
+    assert "127.0.0.1/8" in loopback.addresses
+    assert (loopback.kind, loopback.up, loopback.mtu) == ("loopback", True, 65536)
+    route, unknown = facts.routes
+    assert (route.source, route.ifname, route.error) == ("127.0.0.1", "lo", None)
+    assert (unknown.source, unknown.error) == (None, "not an IPv4 address")
+
+
+def test_the_holder_of_a_port_is_named(node: LocalNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        ports = [taken.getsockname()[1], free.getsockname()[1]]
+        free.close()
+        users = probe(node, ports=ports)["port_users"]
+    assert list(users) == [str(ports[0])]
+    assert f"pid {os.getpid()}" in users[str(ports[0])]
+    assert "user " in users[str(ports[0])]
+
+
+def test_a_port_that_is_held_on_ipv6_for_both_is_taken_as_well(node: LocalNode) -> None:
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+        port = taken.getsockname()[1]
+        assert f"pid {os.getpid()}" in probe(node, ports=[port])["port_users"][str(port)]
+
+
+def test_packages_come_from_the_jobs_interpreter(node: LocalNode) -> None:
+    # A wrapper, as conda and environment modules have them, around the interpreter with our packages.
+    wrapper = program(node.home / "bin", "python3", f'#!/bin/sh\necho "welcome"\nexec {sys.executable} "$@"\n')
+    facts = probe(node, python="~/bin/python3", packages=True)
+    assert facts["python"] == wrapper
+    assert facts["python_version"] == sys.version.split()[0]
+    assert "packages" not in facts["missing"]
+    assert set(facts["packages"]) <= {
+        "torch",
+        "llamafactory",
+        "transformers",
+        "accelerate",
+        "deepspeed",
+        "peft",
+        "trl",
+    } | {
+        "datasets",
+        "bitsandbytes",
+        "flash-attn",
+    }
+
+
+def test_an_installed_package_is_reported_with_its_version(node: LocalNode) -> None:
+    site = node.home / "site" / "torch-2.99.0.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n")
+    facts = probe(node, env={"PYTHONPATH": str(site.parent)}, python=sys.executable, packages=True)
+    assert facts["packages"]["torch"] == "2.99.0"
+
+
+def test_why_there_is_no_interpreter(node: LocalNode) -> None:
+    facts = probe(node, python="~/venv/bin/python", packages=True)
+    assert facts["python"] is None
+    assert "~/venv/bin/python" in facts["missing"]["python"]
+    assert facts["missing"]["packages"] == facts["missing"]["python"]
+
+
+def test_why_there_are_no_packages(node: LocalNode) -> None:
+    broken = program(node.home, "broken", "#!/bin/sh\necho 'cannot load libpython' >&2\nexit 4\n")
+    facts = probe(node, python=broken, packages=True)
+    assert facts["python"] == broken
+    assert "cannot load libpython" in facts["missing"]["packages"]
+    assert "python_version" in facts["missing"]
+
+
+def test_gpus_come_from_nvidia_smi(node: LocalNode) -> None:
+    table = "6, NVIDIA GeForce RTX 4090, 24564, 312, 550.54.15\\n7, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15\\n"
+    program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\nprintf '{table}'\n")
+    facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
+    assert [gpu["index"] for gpu in facts["gpus"]] == [6, 7]
+    assert facts["gpus"][0]["memory_total_mib"] == 24564
+    assert facts["gpus"][1]["memory_used_mib"] is None
+    assert "gpus" not in facts["missing"]
+
+
+def test_why_there_are_no_gpus(node: LocalNode) -> None:
+    (node.home / "bin").mkdir()
+    assert probe(node, env={"PATH": "/nowhere"})["missing"]["gpus"] == "nvidia-smi not found"
+    program(node.home / "bin", "nvidia-smi", "#!/bin/sh\necho 'driver/library version mismatch'\nexit 18\n")
+    reason = probe(node, env={"PATH": f"{node.home}/bin:/bin"})["missing"]["gpus"]
+    assert "driver/library version mismatch" in reason
+
+
+def test_the_directory_of_the_job(node: LocalNode) -> None:
+    (node.home / "project").mkdir()
+    here = str(node.home / "project")
+    assert probe(node, workdir="~/project")["cwd"] == here
+    assert probe(node, controller_cwd=here)["cwd"] == here
+    assert probe(node, controller_cwd="/only/there")["cwd"] == str(node.home)
+    facts = probe(node, workdir="/no/such", controller_cwd=here)
+    assert facts["cwd"] is None
+    assert "/no/such" in facts["missing"]["workdir"]
+
+
+def test_paths_are_looked_at_from_the_directory_of_the_job(node: LocalNode) -> None:
+    (node.home / "project" / "data").mkdir(parents=True)
+    (node.home / "project" / "job.yaml").touch()
+    paths = ["data", "job.yaml", "out/new", "~/project", "/proc/nothing"]
+    found = probe(node, workdir="~/project", paths=paths)["paths"]
+    assert [(fact["path"], fact["kind"]) for fact in found] == list(
+        zip(paths, ["directory", "file", "missing", "directory", "missing"], strict=True)
+    )
+    assert [fact["writable"] for fact in found[:4]] == [True] * 4
+
+
+def test_where_ssh_came_in(node: LocalNode) -> None:
+    facts = probe(node, env={"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"})
+    assert facts["ssh_address"] == "10.0.0.1"
+    assert "SSH_CONNECTION" in probe(node)["missing"]["ssh_address"]
+
+
+def test_variables_that_change_a_run_are_sent_and_secrets_are_not() -> None:
+    matter = {"RANK": "0", "PET_NNODES": "2", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "x", "TORCH_HOME": "/t"}
+    others = {"RANKING": "1", "HOME": "/root", "NCCL_SECRET_KEY": "s", "TORCH_TOKEN": "t", "WANDB_API_KEY": "k"}
+    assert select_variables({**matter, **others}) == matter

@@ -1,0 +1,91 @@
+"""A lab of two nodes for all tests that want one, and none for those that make and unmake their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multinode.lab.access import SSH_CONFIG
+from multinode.lab.cluster import Lab, LabSpec, down_lab, load_lab, up_lab
+from multinode.lab.teardown import find_remains
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need this machine without a lab come last: there is one lab a machine, and others share it."""
+    items.sort(key=lambda item: "no_lab" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def _clean_machine() -> Iterator[None]:
+    remains = find_remains()
+    if remains:
+        pytest.fail(f"a lab stands already, or its remains ({remains.describe()}); run: multinode lab down")
+    yield
+    down_lab()
+
+
+@pytest.fixture(scope="session")
+def lab(_clean_machine: None) -> Lab:
+    """Two nodes at 1 Gbit/s."""
+    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=1 << 30))
+
+
+@pytest.fixture
+def no_lab(_clean_machine: None) -> Iterator[None]:
+    """No lab stands when the test begins, and whatever it leaves is taken away."""
+    if load_lab() is not None:
+        down_lab()
+    yield
+    down_lab()
+
+
+@pytest.fixture(scope="session")
+def multinode() -> Command:
+    """The command line in a process of its own."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "multinode", *arguments],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def ssh() -> Command:
+    """OpenSSH's own client with the lab's configuration: node, command, and optionally what it reads."""
+
+    def call(node: str, command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["ssh", "-F", str(SSH_CONFIG), "-o", "BatchMode=yes", node, command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def shared_dir() -> Iterator[Path]:
+    """An empty directory of the controller that nodes see, too: not in /tmp, which is each node's own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="multinode-test-") as path:
+        yield Path(path)

@@ -1,0 +1,126 @@
+"""Running the multinode command against the lab, and looking for what it may have left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+REPOSITORY = Path(__file__).parents[2]
+MULTINODE = (sys.executable, "-m", "multinode")
+SCRIPT = "configs/ddp_tiny.py"
+DEADLINE_S = 150.0
+
+T = TypeVar("T")
+
+
+class Command:
+    """The multinode command with a run directory of its own."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return subprocess.run(
+            [*MULTINODE, *arguments],
+            cwd=REPOSITORY,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def document(self, *arguments: str) -> dict[str, Any]:
+        """Run it with --json (put by the caller) and read what it printed, whatever its exit code."""
+        done = self.run(*arguments)
+        assert done.stdout, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run it in the background; ended by its process id when the test is done with it."""
+        process = subprocess.Popen(
+            [*MULTINODE, *arguments],
+            cwd=REPOSITORY,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=DEADLINE_S)
+
+    def run_id(self) -> str:
+        """The id of the one run that was started."""
+        (directory,) = wait_for(lambda: list(self.runs.glob("*/run.json")))
+        return directory.parent.name
+
+    def steps(self, node_rank: int) -> int:
+        """Steps that this node's workers have recorded so far, as they reached the controller."""
+        lines = [line for path in self.runs.glob(f"*/samples/node-{node_rank}.jsonl") for line in path.open()]
+        return sum('"kind": "step"' in line for line in lines)
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"MULTINODE_RUNS": str(self.runs)}
+
+
+def processes_of(run_id: str) -> list[int]:
+    """Processes of a run on any lab node: their environments are readable from here, where all of them are seen."""
+    wanted = f"MULTINODE_RUN_ID={run_id}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (path / "environ").read_bytes().split(b"\0") and not _is_zombie(path):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def agents() -> list[int]:
+    """Supervisors, sentinels and followers of any run on any lab node."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if b".multinode/agent/" in (path / "cmdline").read_bytes() and not _is_zombie(path):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def command_line(pid: int) -> str:
+    """A process's argv, spaced."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def kill(pid: int) -> None:
+    """kill -9, by its id."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
+    """The condition's value once it is true."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.1)
+    return value
+
+
+def _is_zombie(path: Path) -> bool:
+    return path.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_RULE = (Path(__file__).parent / "conftest.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("os.environ['LEFT_BEHIND'] = '1'", "*changed the environment*: LEFT_BEHIND"),
+        ("os.environ['HOME'] = '/nowhere'", "*changed the environment*: HOME"),
+        ("del os.environ['HOME']", "*changed the environment*: HOME"),
+        ("os.chdir('/')", "*changed the working directory to /"),
+    ],
+)
+def test_a_test_that_leaves_something_changed_fails_and_the_next_one_does_not(
+    pytester: pytest.Pytester, body: str, complaint: str
+) -> None:
+    pytester.makeconftest(_RULE)
+    pytester.makepyfile(f"import os\n\ndef test_careless():\n    {body}\n\ndef test_next():\n    pass\n")
+    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines([complaint])
+
+
+def test_a_test_that_uses_monkeypatch_passes(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(_RULE)
+    pytester.makepyfile(
+        "def test_careful(monkeypatch, tmp_path):\n"
+        "    monkeypatch.setenv('HOME', str(tmp_path))\n"
+        "    monkeypatch.chdir(tmp_path)\n"
+    )
+    pytester.runpytest_subprocess("-p", "no:randomly").assert_outcomes(passed=1)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+
+
+def _run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, _ROOT / "scripts" / script, *arguments]
+    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_cli_reference_is_current() -> None:
+    checked = _run("make_cli_reference.py", "--check")
+    assert checked.stdout == ""
+    assert checked.returncode == 0
+
+
+def test_the_documents_are_in_order() -> None:
+    checked = _run("check_docs.py")
+    assert checked.stdout == ""
+    assert checked.returncode == 0
+
+
+def test_nothing_in_the_tree_is_unfinished_or_too_large() -> None:
+    checked = _run("check_tree.py")
+    assert checked.stdout == ""
+    assert checked.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[there](docs/gone.md)", "README.md:1: the link docs/gone.md leads nowhere"),
+        ("[there](docs/a.md#gone)", "README.md:1: the link docs/a.md#gone names a heading that is not there"),
+        ("# Title\n\n`multinode fly --hosts H`", "README.md:3: there is no command `multinode fly`"),
+        ("```\nmultinode launch --fast\n```", "README.md:2: `multinode launch` has no option --fast"),
+        ("    $ sudo multinode lab sideways", "README.md:1: there is no command `multinode lab sideways`"),
+    ],
+)
+def test_a_document_that_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+    checked = _run("check_docs.py", _tree(tmp_path, {"README.md": text, "docs/a.md": "# Here\n"}))
+    assert checked.returncode == 1
+    assert f"{tmp_path}/{complaint}" in checked.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[there](docs/a.md)",
+        "[there](docs/a.md#some-heading-and-more)",
+        "[elsewhere](https://example.org/page)",
+        "```\n[not a link](in-code)\n```",
+        "`multinode launch --hosts H --nodes 2 -- train.py --fast`",
+        "```\nmultinode launch --set max_steps=5 # --not-ours\n```",
+    ],
+)
+def test_a_document_that_is_right_is_not_complained_about(tmp_path: Path, text: str) -> None:
+    checked = _run("check_docs.py", _tree(tmp_path, {"README.md": text, "docs/a.md": "## Some heading, and more\n"}))
+    assert "README.md:" not in checked.stdout
+
+
+def test_a_command_that_no_document_speaks_of_is_named(tmp_path: Path) -> None:
+    checked = _run("check_docs.py", _tree(tmp_path, {"docs/reference/cli.md": "`multinode launch`"}))
+    assert checked.returncode == 1
+    assert "no document but the reference speaks of `multinode launch`" in checked.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("multinode/a.py", "# TODO: later\n", "multinode/a.py:1: TODO: do it, or leave it out"),
+        ("scripts/run", "raise NotImplementedError\n", "scripts/run:1: NotImplementedError: do it, or leave it out"),
+        ("multinode/a.py", "\n" * 401, "multinode/a.py: 401 lines; split it at a noun, 400 is the limit"),
+        ("docs/a.md", "the slave node\n", "docs/a.md:1: 'slave': we say node (docs/glossary.md)"),
+        ("multinode/a.py", "# 5 \N{MICRO SIGN}s\n", "multinode/a.py:1: a character that is not ASCII"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_named(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    checked = _run("check_tree.py", _tree(tmp_path, {name: text, "multinode/fine.py": "x = 1\n"}))
+    assert checked.stdout.splitlines() == [complaint]
+    assert checked.returncode == 1

@@ -1,0 +1,227 @@
+"""The scripts, run for real with stand-ins for the programs that they call, which write down how they were called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+_SCRIPTS = ("scripts/setup", "scripts/test", "scripts/check", "scripts/demo", ".ci/run")
+
+# Stands in for python3.11, for .venv/bin/python, and for the pip inside it.
+_PYTHON = """\
+#!/bin/bash
+echo "python $*" >>"$CALLS"
+case "$*" in
+  "-c "*version_info*) exit "${TOO_OLD:-0}" ;;
+  "-c import torch"*) echo "${TORCH:-cpu 2.13.0+cpu}" ;;
+  --version) echo "Python ${VERSION:-3.11.9}" ;;
+  "-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+  "-m pip install "*) echo "${PIP_SAYS:-installed}"; exit "${PIP_FAILS:-0}" ;;
+esac
+"""
+_MULTINODE = """\
+#!/bin/bash
+echo "multinode $*" >>"$CALLS"
+case "$1 $2" in
+  "lab up") exit "${UP_FAILS:-0}" ;;
+  "launch --hosts") trap 'exit 130' INT; if [[ -n ${LAUNCH_HANGS:-} ]]; then sleep 60 & wait; fi; exit "${LAUNCH_FAILS:-0}" ;;
+esac
+"""
+_SMI = '#!/bin/bash\nexit "${NO_GPU:-0}"\n'
+
+
+class Checkout:
+    """A checkout with the real scripts, and a PATH on which all else is a stand-in."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "check out"
+        self.programs = root / "programs"
+        self._calls = root / "calls"
+        (self.root / "scripts").mkdir(parents=True)
+        for name in ("scripts/setup", "scripts/demo", "scripts/test"):
+            shutil.copy(_ROOT / name, self.root / name)
+        (self.root / "pyproject.toml").write_text("[project]\n")
+        self.programs.mkdir()
+        for name in ("ip", "sshd", "ssh", "nft", "nsenter", "apt-get"):
+            self.add(name, f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n')
+        self.add("nvidia-smi", _SMI)
+        for name in ("python3.11", "python3.12", "python3.13", "python3"):
+            self.add(name, _PYTHON)
+
+    def add(self, name: str, text: str) -> None:
+        path = self.programs / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(self, script: str, **env: str) -> subprocess.Popen[str]:
+        self._calls.write_text("")
+        path = f"{self.programs}:/usr/bin:/bin"
+        return subprocess.Popen(
+            [self.root / script],
+            cwd="/",
+            env={"PATH": path, "CALLS": str(self._calls), "NO_GPU": "1"} | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(script, **env)
+        stdout, stderr = process.communicate(timeout=30)
+        return subprocess.CompletedProcess(script, process.returncode, stdout, stderr)
+
+    def calls(self, program: str) -> list[str]:
+        lines = self._calls.read_text().splitlines()
+        return [line.removeprefix(f"{program} ") for line in lines if line.startswith(f"{program} ")]
+
+    def installs(self) -> list[str]:
+        return [call for call in self.calls("python") if call.startswith("-m pip install")]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize("script", _SCRIPTS)
+def test_a_script_can_be_run_and_stops_at_the_first_error(script: str) -> None:
+    assert os.access(_ROOT / script, os.X_OK)
+    assert "\nset -euo pipefail\n" in (_ROOT / script).read_text()
+    subprocess.run(["bash", "-n", _ROOT / script], check=True, timeout=10)
+
+
+def test_setup_without_a_gpu_pins_torch_in_the_one_call_of_pip(checkout: Checkout) -> None:
+    assert checkout.run("scripts/setup").returncode == 0
+    [install] = checkout.installs()
+    assert install.endswith("-e .[dev,train] torch==2.13.0")
+
+
+def test_setup_without_a_gpu_removes_what_links_against_cuda(checkout: Checkout) -> None:
+    library = checkout.root / ".venv/lib/python3.11/site-packages/torchaudio/lib/_torchaudio.so"
+    checkout.run("scripts/setup")
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (checkout.root / "pyproject.toml").write_text("[project]\nname = 'changed'\n")
+    checkout.run("scripts/setup")
+    assert "-m pip uninstall --disable-pip-version-check -y torchvision" in checkout.calls("python")
+    assert not library.exists()
+
+
+def test_setup_warns_of_a_cuda_build_without_a_gpu_and_leaves_it(checkout: Checkout) -> None:
+    done = checkout.run("scripts/setup", TORCH="13.0 2.13.0+cu130")
+    assert done.returncode == 0
+    assert "warning: torch 2.13.0+cu130 is a CUDA build" in done.stdout
+    assert not any("uninstall" in call for call in checkout.calls("python"))
+
+
+def test_setup_with_a_gpu_pins_and_removes_nothing(checkout: Checkout) -> None:
+    assert checkout.run("scripts/setup", NO_GPU="0").returncode == 0
+    [install] = checkout.installs()
+    assert install.endswith("-e .[dev,train]")
+    assert not any("uninstall" in call for call in checkout.calls("python"))
+
+
+def test_a_second_setup_does_nothing_and_says_nothing(checkout: Checkout) -> None:
+    checkout.run("scripts/setup")
+    began = time.monotonic()
+    again = checkout.run("scripts/setup")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert checkout.installs() == []
+    assert time.monotonic() - began < 2
+
+
+def test_setup_installs_again_when_the_project_has_changed_and_keeps_the_environment(checkout: Checkout) -> None:
+    checkout.run("scripts/setup")
+    (checkout.root / ".venv" / "kept").touch()
+    (checkout.root / "pyproject.toml").write_text("[project]\nname = 'changed'\n")
+    assert checkout.run("scripts/setup").returncode == 0
+    assert len(checkout.installs()) == 1
+    assert (checkout.root / ".venv" / "kept").exists()
+
+
+def test_setup_shows_the_end_of_what_pip_said_and_starts_anew_the_next_time(checkout: Checkout) -> None:
+    failed = checkout.run("scripts/setup", PIP_FAILS="1", PIP_SAYS="ERROR: no space left")
+    assert failed.returncode == 1
+    assert "ERROR: no space left" in failed.stderr
+    assert "pip failed; all of its output: .venv/setup.log" in failed.stderr
+    (checkout.root / ".venv" / "half-installed").touch()
+    assert checkout.run("scripts/setup").returncode == 0
+    assert not (checkout.root / ".venv" / "half-installed").exists()
+    assert len(checkout.installs()) == 1
+
+
+def test_setup_keeps_an_environment_that_somebody_else_made(checkout: Checkout) -> None:
+    (checkout.root / ".venv/bin").mkdir(parents=True)
+    shutil.copy(checkout.programs / "python3", checkout.root / ".venv/bin/python")
+    (checkout.root / ".venv" / "kept").touch()
+    assert checkout.run("scripts/setup").returncode == 0
+    assert len(checkout.installs()) == 1
+    assert (checkout.root / ".venv" / "kept").exists()
+
+
+def test_setup_names_the_python_that_is_too_old(checkout: Checkout) -> None:
+    failed = checkout.run("scripts/setup", TOO_OLD="1", VERSION="3.8.10")
+    assert failed.returncode == 1
+    assert failed.stderr == "setup: needs Python 3.11 or newer; python3 is Python 3.8.10\n"
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_the_demo_takes_the_nodes_down_after_a_training(checkout: Checkout) -> None:
+    _with_multinode(checkout)
+    assert checkout.run("scripts/demo").returncode == 0
+    assert checkout.calls("multinode") == [
+        "lab up --nodes 2 --rate 1gbit",
+        "launch --hosts lab configs/tiny_sft.yaml",
+        "lab down",
+    ]
+
+
+def test_the_demo_takes_the_nodes_down_when_the_training_fails_and_fails_too(checkout: Checkout) -> None:
+    _with_multinode(checkout)
+    assert checkout.run("scripts/demo", LAUNCH_FAILS="1").returncode == 1
+    assert checkout.calls("multinode")[-1] == "lab down"
+
+
+def test_the_demo_leaves_a_lab_alone_that_it_did_not_make(checkout: Checkout) -> None:
+    _with_multinode(checkout)
+    assert checkout.run("scripts/demo", UP_FAILS="2").returncode == 2
+    assert checkout.calls("multinode") == ["lab up --nodes 2 --rate 1gbit"]
+
+
+def test_the_demo_takes_the_nodes_down_at_ctrl_c(checkout: Checkout) -> None:
+    _with_multinode(checkout)
+    process = checkout.start("scripts/demo", LAUNCH_HANGS="1")
+    deadline = time.monotonic() + 20
+    while not any(call.startswith("launch") for call in checkout.calls("multinode")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    # As a terminal does: to everything in the foreground.
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert checkout.calls("multinode")[-1] == "lab down"
+
+
+def test_tests_of_the_lab_come_last_and_those_for_a_gpu_only_where_there_is_one(checkout: Checkout) -> None:
+    assert checkout.run("scripts/test").returncode == 0
+    pytest_calls = [call for call in checkout.calls("python") if "pytest" in call]
+    assert pytest_calls == ["-m pytest -m not lab and not gpu", "-m pytest -m lab and not gpu"]
+    checkout.run("scripts/test", NO_GPU="0")
+    pytest_calls = [call for call in checkout.calls("python") if "pytest" in call]
+    assert pytest_calls == ["-m pytest -m not lab", "-m pytest -m lab"]
+
+
+def _with_multinode(checkout: Checkout) -> None:
+    checkout.run("scripts/setup")
+    program = checkout.root / ".venv/bin/multinode"
+    program.write_text(_MULTINODE)
+    program.chmod(0o755)
