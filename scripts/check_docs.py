@@ -95,7 +95,8 @@ def _commands(line: str, *, in_code: bool) -> Iterator[list[str]]:
     """The commands of ours in a line, as words."""
     for text in [line] if in_code else [match["code"] for match in _INLINE_CODE.finditer(line)]:
         words = text.replace(".venv/bin/", "").split()
-        words = words[1:] if words[:1] in (["$"], ["sudo"]) else words
+        while words[:1] in (["$"], ["sudo"]):
+            words = words[1:]
         if words[:1] == [_ROOT]:
             end = next((at for at, word in enumerate(words) if word in _ENDS), len(words))
             yield words[:end]

@@ -1,7 +1,7 @@
 """Collective benchmark: a worker under torchrun that times collectives and records every iteration, raw.
 
-Needs torch, so it runs in the job's own environment: `torchrun <agent.pyz> collectives`, its request in MULTINODE_REQUEST.
-Measures only; the controller computes bandwidths. Every size is warmed up first, so connections and skew are not timed.
+Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> collectives`; MULTINODE_REQUEST says what.
+Measures only; the controller computes bandwidths. Every size is warmed up first: connecting is not timed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _count_wrong(torch: Any, dist: Any, buffer: Any) -> int:
 
 
 def _record(fields: Dict[str, Any]) -> None:
-    path = os.path.join(os.environ["MULTINODE_SAMPLES"], "rank-%s.jsonl" % os.environ["RANK"])
+    path = os.path.join(os.environ["MULTINODE_RUN_DIR"], "samples", "rank-%s.jsonl" % os.environ["RANK"])
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(descriptor, json.dumps(fields).encode() + b"\n")

@@ -43,6 +43,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Make the lab, and measure what its links carry."""
+    from multinode.cli.inputs import parse_option
     from multinode.cli.output import print_document
     from multinode.lab.cluster import LabSpec, up_lab
     from multinode.lab.shaping import parse_lab_rate
@@ -51,11 +52,11 @@ def up(
 
     spec = LabSpec(
         node_count=nodes,
-        rate_gbit_per_s=parse_lab_rate(rate),
+        rate_gbit_per_s=parse_option("--rate", rate, parse_lab_rate),
         slots=slots,
         cores_per_node=cores_per_node,
         python=python or sys.executable,
-        disk_bytes=parse_size(disk),
+        disk_bytes=parse_option("--disk", disk, parse_size),
         network=network,
     )
     links: list[LinkSpeed] = []
@@ -93,12 +94,13 @@ def rate(
     as_json: Json = False,
 ) -> None:
     """Give a node's training network another line rate, both directions, while jobs run."""
+    from multinode.cli.inputs import parse_option
     from multinode.cli.output import print_document
     from multinode.lab.cluster import require_lab, set_rate
     from multinode.lab.shaping import parse_lab_rate, rate_text
     from multinode.lab.status import describe_lab
 
-    rate_gbit_per_s = parse_lab_rate(line_rate)
+    rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
     names = [one.name for one in require_lab().nodes] if node == "all" else [node]
     lab = set_rate(names, rate_gbit_per_s)
     if as_json:

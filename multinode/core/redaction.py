@@ -1,13 +1,14 @@
-"""redact_plan: a plan as it may be stored and shown, with the values of secrets gone."""
+"""Plans and clusters as they may be stored and shown, with the values of secrets gone."""
 
 from __future__ import annotations
 
 import msgspec
 
+from multinode.core.cluster import Cluster
 from multinode.core.command import REDACTED, is_secret
 from multinode.core.plan import LaunchPlan, NodePlan
 
-__all__ = ["redact_plan"]
+__all__ = ["redact_cluster", "redact_plan"]
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
@@ -15,6 +16,15 @@ def redact_plan(plan: LaunchPlan) -> LaunchPlan:
     return msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
 
 
+def redact_cluster(cluster: Cluster) -> Cluster:
+    """The same cluster without the values of variables that look like secrets."""
+    nodes = tuple(msgspec.structs.replace(node, env=_redact(node.env)) for node in cluster.nodes)
+    return msgspec.structs.replace(cluster, nodes=nodes)
+
+
 def _redact_node(node: NodePlan) -> NodePlan:
-    env = {name: REDACTED if is_secret(name) else value for name, value in node.command.env.items()}
-    return msgspec.structs.replace(node, command=msgspec.structs.replace(node.command, env=env))
+    return msgspec.structs.replace(node, command=msgspec.structs.replace(node.command, env=_redact(node.command.env)))
+
+
+def _redact(env: dict[str, str]) -> dict[str, str]:
+    return {name: REDACTED if is_secret(name) else value for name, value in env.items()}

@@ -23,7 +23,7 @@ def parse_lab_rate(text: str) -> float | None:
     """A line rate in Gbit/s; None for `none` or `0`: unshaped.
 
     Raises:
-        UsageError: it is not a rate.
+        ValueError: it is not a rate; the message says how to write one.
     """
     return None if text.strip().lower() in _UNSHAPED else parse_rate(text)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +14,14 @@ from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
 
 __all__ = ["Evidence", "first_failure"]
+
+
+# What gloo, NCCL and the rendezvous say when the other end has gone.
+_CONNECTION = re.compile(
+    r"gloo|NCCL|DistNetworkError|DistBackendError|DistStoreError|TCPStore"
+    r"|Connection (?:closed|reset|refused)|Broken pipe|Socket (?:Timeout|closed)",
+    re.IGNORECASE,
+)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,23 +43,72 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
-    """The first thing that went wrong, by time on the controller's clock; None where nothing did.
+    """The first thing that went wrong; None where nothing did.
 
-    A worker's own exception comes before a job's exit: the peers of a dead worker fail too, and later. A node that
-    could not start the job comes before all.
+    Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
+    while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
+    about a connection; a job or supervisor that was killed; a job that failed though none of its workers raised
+    anything (a worker was killed); the earliest connection error; the earliest exit; a node that was lost. Times are
+    taken to the controller's clock.
     """
-    never_started = [node for node in nodes if node.run.cause == "not_started"]
-    if never_started:
-        return _not_started(never_started[0])
-    raised = [(_at(sample.time_s, node), node, sample) for node in nodes for sample in node.exceptions]
-    if raised:
-        _, node, sample = min(raised, key=lambda item: item[0])
-        return _worker_failure(node, sample)
+    return next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
+
+
+def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
+    found = [node for node in nodes if node.run.cause == "not_started"]
+    return _not_started(found[0]) if found else None
+
+
+def _earliest_exception(nodes: Sequence[Evidence], *, connection: bool) -> Failure | None:
+    raised = [
+        (_at(sample.time_s, node), node, sample)
+        for node in nodes
+        for sample in node.exceptions
+        if _is_about_connection(sample) == connection
+    ]
+    if not raised:
+        return None
+    _, node, sample = min(raised, key=lambda item: item[0])
+    return _worker_failure(node, sample)
+
+
+def _killed(nodes: Sequence[Evidence]) -> Failure | None:
+    return _earliest_job([node for node in nodes if node.run.signal is not None or node.run.cause == "supervisor_lost"])
+
+
+def _failed_in_silence(nodes: Sequence[Evidence]) -> Failure | None:
+    if all(not node.exceptions for node in nodes):
+        return None
+    return _earliest_job([node for node in nodes if not node.exceptions])
+
+
+def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
     failed = [node for node in nodes if _failed(node.run)]
-    if failed:
-        return _job_failure(min(failed, key=lambda node: _at(node.run.ended_s or float("inf"), node)))
-    lost = [node for node in nodes if node.run.state == "lost"]
-    return _lost(lost[0]) if lost else None
+    return _job_failure(min(failed, key=_ended_at)) if failed else None
+
+
+def _first_lost(nodes: Sequence[Evidence]) -> Failure | None:
+    found = [node for node in nodes if node.run.state == "lost"]
+    return _lost(found[0]) if found else None
+
+
+_CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
+    _never_started,
+    functools.partial(_earliest_exception, connection=False),
+    _killed,
+    _failed_in_silence,
+    functools.partial(_earliest_exception, connection=True),
+    _earliest_job,
+    _first_lost,
+)
+
+
+def _is_about_connection(sample: ExceptionSample) -> bool:
+    return _CONNECTION.search(f"{sample.type}: {sample.message}") is not None
+
+
+def _ended_at(node: Evidence) -> float:
+    return _at(node.run.ended_s, node) if node.run.ended_s is not None else float("inf")
 
 
 def _at(time_s: float, node: Evidence) -> float:

@@ -10,6 +10,7 @@ import msgspec
 from multinode.analyse.contrast import Contrast, Side, Terms, compare, make_side
 from multinode.core.cluster import Cluster
 from multinode.core.planning import workers_per_node
+from multinode.core.redaction import redact_cluster
 from multinode.core.run import Run
 from multinode.core.sides import plan_sides
 from multinode.store.run_directory import RunDirectory
@@ -74,7 +75,7 @@ def _keep(what: Launch, outside: Outside, run_id: str, compared: Contrast, runs:
     directory = RunDirectory.create(outside.runs, run_id)
     first, last = (launched.run for launched in runs)
     directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", what.cluster)
+    directory.write("cluster.json", redact_cluster(what.cluster))
     directory.write("contrast.json", compared)
     directory.write(
         "run.json",

@@ -18,7 +18,7 @@ from multinode.core.job import Job
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch
 from multinode.core.progress import RunProgress
-from multinode.core.redaction import redact_plan
+from multinode.core.redaction import redact_cluster, redact_plan
 from multinode.core.run import Run
 from multinode.core.samples import parse_samples
 from multinode.errors import Interrupted, RunFailed
@@ -190,7 +190,7 @@ def _keep(
     directory: RunDirectory, what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], findings: tuple[Finding, ...]
 ) -> None:
     directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", what.cluster)
+    directory.write("cluster.json", redact_cluster(what.cluster))
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
     directory.write("plan.json", redact_plan(plan))

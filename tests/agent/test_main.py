@@ -39,3 +39,13 @@ def test_a_quick_verb_loads_little(node: LocalNode, archive: str) -> None:
     assert "multinode_agent.network" in loaded
     # Each costs more than all of our own modules, or belongs to a verb that was not asked for.
     assert not loaded & {"asyncio", "dataclasses", "inspect", "logging", "argparse", "shutil", "multinode_agent.follow"}
+
+
+def test_the_benchmark_is_a_worker_and_waits_for_no_request(node: LocalNode, archive: str) -> None:
+    # Without torch it comes as far as the import: what matters is that stdin, held open, is not read first.
+    with subprocess.Popen(
+        [*PYTHON, archive, "collectives"], env=node.env, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as worker:
+        assert worker.wait(20) == 1
+        assert worker.stderr is not None
+        assert b"No module named 'torch'" in worker.stderr.read()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from multinode.lab.access import SSH_CONFIG
-from multinode.lab.cluster import Lab, LabSpec, down_lab, load_lab, up_lab
+from multinode.lab.cluster import Lab, LabSpec, down_lab, up_lab
+from multinode.lab.processes import poll
 from multinode.lab.teardown import find_remains
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,11 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def _clean_machine() -> Iterator[None]:
-    remains = find_remains()
-    if remains:
-        pytest.fail(f"a lab stands already, or its remains ({remains.describe()}); run: multinode lab down")
-    yield
-    down_lab()
+    """This machine's one lab is ours until the session ends; sessions that run at the same time wait for each other."""
+    with Path(__file__).open() as lock:
+        if not any(_is_locked(lock) for _ in poll(DEADLINE_S)):
+            pytest.fail("another test session uses this machine's lab; wait for its end")
+        remains = find_remains()
+        if remains:
+            pytest.fail(f"a lab stands already, or its remains ({remains.describe()}); run: multinode lab down")
+        yield
+        down_lab()
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +51,7 @@ def lab(_clean_machine: None) -> Lab:
 @pytest.fixture
 def no_lab(_clean_machine: None) -> Iterator[None]:
     """No lab stands when the test begins, and whatever it leaves is taken away."""
-    if load_lab() is not None:
-        down_lab()
+    down_lab()
     yield
     down_lab()
 
@@ -89,3 +95,11 @@ def shared_dir() -> Iterator[Path]:
     """An empty directory of the controller that nodes see, too: not in /tmp, which is each node's own."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="multinode-test-") as path:
         yield Path(path)
+
+
+def _is_locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

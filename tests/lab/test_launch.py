@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from multinode.lab.spec import Lab
-from tests.lab.launching import DEADLINE_S, SCRIPT, Command, agents, command_line, processes_of, wait_for
+from tests.lab.launching import DEADLINE_S, REPOSITORY, SCRIPT, Command, agents, command_line, processes_of, wait_for
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
 
 
 @pytest.fixture
@@ -19,10 +21,10 @@ def command(tmp_path: Path) -> Command:
     return Command(tmp_path / "runs")
 
 
-def test_a_llamafactory_training_runs_on_both_nodes(lab: Lab, tiny: Path, command: Command) -> None:
-    document = command.document(
-        "launch", "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "max_steps=16", "--set", f"output_dir={tiny}", "--json"
-    )
+def test_a_llamafactory_training_runs_on_both_nodes(command: Command) -> None:
+    make_tiny = [sys.executable, "scripts/make_tiny.py"]
+    subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
+    document = command.document("launch", "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "max_steps=16", "--json")
     assert document["schema"] == "multinode.launch/1"
     assert document["status"] == "succeeded"
     assert [(node["name"], node["node_rank"], node["exit_code"]) for node in document["nodes"]] == [
@@ -40,7 +42,7 @@ def test_a_llamafactory_training_runs_on_both_nodes(lab: Lab, tiny: Path, comman
     assert not agents()
 
 
-def test_a_plain_script_runs_with_one_worker_a_node(lab: Lab, command: Command) -> None:
+def test_a_plain_script_runs_with_one_worker_a_node(command: Command) -> None:
     document = command.document(
         "launch", "--hosts", "lab", "--workers-per-node", "1", "--json", "--", SCRIPT, "--steps", "12"
     )
@@ -55,14 +57,20 @@ def test_a_plain_script_runs_with_one_worker_a_node(lab: Lab, command: Command) 
     assert not agents()
 
 
-def test_the_run_directory_has_every_noun(lab: Lab, command: Command) -> None:
+def test_the_run_directory_has_every_noun(command: Command) -> None:
     done = command.run("launch", "--hosts", "lab", "--workers-per-node", "1", "--", SCRIPT, "--steps", "3")
     assert done.returncode == 0, done.stderr
     directory = command.runs / command.run_id()
     names = {path.name for path in directory.iterdir()}
     assert names >= {
-        "hostfile.txt", "cluster.json", "facts.json", "findings.json", "plan.json", "run.json", "summary.json", "logs", "samples",
-    }  # fmt: skip
+        "hostfile.txt",
+        "cluster.json",
+        "facts.json",
+        "findings.json",
+        "plan.json",
+        "run.json",
+        "summary.json",
+    }
     assert directory.stat().st_mode & 0o077 == 0
     plan = json.loads((directory / "plan.json").read_text())
     assert [node["ifname"] for node in plan["nodes"]] == ["ens1f0", "ens1f0"]
@@ -72,7 +80,7 @@ def test_the_run_directory_has_every_noun(lab: Lab, command: Command) -> None:
     assert '"kind": "step"' in samples
 
 
-def test_the_first_failure_names_node_and_rank_and_the_others_are_stopped(lab: Lab, command: Command) -> None:
+def test_the_first_failure_names_node_and_rank_and_the_others_are_stopped(command: Command) -> None:
     document = command.document(
         "launch", "--hosts", "lab", "--workers-per-node", "1", "--json", "--",
         SCRIPT, "--steps", "100000", "--fail-at", "15", "--fail-rank", "1",
@@ -86,13 +94,15 @@ def test_the_first_failure_names_node_and_rank_and_the_others_are_stopped(lab: L
     assert not agents()
 
 
-def test_a_failed_run_exits_1_and_shows_the_workers_own_traceback_first(lab: Lab, command: Command) -> None:
+def test_a_failed_run_exits_1_and_shows_the_workers_own_traceback_first(command: Command) -> None:
     done = command.run(
         "launch", "--hosts", "lab", "--workers-per-node", "1", "--", SCRIPT, "--steps", "100000", "--fail-at", "3"
     )
     assert done.returncode == 1
     lines = done.stderr.splitlines()
-    error = next(index for index, line in enumerate(lines) if line.startswith("error: node1: rank 1 raised RuntimeError"))
+    error = next(
+        index for index, line in enumerate(lines) if line.startswith("error: node1: rank 1 raised RuntimeError")
+    )
     assert any("node1 | Traceback" in line for line in lines[:error])
     assert "multinode/" not in "".join(line for line in lines[:error] if 'File "' in line)
 

@@ -1,7 +1,8 @@
-"""What is wrong before a training can start: one clear message with node and hint, the right exit code, nothing left."""
+"""What is wrong before a training can start: one clear message with node and hint, and the right exit code."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_a_refused_key(lab: Lab, command: Command, tmp_path: Path) -> None:
 
 
 def test_a_missing_interpreter(lab: Lab, command: Command, tmp_path: Path) -> None:
-    code, said = launch(command, changed(lab, tmp_path, 1, f"python={lab.python}", "python=/opt/none/bin/python"))
+    code, said = launch(command, changed(lab, tmp_path, 1, f"python={lab.spec.python}", "python=/opt/none/bin/python"))
     assert code == 1
     assert "error: node1: no interpreter for the job" in said
     assert "python=" in said
@@ -66,15 +67,13 @@ def test_a_missing_interpreter(lab: Lab, command: Command, tmp_path: Path) -> No
 
 def test_a_missing_torch(lab: Lab, command: Command, tmp_path: Path) -> None:
     bare = f"{sys.base_prefix}/bin/python3"
-    code, said = launch(command, changed(lab, tmp_path, 1, f"python={lab.python}", f"python={bare}"))
+    code, said = launch(command, changed(lab, tmp_path, 1, f"python={lab.spec.python}", f"python={bare}"))
     assert code == 1
     assert f"error: node1: torch not installed for {bare}" in said
     assert "pip install torch" in said
 
 
 def test_a_port_in_use(lab: Lab, command: Command) -> None:
-    import subprocess
-
     listen = "import socket,time; s=socket.create_server(('0.0.0.0',29500)); print('up',flush=True); time.sleep(100)"
     with subprocess.Popen(
         [*ns_command(lab.nodes[0]), "python3", "-c", listen], stdout=subprocess.PIPE, text=True

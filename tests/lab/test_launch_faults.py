@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.lab.spec import Lab
 from tests.lab.launching import DEADLINE_S, SCRIPT, Command, agents, command_line, kill, processes_of, wait_for
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
 
 LAUNCH = ("launch", "--hosts", "lab", "--workers-per-node", "1", "--lease", "6", "--grace", "3", "--json")
 JOB = ("--", SCRIPT, "--steps", "1000000")
@@ -45,7 +44,7 @@ class Training:
 
 
 @pytest.fixture
-def training(lab: Lab, tmp_path: Path) -> Iterator[Training]:
+def training(tmp_path: Path) -> Iterator[Training]:
     running = Training(Command(tmp_path / "runs"))
     yield running
     running.close()

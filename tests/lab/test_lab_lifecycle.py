@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import msgspec
+import pytest
+
+from multinode.lab.cluster import LabSpec, exec_in_node, load_lab, require_lab, up_lab
+from multinode.lab.processes import kill_process, poll
+from multinode.lab.state import STATE_DIR, save_lab
+from multinode.lab.teardown import find_remains
+
+from .conftest import DEADLINE_S, REPOSITORY
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("no_lab")]
+
+Command = Callable[..., CompletedProcess[str]]
+
+
+def _machine() -> dict[str, list[str]]:
+    """What a lab could leave behind: namespaces, interfaces, mounts, first processes, directories."""
+    netns = Path("/run/netns")
+    cmdlines = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    return {
+        "namespaces": sorted(path.name for path in netns.iterdir()) if netns.is_dir() else [],
+        "interfaces": sorted(path.name for path in Path("/sys/class/net").iterdir()),
+        "mounts": [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()],
+        "processes": [line.decode() for line in cmdlines if b"node_init.py" in line],
+        "directories": sorted(path.name for path in Path("/run").iterdir() if path.name == "multinode"),
+    }
+
+
+def test_down_leaves_the_machine_as_it_was(multinode: Command) -> None:
+    before = _machine()
+    up = multinode("lab", "up", "--nodes", "3", "--rate", "none", "--json")
+    assert up.returncode == 0, up.stderr
+    told = json.loads(up.stdout)
+    assert told["schema"] == "multinode.lab/1"
+    assert [node["name"] for node in told["nodes"]] == ["node0", "node1", "node2"]
+    assert len(told["links"]) == 4
+    assert _machine() != before
+    sleeper = ["ssh", "-F", str(STATE_DIR / "ssh_config"), "node2", "setsid sleep 4243 >/dev/null 2>&1 & echo $!"]
+    assert subprocess.run(sleeper, capture_output=True, check=True).stdout
+    assert multinode("lab", "down").returncode == 0
+    assert _machine() == before
+    again = multinode("lab", "down")
+    assert again.returncode == 0
+    assert "nothing is left" in again.stderr
+    assert _machine() == before
+
+
+def test_without_a_lab_the_verbs_say_how_to_make_one(multinode: Command) -> None:
+    status = multinode("lab", "status", "--json")
+    assert json.loads(status.stdout) == {"schema": "multinode.lab/1", "hostfile": None, "nodes": []}
+    assert status.returncode == 1
+    for verb, code in (("status", 1), ("rate", 2), ("exec", 2)):
+        done = multinode("lab", verb, *{"rate": ["all", "1gbit"], "exec": ["node0", "true"]}.get(verb, []))
+        assert done.returncode == code
+        assert "hint: make one: multinode lab up" in done.stderr
+        assert done.stdout == ""
+
+
+@pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
+def test_down_after_sigkill_of_up(multinode: Command, moment: str) -> None:
+    before = _machine()
+    assert _signal_up_at(moment, signal.SIGKILL) == -signal.SIGKILL
+    assert load_lab() is None
+    refused = multinode("lab", "up")
+    assert refused.returncode == 2
+    assert "multinode lab down" in refused.stderr
+    assert multinode("lab", "down").returncode == 0
+    assert _machine() == before
+
+
+@pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
+def test_ctrl_c_takes_back_what_was_begun(moment: str) -> None:
+    before = _machine()
+    assert _signal_up_at(moment, signal.SIGINT) == 130
+    assert _machine() == before
+
+
+@pytest.mark.parametrize("lost", ["state.json", "."])
+def test_down_without_its_records(multinode: Command, lost: str) -> None:
+    before = _machine()
+    up_lab(_spec())
+    if lost == ".":
+        shutil.rmtree(STATE_DIR)
+    else:
+        (STATE_DIR / lost).unlink()
+    assert multinode("lab", "status").returncode == 1
+    assert multinode("lab", "down").returncode == 0
+    assert _machine() == before
+
+
+def test_nodes_whose_namespaces_lost_their_names_are_found(multinode: Command) -> None:
+    before = _machine()
+    up_lab(_spec())
+    subprocess.run(["ip", "-batch", "-"], input=b"netns del mn-node0\nnetns del mn-node1\n", check=True)
+    shutil.rmtree(STATE_DIR)
+    assert multinode("lab", "down").returncode == 0
+    assert _machine() == before
+
+
+def test_a_lab_from_before_a_reboot_does_not_stand(multinode: Command) -> None:
+    lab = up_lab(_spec())
+    save_lab(msgspec.structs.replace(lab, controller_boot_id="another boot"))
+    status = multinode("lab", "status")
+    assert status.returncode == 1
+    assert "multinode lab down" in status.stderr
+    assert multinode("lab", "down").returncode == 0
+
+
+def test_a_second_lab_is_refused_and_the_first_one_stays(multinode: Command) -> None:
+    lab = up_lab(_spec())
+    refused = multinode("lab", "up")
+    assert refused.returncode == 2
+    assert "a lab of 2 nodes stands already" in refused.stderr
+    assert "hint: take it down first: multinode lab down" in refused.stderr
+    assert require_lab() == lab
+    assert exec_in_node(lab.nodes[1], ["true"]) == 0
+
+
+def test_up_that_fails_on_the_nodes_takes_everything_back(multinode: Command) -> None:
+    before = _machine()
+    # /var/run is /run, and that is each node's own: there for the controller, not for them.
+    python = Path("/var/run/multinode-test-python")
+    python.symlink_to(sys.executable)
+    try:
+        failed = multinode("lab", "up", "--python", str(python))
+    finally:
+        python.unlink()
+    assert failed.returncode == 1
+    assert f"node0: it cannot be set up: {python} is not there for the node" in failed.stderr
+    assert _machine() == before
+
+
+def test_addresses_that_are_in_use_are_refused(multinode: Command) -> None:
+    subprocess.run(["ip", "address", "add", "10.99.5.1/32", "dev", "lo"], check=True)
+    try:
+        refused = multinode("lab", "up", "--network", "10.99.4.0/23")
+    finally:
+        subprocess.run(["ip", "address", "del", "10.99.5.1/32", "dev", "lo"], check=True)
+    assert refused.returncode == 2
+    assert "10.99.4.0/23 is in use: 10.99.5.1 on lo" in refused.stderr
+    assert not find_remains()
+
+
+def test_another_network_and_cores_of_their_own(multinode: Command) -> None:
+    cores = len(os.sched_getaffinity(0)) // 2
+    up = multinode("lab", "up", "--network", "10.99.4.0/23", "--cores-per-node", str(cores))
+    assert up.returncode == 0, up.stderr
+    for node in ("node0", "node1"):
+        assert multinode("lab", "exec", node, "--", "nproc").stdout.strip() == str(cores)
+        over_ssh = ["ssh", "-F", str(STATE_DIR / "ssh_config"), node, "nproc; hostname -I"]
+        nproc, *addresses = subprocess.run(over_ssh, capture_output=True, text=True, check=True).stdout.split()
+        assert nproc == str(cores)
+        assert f"10.99.5.{1 + int(node[-1])}" in addresses
+    refused = multinode("lab", "up", "--cores-per-node", str(cores + 1))
+    assert refused.returncode == 2
+
+
+def test_a_killed_node_is_down_and_the_others_are_not(multinode: Command) -> None:
+    lab = up_lab(_spec())
+    dead, alive = lab.nodes[1], lab.nodes[0]
+    assert kill_process(dead.init)
+    assert _wait_for(lambda: not Path(f"/proc/{dead.sshd.pid}").exists())
+    assert not kill_process(dead.init)
+    states = {node["name"]: node["state"] for node in json.loads(multinode("lab", "status", "--json").stdout)["nodes"]}
+    assert states == {alive.name: "up", dead.name: "down"}
+    done = multinode("lab", "exec", dead.name, "--", "true")
+    assert done.returncode == 1
+    assert "node1: it is down" in done.stderr
+    assert exec_in_node(alive, ["true"]) == 0
+
+
+def test_without_root_it_says_so() -> None:
+    # A user like any other, who may yet read the interpreter's files, wherever they lie.
+    user = (
+        "setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps +dac_read_search --ambient-caps +dac_read_search"
+    )
+    refused = _run([*user.split(), sys.executable, "-m", "multinode", "lab", "up"])
+    assert refused.returncode == 2
+    assert "error: the lab cannot run here: not root" in refused.stderr
+    assert "hint: run it with sudo" in refused.stderr
+    assert not find_remains()
+
+
+def test_everything_that_is_missing_is_listed_with_what_installs_it(tmp_path: Path) -> None:
+    refused = _run(["env", f"PATH={tmp_path}", sys.executable, "-m", "multinode", "lab", "up"])
+    assert refused.returncode == 2
+    assert "error: the lab cannot run here: missing: ssh, ssh-keygen, nsenter, mount" in refused.stderr
+    assert "hint: install: apt-get install iproute2 openssh-server" in refused.stderr
+
+
+def _run(command: list[str]) -> CompletedProcess[str]:
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def _spec() -> LabSpec:
+    return LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 28)
+
+
+def _signal_up_at(moment: str, number: signal.Signals) -> int:
+    """Start `lab up`, send it a signal as soon as it says this, and return its exit code."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "multinode", "lab", "up"],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.strip() == moment:
+                process.send_signal(number)
+                break
+        return process.wait(timeout=DEADLINE_S)
+
+
+def _wait_for(condition: Callable[[], bool]) -> bool:
+    return any(condition() for _ in poll(DEADLINE_S))

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.errors import UsageError
+from multinode.lab.spec import LabSpec, assign_cores, controller_address, node_addresses
+
+
+def test_addresses_follow_from_the_node_rank() -> None:
+    spec = LabSpec(node_count=200, python="/usr/bin/python3")
+    first, last = node_addresses(spec, 0), node_addresses(spec, 199)
+    assert (first.management, first.data) == ("10.213.0.1", "10.213.1.1")
+    assert (last.management, last.data) == ("10.213.0.200", "10.213.1.200")
+    assert controller_address(spec) == "10.213.0.254"
+
+
+@pytest.mark.parametrize("network", ["10.213.0.0/24", "10.213.1.0/23", "8.8.8.0/23", "fd00::/23", "lab"])
+def test_a_network_that_will_not_do_is_refused(network: str) -> None:
+    with pytest.raises(UsageError, match="network"):
+        node_addresses(LabSpec(python="/usr/bin/python3", network=network), 0)
+
+
+@pytest.mark.parametrize("count", [0, 201])
+def test_a_lab_of_too_few_or_too_many_nodes_is_refused(count: int) -> None:
+    with pytest.raises(UsageError, match=f"a lab of {count} nodes"):
+        node_addresses(LabSpec(node_count=count, python="/usr/bin/python3"), 0)
+
+
+def test_pinned_nodes_have_no_core_in_common() -> None:
+    spec = LabSpec(node_count=3, cores_per_node=2, python="/usr/bin/python3")
+    available = (0, 1, 4, 5, 6, 7, 9)
+    assert [assign_cores(spec, available, rank) for rank in range(3)] == [(0, 1), (4, 5), (6, 7)]
+
+
+def test_more_cores_than_there_are_is_an_error() -> None:
+    spec = LabSpec(node_count=2, cores_per_node=2, python="/usr/bin/python3")
+    with pytest.raises(UsageError, match="2 nodes of 2 cores do not fit on 3 cores"):
+        assign_cores(spec, (0, 1, 2), 0)
+
+
+def test_nodes_that_are_not_pinned_share_all_cores() -> None:
+    assert assign_cores(LabSpec(python="/usr/bin/python3"), (0, 1), 1) is None
