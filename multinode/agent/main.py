@@ -12,7 +12,7 @@ import os
 import sys
 from typing import NoReturn
 
-from .channel import AgentError, Channel
+from .channel import AgentError, Channel, Record
 
 __all__ = ["main"]
 
@@ -35,7 +35,7 @@ def main() -> NoReturn:
         sys.exit(0)
     channel = Channel(umask=os.umask(0o077))
     try:
-        _run_verb(sys.argv[1:], channel)
+        _run_verbs(sys.argv[1:], channel)
     except AgentError as error:
         _exit_with(channel, error)
     except BrokenPipeError:
@@ -44,17 +44,33 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _run_verb(arguments: list[str], channel: Channel) -> None:
+def _run_verbs(arguments: list[str], channel: Channel) -> None:
+    """Run the verb, and those that the controller asks for after it on the same channel, which saves it a login."""
+    request = _parse_request(channel.first_line())
+    _run_verb(arguments, request, channel)
+    while request.get("then"):
+        line = channel.first_line()
+        if not line and channel.closed:
+            # Nothing more is wanted of us.
+            return
+        request = _parse_request(line)
+        _run_verb([str(request.get("verb"))], request, channel)
+
+
+def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:
     if len(arguments) != 1 or arguments[0] not in _VERBS:
         raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"one of {', '.join(_VERBS)}")
-    line = channel.first_line()
+    importlib.import_module(f".{arguments[0]}", __package__).run(request, channel)
+
+
+def _parse_request(line: bytes) -> Record:
     try:
         request = json.loads(line)
     except ValueError as error:
         raise AgentError(f"the request is not JSON: {error}") from error
     if not isinstance(request, dict) or request.get("schema") != _SCHEMA:
         raise AgentError(f"the request is not of schema {_SCHEMA}", hint="controller and agent differ in version")
-    importlib.import_module(f".{arguments[0]}", __package__).run(request, channel)
+    return request
 
 
 def _exit_with(channel: Channel, error: AgentError) -> NoReturn:

@@ -14,12 +14,20 @@ from typing import Optional
 from .channel import Record
 from .programs import find_program
 
-__all__ = ["find_routes", "list_interfaces", "parse_ip_addr", "prefix_length", "read_interfaces_by_ioctl"]
+__all__ = [
+    "find_routes",
+    "list_interfaces",
+    "parse_ip_addr",
+    "parse_speed",
+    "prefix_length",
+    "read_interfaces_by_ioctl",
+]
 
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")
 _DISCARD_PORT = 9
 _MBIT_PER_GBIT = 1000
+_UNKNOWN_MBIT = 1 << 31
 
 _SIOCGIFCONF = 0x8912
 _SIOCGIFNETMASK = 0x891B
@@ -87,6 +95,12 @@ def read_interfaces_by_ioctl() -> list[Record]:
     return [_describe(name, found, None) for name, found in addresses.items()]
 
 
+def parse_speed(text: Optional[str]) -> Optional[float]:
+    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; a card without a link says -1, an old kernel 4294967295."""
+    speed_mbit = int(text or "-1")
+    return speed_mbit / _MBIT_PER_GBIT if 0 < speed_mbit < _UNKNOWN_MBIT else None
+
+
 def prefix_length(mask: bytes) -> int:
     """24 for the four bytes of 255.255.255.0."""
     return bin(int.from_bytes(mask, "big")).count("1")
@@ -127,14 +141,12 @@ def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
 
 def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Record:
     flags = int(_read(name, "flags") or "0", 16)
-    speed_mbit = _read_int(name, "speed")
     return {
         "name": name,
         "addresses": addresses,
         "up": bool(flags & _IFF_UP) and _read(name, "operstate") in ("up", "unknown"),
         "mtu": _read_int(name, "mtu"),
-        # A card without a link says -1; a virtual one says whatever its driver's author found plausible.
-        "speed_gbit_per_s": speed_mbit / _MBIT_PER_GBIT if speed_mbit is not None and speed_mbit > 0 else None,
+        "speed_gbit_per_s": parse_speed(_read(name, "speed")),
         "kind": _find_kind(name, info_kind),
     }
 

@@ -111,7 +111,7 @@ def _rate(steps: Sequence[Sequence[StepSample]]) -> float | None:
             if worker.step_time_us is not None:
                 samples[worker.rank] = samples.get(worker.rank, 0) + worker.samples
                 time_us[worker.rank] = time_us.get(worker.rank, 0.0) + worker.step_time_us
-    return sum(samples[rank] / time_us[rank] * 1e6 for rank in samples) or None
+    return sum(samples[rank] / time_us[rank] * 1e6 for rank in samples if time_us[rank] > 0) or None
 
 
 def _missing(steps: Sequence[Sequence[StepSample]], samples_per_s: float | None) -> dict[str, str]:

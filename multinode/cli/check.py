@@ -49,12 +49,11 @@ def check(
 
 
 def _print_report(report: CheckReport, launch: str) -> None:
-    from rich.console import Console
-
+    from multinode.cli.output import print_table
     from multinode.report.check_table import check_matrix, findings_text, next_step
 
     nodes = [(node.name, node.reached) for node in report.nodes]
-    Console().print(check_matrix(nodes, report.checks, report.findings))
+    print_table(check_matrix(nodes, report.checks, report.findings))
     if report.findings:
         typer.echo(findings_text(report.findings))
     typer.echo(next_step(report.findings, launch))

@@ -58,7 +58,7 @@ def contrast(
         check=check,
     )
     gpus = parse_option("--baseline-gpus", baseline_gpus, _parse_gpus) if baseline_gpus is not None else None
-    with outside() as around:
+    with outside(cluster) as around:
         contrasted = measure(what, around, mode=mode, baseline_gpus=gpus)
     if as_json:
         print_document(contrasted.contrast)
@@ -71,10 +71,9 @@ def _parse_gpus(text: str) -> tuple[int, ...]:
 
 
 def _print_contrast(contrasted: Contrasted) -> None:
-    from rich.console import Console
-
+    from multinode.cli.output import print_table
     from multinode.report.contrast_table import contrast_table
 
-    Console().print(contrast_table(contrasted.contrast))
+    print_table(contrast_table(contrasted.contrast))
     typer.echo(contrasted.contrast.verdict)
     typer.echo(f"everything of it: {contrasted.directory}", err=True)

@@ -47,23 +47,32 @@ def launch(
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
     from multinode.cli.inputs import read_cluster, read_job
-    from multinode.core.planning import LaunchOptions
-    from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.launch import Launch
+    from multinode.cli.running import outside
 
     cluster, text = read_cluster(hosts, nodes)
-    what = Launch(
-        cluster=cluster,
-        hostfile=text,
-        job=read_job(job, ctx.meta[SCRIPT], set_ or []),
-        options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, profile=profile),
-        execute=ExecuteOptions(lease_s=lease, grace_s=grace),
-        check=check,
-    )
+    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [])
+
+    def make_launch() -> Launch:
+        from multinode.core.planning import LaunchOptions
+        from multinode.launch.request import ExecuteOptions
+        from multinode.workflows.launch import Launch
+
+        return Launch(
+            cluster=cluster,
+            hostfile=text,
+            job=what_job,
+            options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, profile=profile),
+            execute=ExecuteOptions(lease_s=lease, grace_s=grace),
+            check=check,
+        )
+
     if dry_run:
-        _print_plan(what, as_json=as_json)
+        _print_plan(make_launch(), as_json=as_json)
         return
-    launched = _launch(what)
+    with outside(cluster) as around:
+        from multinode.workflows.launch import launch as run_launch
+
+        launched = run_launch(make_launch(), around)
     if as_json:
         _print_json(launched)
     else:
@@ -85,14 +94,6 @@ def _print_plan(what: Launch, *, as_json: bool) -> None:
         print_document(redact_plan(plan))
     else:
         typer.echo(plan_text(plan))
-
-
-def _launch(what: Launch) -> Launched:
-    from multinode.cli.running import outside
-    from multinode.workflows.launch import launch
-
-    with outside() as around:
-        return launch(what, around)
 
 
 def _print_json(launched: Launched) -> None:

@@ -11,15 +11,6 @@ from multinode.errors import Interrupted, MultinodeError
 
 __all__ = ["build_app", "print_error", "run"]
 
-app = typer.Typer(
-    name="multinode",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Launch a training on several nodes over SSH, and measure what the network costs it.",
-)
-
 
 def _version(value: bool) -> None:
     if value:
@@ -29,7 +20,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -42,6 +32,15 @@ def build_app() -> typer.Typer:
     """The command with all its verbs."""
     from multinode.cli import check, contrast, lab, launch, nccl_test, runs
 
+    app = typer.Typer(
+        name="multinode",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="Launch a training on several nodes over SSH, and measure what the network costs it.",
+    )
+    app.callback()(_main)
     app.add_typer(lab.app, name="lab")
     for verb in (check, nccl_test, launch, contrast, runs):
         verb.register(app)

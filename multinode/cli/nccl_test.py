@@ -68,7 +68,7 @@ def nccl_test(
         execute=ExecuteOptions(kind="nccl-test"),
         check=check,
     )
-    with outside() as around:
+    with outside(cluster) as around:
         report = run_test(what, around)
     if as_json:
         print_document(report)
@@ -78,10 +78,9 @@ def nccl_test(
 
 
 def _print_report(report: CollectiveReport) -> None:
-    from rich.console import Console
-
+    from multinode.cli.output import print_table
     from multinode.report.collective_table import collective_table
 
     title = f"{report.op}, {report.backend}, {report.world_size} workers on {len(report.nodes)} nodes"
-    Console().print(collective_table(report.rows, title))
+    print_table(collective_table(report.rows, title))
     typer.echo(report.verdict)

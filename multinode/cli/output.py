@@ -6,16 +6,27 @@ import sys
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from multinode.core.run import Failure
 
-__all__ = ["print_document", "print_failure"]
+__all__ = ["print_document", "print_failure", "print_table"]
+
+# A table in a file or a pipe is not cut to the width of a terminal that is not there.
+_WIDE = 200
 
 
 def print_document(value: object) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
     sys.stdout.flush()
+
+
+def print_table(table: Table) -> None:
+    """A table on stdout."""
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)
 
 
 def print_failure(failure: Failure, directory: str) -> None:

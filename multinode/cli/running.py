@@ -6,23 +6,32 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from multinode.cli.live import live_view
-from multinode.cli.signals import stop_on_signals
-from multinode.launch.stop_request import StopRequest
-from multinode.store.run_directory import runs_root
-from multinode.transport.ssh import SshTransport
-from multinode.workflows.launch import Outside
+if TYPE_CHECKING:
+    from multinode.core.cluster import Cluster
+    from multinode.workflows.launch import Outside
 
 __all__ = ["outside"]
 
 
 @contextlib.contextmanager
-def outside() -> Iterator[Outside]:
+def outside(cluster: Cluster) -> Iterator[Outside]:
     """The outside of a workflow: SSH, the directory of runs, a live view on stderr, and Ctrl-C as a stop request."""
+    from multinode.transport.ssh import SshTransport
+
     transport = SshTransport()
-    stop = StopRequest()
     try:
+        # The nodes' side of a login takes as long as the imports below: both go on at once.
+        transport.open_early(cluster.nodes)
+
+        from multinode.cli.live import live_view
+        from multinode.cli.signals import stop_on_signals
+        from multinode.launch.stop_request import StopRequest
+        from multinode.store.run_directory import runs_root
+        from multinode.workflows.launch import Outside
+
+        stop = StopRequest()
         with live_view() as view, stop_on_signals(stop):
             root = runs_root(dict(os.environ), Path.cwd())
             yield Outside(transport, root, stop=stop, observe=view.show, say=view.say)

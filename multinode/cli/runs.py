@@ -24,9 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: Json = False) -> None:
     """List the runs, oldest first."""
-    from rich.console import Console
-
-    from multinode.cli.output import print_document
+    from multinode.cli.output import print_document, print_table
     from multinode.report.run_table import runs_document, runs_table
     from multinode.workflows.runs import load_runs
 
@@ -34,16 +32,14 @@ def runs(as_json: Json = False) -> None:
     if as_json:
         print_document(runs_document(found))
     elif found:
-        Console().print(runs_table(found))
+        print_table(runs_table(found))
     else:
         typer.echo(f"no runs in {_root()}")
 
 
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
     """Show one run: how it ended, its figures, its files."""
-    from rich.console import Console
-
-    from multinode.cli.output import print_document
+    from multinode.cli.output import print_document, print_table
     from multinode.report.run_table import run_table
     from multinode.workflows.runs import load_run
 
@@ -51,7 +47,7 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
     if as_json:
         print_document(found.document())
         return
-    Console().print(run_table(found.run, found.summary))
+    print_table(run_table(found.run, found.summary))
     typer.echo(f"everything of it: {found.directory}", err=True)
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from multinode.core.command import Command
 
-__all__ = ["LaunchPlan", "NodePlan", "PlanFile"]
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "node_run_id"]
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
         addr: its data-plane address.
         ifname: its data-plane interface; None is unknown.
         link_gbit_per_s: what that interface says of its speed; None is unknown.
+        gpus: ids of the GPUs that its workers use; None where it has none.
         run_dir: the run's directory on the node.
         command: the job, in full.
         files: what is written into the run directory first.
@@ -43,6 +44,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     addr: str | None
     ifname: str | None
     link_gbit_per_s: float | None = None
+    gpus: tuple[int, ...] | None = None
     run_dir: str
     command: Command
     files: tuple[PlanFile, ...] = ()
@@ -77,3 +79,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     profile: bool = True
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
+
+
+def node_run_id(run_id: str, node_rank: int) -> str:
+    """What a run is called on one node: nodes may share a home directory, and with it the place of their runs."""
+    return f"{run_id}.{node_rank}"

@@ -16,7 +16,7 @@ from multinode.core.engines.place import Place
 from multinode.core.engines.torchrun import torchrun_command
 from multinode.core.facts import NodeFacts
 from multinode.core.job import Job, LlamaFactoryJob, describe_job, render_job
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
 from multinode.errors import UsageError
 
 __all__ = ["DEFAULT_MASTER_PORT", "LaunchOptions", "plan_launch", "workers_per_node"]
@@ -66,7 +66,7 @@ def plan_launch(
             master_port=options.master_port,
             ifname=endpoint.ifname,
             gpus=node.gpus[:nproc] if node.gpus is not None else None,
-            run_dir=f"{home}/.multinode/runs/{run_id}",
+            run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             agent=f"{home}/{options.agent}" if options.agent else None,
             python=found.python if found and found.python else node.python,
             packages=found.packages if found else None,
@@ -132,6 +132,7 @@ def _plan_node(
         addr=endpoint.addr,
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
+        gpus=place.gpus or (tuple(range(place.nproc)) if found and found.gpus else None),
         run_dir=place.run_dir,
         command=_command(node, place, job, cwd),
         files=_job_files(job, place.run_dir) if isinstance(job, LlamaFactoryJob) else (),

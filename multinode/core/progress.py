@@ -60,9 +60,10 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def samples_per_s(self) -> float | None:
         """Nominal samples a second of this node's workers, over the recent steps."""
-        if self.samples_per_step is None or not self.recent_us:
+        took_us = sum(self.recent_us)
+        if self.samples_per_step is None or took_us <= 0:
             return None
-        return self.samples_per_step * len(self.recent_us) / sum(self.recent_us) * 1e6
+        return self.samples_per_step * len(self.recent_us) / took_us * 1e6
 
     @property
     def gpu_percent(self) -> float | None:

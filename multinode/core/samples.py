@@ -184,5 +184,5 @@ def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
     for line in lines:
         try:
             yield _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue

@@ -12,7 +12,7 @@ import msgspec
 from multinode.errors import Interrupted, NodeFailed, UsageError
 from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
 from multinode.lab.network import make_links, make_namespaces, shape_node
-from multinode.lab.nodes import start_nodes
+from multinode.lab.nodes import start_nodes, write_speed
 from multinode.lab.processes import is_alive
 from multinode.lab.programs import run_all
 from multinode.lab.requirements import check_free_network, check_requirements
@@ -120,6 +120,8 @@ def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
         chosen = {lab.node(name).node_rank for name in names}
         for rank in chosen:
             shape_node(rank, rate_gbit_per_s)
+            if is_alive(lab.nodes[rank].init):
+                write_speed(lab.nodes[rank], rate_gbit_per_s)
         nodes = tuple(
             msgspec.structs.replace(node, rate_gbit_per_s=rate_gbit_per_s) if node.node_rank in chosen else node
             for node in lab.nodes

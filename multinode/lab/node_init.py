@@ -150,9 +150,10 @@ def mount_root(config: dict[str, Any]) -> None:
     mount("tmpfs", root / "dev/shm", "tmpfs", options=f"size={config['disk_bytes']},mode=1777")
     for name, mode in (("tmp", 0o1777), ("run", 0o755), ("root/.ssh", 0o700)):
         mount_own(store / "own" / name, root / name, mode)
-    boot_id = store / "boot_id"
-    boot_id.write_text(config["boot_id"] + "\n")
-    mount(boot_id, root / "proc/sys/kernel/random/boot_id", None, _MS_BIND)
+    for place, text in config["kernel_files"].items():
+        file = store / place.replace("/", "_")
+        file.write_text(text + "\n")
+        mount(file, root / place.lstrip("/"), None, _MS_BIND)
     os.chdir(root)
     # The new root is mounted over the old one, and the old one, now beneath it, is let go.
     _check(_LIBC.pivot_root(b".", b"."), "pivot_root")

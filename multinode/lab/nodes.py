@@ -13,14 +13,18 @@ import msgspec
 
 from multinode.errors import MultinodeError, NodeFailed
 from multinode.lab.access import NodeFile, node_files
-from multinode.lab.processes import INIT_MARKER, children_of, poll, process_ref
+from multinode.lab.processes import children_of, init_environment, poll, process_ref
 from multinode.lab.requirements import SSHD
-from multinode.lab.spec import LabNode, LabSpec, assign_cores, node_addresses, node_name
+from multinode.lab.shaping import speed_text
+from multinode.lab.spec import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_name
 from multinode.lab.state import node_dir
 
-__all__ = ["start_nodes"]
+__all__ = ["start_nodes", "write_speed"]
 
 _INIT_PROGRAM = Path(__file__).with_name("node_init.py")
+# What the kernel would say of the whole machine, or of a veth, and says otherwise on a node.
+BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+SPEED_FILE = f"/sys/class/net/{DATA_IFNAME}/speed"
 _START_DEADLINE_S = 60.0
 _SSHD_DEADLINE_S = 10.0
 _BANNER = b"SSH-2.0"
@@ -35,6 +39,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
     cores: tuple[int, ...] | None
     boot_id: str
+    kernel_files: dict[str, str]
     files: list[NodeFile]
     executables: tuple[str, str]
 
@@ -79,6 +84,12 @@ def start_nodes(spec: LabSpec, python: str) -> tuple[LabNode, ...]:
     return tuple(nodes)
 
 
+def write_speed(node: LabNode, rate_gbit_per_s: float | None) -> None:
+    """Have the node's training interface say another line rate, as a card does that has negotiated anew."""
+    # Written in place: the file is mounted over the kernel's, and a new one would not be.
+    Path(f"/proc/{node.init.pid}/root{SPEED_FILE}").write_text(speed_text(rate_gbit_per_s) + "\n")
+
+
 def _order(spec: LabSpec, node_rank: int) -> _Order:
     name = node_name(node_rank)
     return _Order(
@@ -87,7 +98,8 @@ def _order(spec: LabSpec, node_rank: int) -> _Order:
         store=str(node_dir(name) / "store"),
         disk_bytes=spec.disk_bytes,
         cores=assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), node_rank),
-        boot_id=str(uuid.uuid4()),
+        boot_id=(boot_id := str(uuid.uuid4())),
+        kernel_files={BOOT_ID_FILE: boot_id, SPEED_FILE: speed_text(spec.rate_gbit_per_s)},
         files=node_files(spec, node_rank, uuid.uuid4().hex),
         executables=(SSHD, spec.python),
     )
@@ -114,7 +126,7 @@ def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={"PATH": os.defpath, INIT_MARKER: order.name},
+            env={"PATH": os.defpath} | init_environment(),
             # Ctrl-C in the terminal is for `lab up`, which then takes its nodes down in order.
             start_new_session=True,
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 from multinode.lab.spec import ProcessRef
 
 __all__ = [
-    "INIT_MARKER",
     "NamespaceId",
     "children_of",
+    "init_environment",
     "is_alive",
     "kill_all",
     "kill_process",
@@ -23,13 +23,20 @@ __all__ = [
     "processes_of_lab",
 ]
 
-# In the environment of every node's first process, and of no other: finds it when all records are lost.
-INIT_MARKER = "MULTINODE_LAB_NODE"
+_MARKER = "MULTINODE_LAB_OF"
 
 _PROC = Path("/proc")
 _POLL_S = 0.01
 
 NamespaceId = tuple[int, int]
+
+
+def init_environment() -> dict[str, str]:
+    """What marks a node's first process, and no other process, as ours: finds it when all records are lost.
+
+    It names the controller's network namespace: a lab inside a container is none of the machine's around it.
+    """
+    return {_MARKER: str((_PROC / "self/ns/net").readlink())}
 
 
 def namespace_id(path: Path) -> NamespaceId | None:
@@ -75,11 +82,12 @@ def children_of(parents: set[int], name: str) -> dict[int, ProcessRef]:
 def processes_of_lab(network_namespaces: set[NamespaceId]) -> list[int]:
     """Every process in one of these network namespaces, and every first process of a lab node, wherever it is."""
     own = namespace_id(_PROC / "self/ns/pid")
+    marker = b"".join(f"{name}={value}".encode() for name, value in init_environment().items())
     return [
         pid
         for pid in _pids()
         if namespace_id(_PROC / str(pid) / "ns/net") in network_namespaces
-        or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and _is_init(pid))
+        or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and _has_environment(pid, marker))
     ]
 
 
@@ -108,12 +116,11 @@ def poll(seconds: float) -> Iterator[None]:
         time.sleep(_POLL_S)
 
 
-def _is_init(pid: int) -> bool:
+def _has_environment(pid: int, entry: bytes) -> bool:
     try:
-        environ = (_PROC / str(pid) / "environ").read_bytes()
+        return entry in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(entry.startswith(f"{INIT_MARKER}=".encode()) for entry in environ.split(b"\0"))
 
 
 def _pids() -> list[int]:

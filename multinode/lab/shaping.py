@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multinode.units import parse_rate
 
-__all__ = ["burst_bytes", "parse_lab_rate", "rate_text", "shape_lines"]
+__all__ = ["burst_bytes", "parse_lab_rate", "rate_text", "shape_lines", "speed_text"]
 
 # tbf counts 14 of the 38 bytes that Ethernet adds to each packet of 1500; a card spends its line rate on all of them.
 _COUNTED_BYTES = 1514
@@ -15,6 +15,8 @@ _ON_THE_WIRE_BYTES = 1538
 _LEAST_BURST_BYTES = 128 * 1024
 _BURST_S = 1e-3
 _QUEUE_MS = 50
+
+_VETH_SPEED = "10000"
 
 _UNSHAPED = {"0", "none"}
 
@@ -35,6 +37,11 @@ def rate_text(rate_gbit_per_s: float | None) -> str:
     if rate_gbit_per_s < 1:
         return f"{rate_gbit_per_s * 1e3:.6g}mbit"
     return f"{rate_gbit_per_s:.6g}gbit"
+
+
+def speed_text(rate_gbit_per_s: float | None) -> str:
+    """What a card of this line rate says in /sys/class/net/X/speed, in Mbit/s; unshaped is what veth says itself."""
+    return str(round(rate_gbit_per_s * 1000)) if rate_gbit_per_s is not None else _VETH_SPEED
 
 
 def burst_bytes(rate_gbit_per_s: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def find_remains(former: frozenset[NamespaceId] = frozenset()) -> Remains:
     return Remains(
         namespaces=tuple(names),
         processes=tuple(processes_of_lab(ids | former)),
-        interfaces=(CONTROLLER_IFNAME,) if Path("/sys/class/net", CONTROLLER_IFNAME).exists() else (),
+        interfaces=tuple(name for _, name in socket.if_nameindex() if name == CONTROLLER_IFNAME),
         mounts=tuple(_mounts()),
         directories=(str(STATE_DIR),) if STATE_DIR.exists() else (),
     )

@@ -87,7 +87,13 @@ class _Loop:
         self._save(self._record("running"))
         for session in self._sessions:
             session.start()
-        self._follow(stop, observe)
+        try:
+            self._follow(stop, observe)
+        except BaseException:
+            # This end can go on no longer (its disk is full, say): the nodes are told rather than left to their leases.
+            for session in self._sessions:
+                session.stop(self._options.grace_s)
+            raise
         observe(self._progress())
         run = self._record(self._status(stop))
         self._save(run)
@@ -111,7 +117,7 @@ class _Loop:
 
     def _react(self, stop: StopRequest) -> None:
         """Stop all nodes when one has failed or the user asks; a second request cuts the grace period short."""
-        wanted = max(stop.count, 1 if self._tracker.any_failed else 0)
+        wanted = min(2, max(stop.count, 1 if self._tracker.any_failed else 0))
         if wanted <= self._stopping:
             return
         grace_s = self._options.grace_s if wanted == 1 else 0.0
@@ -128,9 +134,11 @@ class _Loop:
         nodes = self._tracker.node_runs
         if any(node.state == "lost" for node in nodes):
             return "lost"
-        if all(node.cause == "exited" and node.exit_code == 0 and node.signal is None for node in nodes):
+        others = [node for node in nodes if node.cause != "exited" or node.exit_code != 0 or node.signal is not None]
+        if not others:
             return "succeeded"
-        return "stopped" if stop.count else "failed"
+        # All of them stopped and nobody here asked for it: another controller did.
+        return "stopped" if stop.count or all(node.cause == "stopped" for node in others) else "failed"
 
     def _record(self, status: str) -> Run:
         ended = status != "running"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.plan import LaunchPlan, NodePlan, node_run_id
 
 __all__ = ["ExecuteOptions", "supervise_request"]
 
@@ -28,10 +28,9 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
 def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions) -> dict[str, Any]:
     """The request for one node (docs/reference/agent-protocol.md)."""
     command = node.command
-    gpus = command.env.get("CUDA_VISIBLE_DEVICES")
     return {
         "schema": 1,
-        "run_id": plan.run_id,
+        "run_id": node_run_id(plan.run_id, node.node_rank),
         "argv": list(command.argv),
         "env": command.env,
         "unset": list(command.unset),
@@ -42,7 +41,7 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "grace_s": options.grace_s,
         "sample_ifnames": [node.ifname] if node.ifname else [],
         "sample_interval_s": 1.0,
-        "sample_gpus": [int(gpu) for gpu in gpus.split(",")] if gpus else [],
+        "sample_gpus": list(node.gpus) if node.gpus is not None else None,
         "instrument": plan.profile,
         "detach": False,
         "offsets": {},

@@ -5,7 +5,7 @@ Knows nothing of the other nodes; what to do about a failure is the business of 
 
 from __future__ import annotations
 
-import base64
+import itertools
 import queue
 import threading
 import time
@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeError
+from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
+from multinode.launch.records import Chunk, Ended, Message, parse_record
 from multinode.transport.agent import AgentStream, AgentTransport, Record
 
-__all__ = ["Event", "NodeSession", "decode_chunk"]
+__all__ = ["Event", "NodeSession"]
 
 # The agent says `alive` every second; this long without a word and the connection is taken for dead.
 SILENCE_S = 10.0
@@ -30,20 +31,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         node_rank: whose.
-        record: what the node sent; None for the session's own news.
+        message: what the node sent; None for the session's own news.
         error: contact was lost (and is being sought again), or the run could not be started there.
         over: nothing more will come.
     """
 
     node_rank: int
-    record: Record | None = None
+    message: Message | None = None
     error: MultinodeError | None = None
     over: bool = False
-
-
-def decode_chunk(record: Record) -> bytes:
-    """The bytes that a `chunk` record carries."""
-    return base64.b64decode(str(record["data"]))
 
 
 class NodeSession:
@@ -94,47 +90,69 @@ class NodeSession:
 
     def _follow(self) -> None:
         try:
-            self._read_to_end("supervise", self._request)
-        except ContactLost as error:
-            self._tell(error=error)
-            self._seek_again(error)
+            self._start_and_read()
         except MultinodeError as error:
             self._tell(error=error, over=True)
         except BaseException as error:
             self._tell(error=MultinodeError(f"a defect in multinode: {error!r}", node=self._node.name), over=True)
             raise
 
-    def _seek_again(self, error: MultinodeError) -> None:
-        """Reconnect and go on where the records stopped, until the lease has surely run out."""
-        patience_s = 2.0 * float(self._request.get("lease_s") or 0) + SILENCE_S
-        end = time.monotonic() + patience_s
-        attempt = 0
-        while time.monotonic() < end:
-            time.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
-            attempt += 1
+    def _start_and_read(self) -> None:
+        """Start the run and read to its end; whenever contact is lost, seek it again and go on where it broke off."""
+        try:
+            self._read_to_end(self._open("supervise", self._request))
+        except ContactLost as error:
+            lost = error
+        else:
+            return
+        while True:
+            stream = self._seek_again(lost)
             try:
-                request = {"schema": 1, "run_id": self._request["run_id"], "offsets": self._offsets}
-                self._read_to_end("follow", request)
-            except NodeError as again:
-                error = again
-            except MultinodeError as failed:
-                self._tell(error=failed, over=True)
-                return
+                self._read_to_end(stream)
+            except ContactLost as error:
+                lost = error
             else:
                 return
-        self._tell(error=error, over=True)
 
-    def _read_to_end(self, verb: str, request: Record) -> None:
-        stream = self._agent.open(self._node, verb, request, deadline_s=_START_DEADLINE_S)
+    def _open(self, verb: str, request: Record) -> AgentStream:
+        return self._agent.open(self._node, verb, request, deadline_s=_START_DEADLINE_S)
+
+    def _seek_again(self, lost: NodeError) -> AgentStream:
+        """Reconnect.
+
+        Raises:
+            NodeError: it did not succeed until the lease has surely run out.
+            NodeFailed: the node knows nothing of the run.
+        """
+        self._tell(error=lost)
+        end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or 0) + SILENCE_S
+        for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):
+            if time.monotonic() >= end:
+                break
+            time.sleep(wait_s)
+            try:
+                request = {"schema": 1, "run_id": self._request["run_id"], "offsets": self._offsets}
+                return self._open("follow", request)
+            except NodeError as error:
+                lost = error
+        raise lost
+
+    def _read_to_end(self, stream: AgentStream) -> None:
         try:
             self._stream = stream
+            # What was asked for, or fell due, while there was no contact.
+            if self._request.get("lease_s") is not None:
+                self.renew_lease(self._request["lease_s"])
             if self._wanted is not None:
                 self._send(self._wanted)
             record = stream.first
             while record is not None:
-                self._note_offset(record)
-                self._tell(record=record, over=record.get("kind") == "end")
-                if record.get("kind") == "end":
+                message = parse_record(record, self._node.name)
+                if isinstance(message, Chunk):
+                    self._note_offset(message)
+                if message is not None:
+                    self._tell(message=message, over=isinstance(message, Ended))
+                if isinstance(message, Ended):
                     return
                 record = stream.read(SILENCE_S)
             raise ContactLost("the connection ended before the run did", node=self._node.name)
@@ -142,10 +160,11 @@ class NodeSession:
             self._stream = None
             stream.close()
 
-    def _note_offset(self, record: Record) -> None:
-        if record.get("kind") == "chunk":
-            size = len(decode_chunk(record))
-            self._offsets[str(record["file"])] = int(record["offset"]) + size
+    def _note_offset(self, chunk: Chunk) -> None:
+        expected = self._offsets.get(chunk.file, 0)
+        if chunk.offset != expected:
+            raise NodeFailed(f"it sent {chunk.file} from byte {chunk.offset} on, not {expected}", node=self._node.name)
+        self._offsets[chunk.file] = expected + len(chunk.data)
 
-    def _tell(self, *, record: Record | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
-        self._events.put(Event(node_rank=self._node_rank, record=record, error=error, over=over))
+    def _tell(self, *, message: Message | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
+        self._events.put(Event(node_rank=self._node_rank, message=message, error=error, over=over))

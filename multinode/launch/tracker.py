@@ -11,25 +11,13 @@ from multinode.core.plan import LaunchPlan
 from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run import NodeRun
 from multinode.core.samples import ExceptionSample, parse_samples
-from multinode.errors import ContactLost, MultinodeError
+from multinode.errors import ContactLost, MultinodeError, NodeError
 from multinode.launch.failure import Evidence
-from multinode.launch.session import Event, decode_chunk
+from multinode.launch.records import Chunk, Hello, Message, Status
+from multinode.launch.session import Event
 from multinode.store.run_directory import RunDirectory
-from multinode.transport.agent import Record
 
 __all__ = ["Tracker"]
-
-
-class _Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's status.json, as far as we read it."""
-
-    state: str
-    exit_code: int | None = None
-    signal: str | None = None
-    cause: str | None = None
-    message: str | None = None
-    ended_s: float | None = None
-    processes_left: int | None = None
 
 
 class _NodeTrack:
@@ -77,7 +65,8 @@ class Tracker:
     @property
     def any_failed(self) -> bool:
         """Whether the job has failed on a node, or a node is lost; the others have nobody to talk to then."""
-        return any(track.over and (track.run.exit_code != 0 or track.run.signal is not None) for track in self._tracks)
+        ended = [track.run for track in self._tracks if track.over or track.run.state == "ended"]
+        return any(run.exit_code != 0 or run.signal is not None for run in ended)
 
     def evidence(self) -> Sequence[Evidence]:
         """What is known of each node, for the search of the first failure."""
@@ -97,8 +86,8 @@ class Tracker:
         track = self._tracks[event.node_rank]
         if event.error is not None:
             self._take_error(track, event.error, over=event.over)
-        if event.record is not None:
-            self._take_record(track, event.record)
+        if event.message is not None:
+            self._take_message(track, event.message)
         track.over = track.over or event.over
 
     def note_stopping(self) -> None:
@@ -115,27 +104,28 @@ class Tracker:
                 _set_state(track, "lost")
 
     def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
+        # Once contact was lost, only the node itself can say that the job was never started.
+        sought = track.error is not None and isinstance(error, NodeError)
         track.error = error
         if not over:
             track.progress = msgspec.structs.replace(
                 track.progress, message="contact lost, the job may be running; reconnecting"
             )
-        elif isinstance(error, ContactLost) or track.run.state != "waiting":
+        elif sought or isinstance(error, ContactLost) or track.run.state != "waiting":
             _set_state(track, "lost", error.message)
         else:
             track.run = msgspec.structs.replace(track.run, cause="not_started", ended_s=time.time())
             _set_state(track, "ended", error.message)
 
-    def _take_record(self, track: _NodeTrack, record: Record) -> None:
-        kind = record.get("kind")
-        if kind == "hello":
-            track.clock_offset_s = float(record["time_s"]) - time.time()
+    def _take_message(self, track: _NodeTrack, message: Message) -> None:
+        if isinstance(message, Hello):
+            track.clock_offset_s = message.time_s - time.time()
             track.error = None
             _set_state(track, "starting")
-        elif kind == "chunk":
-            self._take_chunk(track, str(record["file"]), decode_chunk(record))
-        elif kind in {"status", "end"}:
-            _take_status(track, msgspec.convert(record, _Status))
+        elif isinstance(message, Chunk):
+            self._take_chunk(track, message.file, message.data)
+        else:
+            _take_status(track, message)
 
     def _take_chunk(self, track: _NodeTrack, name: str, data: bytes) -> None:
         if name == "log":
@@ -147,7 +137,7 @@ class Tracker:
         track.progress = advance_node(track.progress, samples)
 
 
-def _take_status(track: _NodeTrack, status: _Status) -> None:
+def _take_status(track: _NodeTrack, status: Status) -> None:
     track.run = msgspec.structs.replace(
         track.run,
         exit_code=status.exit_code,

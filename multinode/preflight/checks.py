@@ -133,7 +133,7 @@ def check_port(cluster: Cluster, port: int, listening: Listening, reached: Mappi
     """MASTER_PORT could be bound on node 0 and reached from every other node."""
     first = cluster.nodes[0].name
     for taken, reason in listening.failed.items():
-        yield _port_in_use(first, int(taken), reason)
+        yield _port_in_use(first, taken, reason)
     for node, answer in reached.items():
         if not answer.ok:
             yield Finding(

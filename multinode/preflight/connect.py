@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.core.cluster import Cluster
 from multinode.errors import ContactLost, NodeFailed
-from multinode.transport.agent import AgentTransport
+from multinode.transport.agent import AgentTransport, Record
 from multinode.transport.outcomes import Outcomes, gather
 
 __all__ = ["CONNECT_TIMEOUT_S", "Listening", "Reached", "probe_port"]
@@ -40,7 +40,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """What the listener could bind."""
 
     ports: tuple[int, ...] = ()
-    failed: dict[str, str] = {}
+    failed: dict[int, str] = {}
 
 
 def probe_port(agent: AgentTransport, cluster: Cluster, addr: str, port: int) -> tuple[Listening, Outcomes[Reached]]:
@@ -56,7 +56,7 @@ def probe_port(agent: AgentTransport, cluster: Cluster, addr: str, port: int) ->
     request = {"schema": 1, "addr": addr, "ports": [port], "token": token, "deadline_s": _DEADLINE_S}
     stream = agent.open(cluster.nodes[0], "listen", request, deadline_s=_DEADLINE_S)
     try:
-        listening = msgspec.convert(stream.first or {}, Listening)
+        listening = _listening(stream.first, cluster.nodes[0].name)
         if listening.failed:
             return listening, Outcomes([])
         question = {
@@ -78,7 +78,14 @@ def probe_port(agent: AgentTransport, cluster: Cluster, addr: str, port: int) ->
         stream.close()
 
 
-def _reached(record: dict[str, object], node: str) -> Reached:
+def _listening(record: Record | None, node: str) -> Listening:
+    try:
+        return msgspec.convert(record, Listening)
+    except msgspec.ValidationError as error:
+        raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error
+
+
+def _reached(record: Record, node: str) -> Reached:
     try:
         return msgspec.convert(record["results"], list[Reached])[0]
     except (msgspec.ValidationError, LookupError) as error:

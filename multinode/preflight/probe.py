@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
 import msgspec
@@ -58,6 +59,17 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
     }
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)
     try:
-        return msgspec.convert(record | {"node": node.name}, NodeFacts, strict=False)
-    except msgspec.ValidationError as error:
+        facts = msgspec.convert(record | {"node": node.name}, NodeFacts, strict=False)
+        _check_addresses(facts)
+    except (msgspec.ValidationError, ValueError) as error:
         raise NodeFailed(f"its facts cannot be read: {error}", node=node.name) from error
+    return facts
+
+
+def _check_addresses(facts: NodeFacts) -> None:
+    """What planning will read as addresses are addresses."""
+    for interface in facts.interfaces:
+        for address in interface.addresses:
+            ipaddress.ip_interface(address)
+    if facts.ssh_address is not None:
+        ipaddress.ip_address(facts.ssh_address)

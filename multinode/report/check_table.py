@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.core.finding import Finding
+from multinode.report.table import make_table
 
 __all__ = ["check_matrix", "findings_text", "next_step"]
 
@@ -17,7 +18,7 @@ _NOT_KNOWN = "[dim]-[/]"
 
 def check_matrix(nodes: Sequence[tuple[str, bool]], checks: Sequence[str], findings: Sequence[Finding]) -> Table:
     """A row a node (its name, whether it was reached), a column a check."""
-    table = Table(pad_edge=False)
+    table = make_table()
     table.add_column("node", no_wrap=True)
     for check in checks:
         table.add_column(check, justify="center", no_wrap=True)

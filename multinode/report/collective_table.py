@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from multinode.analyse.collectives import CollectiveRow
+from multinode.report.table import make_table
 
 __all__ = ["collective_table"]
 
@@ -26,7 +27,7 @@ _COLUMNS = (
 
 def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
     """A row a size, a unit under every header; the share is of what TCP can carry at the card's line rate."""
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    table = make_table(title)
     for name, unit in _COLUMNS:
         table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
     for row in rows:

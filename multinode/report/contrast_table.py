@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
 from rich.table import Table
 
 from multinode.analyse.contrast import Contrast, Side
+from multinode.report.table import make_table
 
 __all__ = ["contrast_table"]
 
 
 def contrast_table(contrast: Contrast) -> Table:
     """Samples/s, step time, speed-up and efficiency, with the mode and the rule under them."""
-    table = Table(
-        title=f"{escape(contrast.job)}: one node against {contrast.candidate.nodes}",
-        title_justify="left",
-        caption=f"{contrast.mode}: {contrast.why}; {contrast.rule}",
-        caption_justify="left",
-        pad_edge=False,
-    )
+    title = f"{contrast.job}: one node against {contrast.candidate.nodes}"
+    table = make_table(title, caption=f"{contrast.mode}: {contrast.why}; {contrast.rule}")
     table.add_column("side", no_wrap=True)
     for name in ("nodes x\nworkers", "samples/s", "step time\n(ms)", "p95\n(ms)", "speed-up", "efficiency"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.core.progress import NodeProgress, RunProgress
+from multinode.report.table import make_table
 from multinode.units import format_duration
 
 __all__ = ["progress_line", "progress_table"]
@@ -17,11 +18,7 @@ _UNKNOWN = "-"
 def progress_table(progress: RunProgress) -> Table:
     """A row a node: state, step, speed, loss, network and, where there is one, GPU."""
     gpus = any(node.gpu_percent is not None for node in progress.nodes)
-    table = Table(
-        title=f"{escape(progress.job)}  run {progress.run_id}  {format_duration(progress.elapsed_s)}",
-        title_justify="left",
-        pad_edge=False,
-    )
+    table = make_table(f"{progress.job}  run {progress.run_id}  {format_duration(progress.elapsed_s)}")
     for name in ("node", "ranks", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("step", "step time\n(ms)", "samples/s", "loss", "net in\n(Gbit/s)", "net out\n(Gbit/s)", "link"):

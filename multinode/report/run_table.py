@@ -11,6 +11,7 @@ from rich.table import Table
 
 from multinode.analyse.summary import Summary
 from multinode.core.run import Run
+from multinode.report.table import make_table
 from multinode.units import format_duration
 
 __all__ = ["run_table", "runs_document", "runs_table"]
@@ -25,7 +26,7 @@ class _Stored(Protocol):
 
 def runs_table(runs: Sequence[_Stored]) -> Table:
     """A row a run."""
-    table = Table(pad_edge=False)
+    table = make_table()
     for name in ("run", "kind", "state", "started", "took"):
         table.add_column(name, no_wrap=True)
     for name in ("nodes", "workers", "samples/s"):
@@ -71,7 +72,7 @@ def runs_document(runs: Sequence[_Stored]) -> dict[str, Any]:
 
 def run_table(run: Run, summary: Summary | None) -> Table:
     """One run: a row a fact."""
-    table = Table(title=f"{run.run_id}: {escape(run.job)}", title_justify="left", show_header=False, pad_edge=False)
+    table = make_table(f"{run.run_id}: {run.job}", header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value")
     table.add_row("state", run.status)

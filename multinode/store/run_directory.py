@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,18 +84,23 @@ class RunDirectory:
         return self.path.name
 
     def write(self, name: str, value: object) -> None:
-        """Write a noun as indented JSON, all of it or nothing."""
+        """Write a noun as indented JSON, all of it or nothing.
+
+        Raises:
+            MultinodeError: it cannot be written; so do all that write.
+        """
         data = msgspec.json.format(msgspec.json.encode(value), indent=2)
         self.write_bytes(name, data + b"\n")
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a file, all of it or nothing."""
         partial = self.path / f".{name}.partial"
-        with _open(partial, os.O_TRUNC) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
+        with _writing(self.path / name):
+            with _open(partial, os.O_TRUNC) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.path / name)
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """Read a noun back; None where the run has none.
@@ -112,13 +118,11 @@ class RunDirectory:
 
     def append_log(self, node_rank: int, data: bytes) -> None:
         """Append to a node's log, as the job wrote it."""
-        with _open(self.log_path(node_rank), os.O_APPEND) as file:
-            file.write(data)
+        _append(self.log_path(node_rank), data)
 
     def append_samples(self, node_rank: int, data: bytes) -> None:
         """Append whole JSON lines to a node's samples."""
-        with _open(self.path / "samples" / f"node-{node_rank}.jsonl", os.O_APPEND) as file:
-            file.write(data)
+        _append(self.path / "samples" / f"node-{node_rank}.jsonl", data)
 
     def log_path(self, node_rank: int) -> Path:
         """Where a node's log lies."""
@@ -144,10 +148,24 @@ class RunDirectory:
 
 
 def list_runs(root: Path) -> list[Path]:
-    """The run directories below `root`, oldest first (their names begin with their date)."""
+    """The run directories below `root`, in the order in which their records were last written."""
     if not root.is_dir():
         return []
-    return sorted(path for path in root.iterdir() if (path / "run.json").is_file())
+    records = [path / "run.json" for path in root.iterdir() if (path / "run.json").is_file()]
+    return [record.parent for record in sorted(records, key=lambda record: (record.stat().st_mtime_ns, record))]
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MultinodeError(f"{path} cannot be written: {error.strerror}", hint=f"df -h {path.parent}") from error
+
+
+def _append(path: Path, data: bytes) -> None:
+    with _writing(path), _open(path, os.O_APPEND) as file:
+        file.write(data)
 
 
 def _open(path: Path, flag: int) -> BinaryIO:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster import Node
+from multinode.core.command import quote_path
 from multinode.errors import ContactLost, NodeFailed
 from multinode.transport.archive import AgentArchive, load_archive
 from multinode.transport.base import Completed, Stream, Transport
@@ -18,6 +21,7 @@ __all__ = ["AgentStream", "AgentTransport", "Record", "printable"]
 Record = dict[str, Any]
 
 _NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
+_CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _SHOWN_BYTES = 400
 
@@ -33,25 +37,24 @@ class AgentTransport:
     def __init__(self, transport: Transport, archive: AgentArchive | None = None) -> None:
         self._transport = transport
         self._archive = archive or load_archive()
+        self._lock = threading.Lock()
+        self._kept: dict[str, AgentStream] = {}
 
     def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record:
-        """Run a verb that answers with one record.
+        """Run a verb that answers with one record. Its channel is kept for the next verb, which saves a login.
 
         Raises:
             NodeError: the node cannot be reached or did not answer in time.
             NodeFailed: the verb failed, or the node cannot run the agent.
         """
-        end = time.monotonic() + deadline_s
-        stream = self.open(node, verb, request, deadline_s=deadline_s)
-        try:
-            answer: Record | None = None
-            for record in stream.records(end):
-                answer = record
-            if answer is None:
-                raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
-            return answer
-        finally:
-            stream.close()
+        stream = self.open(node, verb, request | {"then": True}, deadline_s=deadline_s)
+        if stream.first is None:
+            raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
+        with self._lock:
+            before, self._kept[node.name] = self._kept.get(node.name), stream
+        if before is not None:
+            before.close()
+        return stream.first
 
     def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
         """Start a verb that keeps talking. Its first record is waited for.
@@ -59,19 +62,32 @@ class AgentTransport:
         Raises:
             NodeError, NodeFailed: as `call`.
         """
-        command = f"python3 -I ~/{self._archive.path} {verb}"
-        for last_try in (False, True):
+        with self._lock:
+            kept = self._kept.pop(node.name, None)
+        if kept is not None:
+            # The agent waits a minute for a further verb; one that has gone by now is simply started again.
+            with contextlib.suppress(ContactLost):
+                if kept.begin(request | {"verb": verb}, deadline_s) is None:
+                    return kept
+        return self._start(node, verb, request, deadline_s)
+
+    def _start(self, node: Node, verb: str, request: Record, deadline_s: float) -> AgentStream:
+        """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
+        pythons = [quote_path(node.python), "python3"] if node.python is not None else ["python3"]
+        sent = False
+        while True:
+            command = f"{pythons[0]} -I ~/{self._archive.path} {verb}"
             stream = AgentStream(self._transport.open(node, command, deadline_s=deadline_s), node)
-            stream.send(request)
-            stream.first = stream.read(deadline_s)
-            if stream.first is not None:
+            ended = stream.begin(request, deadline_s)
+            if ended is None:
                 return stream
-            ended = stream.finish(deadline_s)
-            stream.close()
-            if last_try or ended.exit_code != _NO_SUCH_FILE or self._archive.path.encode() not in ended.stderr:
+            if ended.exit_code in _CANNOT_RUN and len(pythons) > 1:
+                pythons = pythons[1:]
+            elif ended.exit_code == _NO_SUCH_FILE and self._archive.path.encode() in ended.stderr and not sent:
+                self._send_archive(node, deadline_s)
+                sent = True
+            else:
                 raise _no_agent(node, verb, ended)
-            self._send_archive(node, deadline_s)
-        raise AssertionError  # the loop returns or raises
 
     def _send_archive(self, node: Node, deadline_s: float) -> None:
         folder, name = self._archive.path.rsplit("/", 1)
@@ -100,6 +116,21 @@ class AgentStream:
         self._node = node
         self.first: Record | None = None
 
+    def begin(self, request: Record, deadline_s: float) -> Completed | None:
+        """Send the request and wait for the first record; where none comes, how the verb ended. Closed if not begun.
+
+        Raises:
+            ContactLost, NodeFailed: as `read`.
+        """
+        self.first = None
+        try:
+            self.send(request)
+            self.first = self.read(deadline_s)
+            return None if self.first is not None else self.finish(deadline_s)
+        finally:
+            if self.first is None:
+                self.close()
+
     def send(self, request: Record) -> None:
         """Send one JSON line."""
         self._stream.send(msgspec.json.encode(request) + b"\n")
@@ -113,7 +144,8 @@ class AgentStream:
             ContactLost: none came within `deadline_s` seconds.
             NodeFailed: an error record, or a line that is not a record.
         """
-        while (line := self._stream.read_line(deadline_s)) is not None:
+        end = time.monotonic() + deadline_s
+        while (line := self._stream.read_line(max(0.0, end - time.monotonic()))) is not None:
             if not line.startswith(b"{"):
                 if self.first is not None:
                     raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name)
@@ -140,7 +172,7 @@ class AgentStream:
     def _decode(self, line: bytes) -> Record:
         try:
             record = msgspec.json.decode(line, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
             hint = record.get("hint")

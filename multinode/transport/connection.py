@@ -39,19 +39,28 @@ def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connectio
     """The connection to a node, not yet open: hostfile keys first, then the SSH configuration, then the defaults.
 
     Raises:
-        UsageError: the SSH configuration cannot be read.
+        UsageError: the SSH configuration, a known_hosts file or the jump host's name cannot be understood.
     """
+    try:
+        return _make(node, connect_timeout_s)
+    except (OSError, ValueError, paramiko.SSHException, paramiko.hostkeys.InvalidHostKey) as error:
+        raise UsageError(
+            f"its SSH settings cannot be used: {error}",
+            node=node.name,
+            hint="correct its line in the hostfile, the SSH configuration, or known_hosts",
+        ) from error
+
+
+def _make(node: Node, connect_timeout_s: float) -> fabric.Connection:
     config = _load_config(node)
-    gateway = None
-    if node.jump is not None:
-        gateway = _strict(fabric.Connection(node.jump, config=config, connect_timeout=int(connect_timeout_s)))
+    gateway = fabric.Connection(node.jump, config=config) if node.jump is not None else None
     connection = fabric.Connection(
         node.name,
         user=node.user,
         port=node.port,
         config=config,
         gateway=gateway,
-        connect_timeout=int(connect_timeout_s),
+        connect_timeout=connect_timeout_s,
         connect_kwargs={"banner_timeout": connect_timeout_s, "auth_timeout": connect_timeout_s},
     )
     if node.key is not None:
@@ -71,7 +80,7 @@ def open_connection(connection: fabric.Connection, node: Node) -> None:
     except paramiko.BadHostKeyException as error:
         raise _changed_key(connection, node, error) from error
     except _UnknownHostKey as error:
-        raise _unknown_key(node, error) from error
+        raise _unknown_key(connection, node, error) from error
     except paramiko.PasswordRequiredException as error:
         raise AuthError(
             "its key is protected by a passphrase",
@@ -81,7 +90,7 @@ def open_connection(connection: fabric.Connection, node: Node) -> None:
         ) from error
     except paramiko.AuthenticationException as error:
         raise _refused_key(connection, node) from error
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise ResolveError(
             f"the name {connection.host!r} does not resolve to an address",
             node=node.name,
@@ -107,13 +116,15 @@ def _load_config(node: Node) -> fabric.Config:
 def _strict(connection: fabric.Connection) -> fabric.Connection:
     """Make it verify host keys and use keys as OpenSSH does; its jump hosts likewise."""
     options = connection.ssh_config
+    if isinstance(connection.gateway, fabric.Connection) and connection.gateway.host == "none":
+        connection.gateway = None  # what OpenSSH means by `ProxyJump none`; Fabric takes it for a name
     client = connection.client
     client.set_missing_host_key_policy(_RejectUnknown())
     named = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
     for name in [*shlex.split(named), _SYSTEM_KNOWN_HOSTS]:
         path = Path(name).expanduser()
         if path.is_file():
-            client.load_system_host_keys(str(path))
+            _load_known_hosts(client, path)
     kwargs = connection.connect_kwargs
     # OpenSSH passes over an IdentityFile that does not exist; paramiko would stop at it.
     kwargs["key_filename"] = [key for key in kwargs.get("key_filename", []) if Path(key).expanduser().is_file()]
@@ -121,8 +132,18 @@ def _strict(connection: fabric.Connection) -> fabric.Connection:
         kwargs["allow_agent"] = False
         kwargs["look_for_keys"] = False
     if isinstance(connection.gateway, fabric.Connection):
+        connection.gateway.connect_timeout = connection.connect_timeout
+        for name in ("banner_timeout", "auth_timeout"):
+            connection.gateway.connect_kwargs[name] = connection.connect_kwargs[name]
         _strict(connection.gateway)
     return connection
+
+
+def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> None:
+    try:
+        client.load_system_host_keys(str(path))
+    except (UnicodeDecodeError, paramiko.hostkeys.InvalidHostKey) as error:
+        raise UsageError(f"{path} has a line that is no host key: {error}") from error
 
 
 def _typed(node: Node, *, accept: bool = False) -> str:
@@ -146,9 +167,11 @@ def _known_name(connection: fabric.Connection) -> str:
     return connection.host if connection.port == paramiko.config.SSH_PORT else f"[{connection.host}]:{connection.port}"
 
 
-def _unknown_key(node: Node, error: _UnknownHostKey) -> NodeError:
+def _unknown_key(connection: fabric.Connection, node: Node, error: _UnknownHostKey) -> NodeError:
+    own = error.hostname == _known_name(connection)
+    whose = "its host key" if own else f"the host key of its jump host {error.hostname}"
     return HostKeyError(
-        f"its host key is not known ({error.key.get_name()} {error.key.fingerprint})",
+        f"{whose} is not known ({error.key.get_name()} {error.key.fingerprint})",
         node=node.name,
         ran=_typed(node),
         hint=f"compare the fingerprint and accept it once: {_typed(node, accept=True)}",

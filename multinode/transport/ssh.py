@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 
 import fabric
 import paramiko
 
 from multinode.core.cluster import Node
-from multinode.errors import ContactLost
+from multinode.errors import ConnectError, ContactLost, MultinodeError
 from multinode.transport.base import Completed
 from multinode.transport.connection import KEEPALIVE_S, make_connection, open_connection
+from multinode.transport.outcomes import MAX_THREADS
 
 __all__ = ["SshStream", "SshTransport"]
 
@@ -23,6 +25,10 @@ _CHUNK_BYTES = 1 << 16
 # A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_STDERR_BYTES = 1 << 16
+_DRAIN_EVERY_S = 0.5
+
+
+_Lock = contextlib.AbstractContextManager[bool]  # threading.RLock is a function, not a type
 
 
 class SshTransport:
@@ -36,7 +42,13 @@ class SshTransport:
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._connections: dict[str, fabric.Connection] = {}
-        self._opening: dict[str, threading.Lock] = {}
+        self._opening: dict[str, _Lock] = {}
+        self._failed: dict[str, MultinodeError] = {}
+
+    def open_early(self, nodes: Sequence[Node]) -> None:
+        """Begin to open the connections to these nodes in the background; what goes wrong is told at the first use."""
+        for node in nodes[:MAX_THREADS]:
+            threading.Thread(target=self._open_early, args=(node,), name=f"open-{node.name}", daemon=True).start()
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
         """Run a constant command line with `stdin`, and wait for its end. See `Transport.run`."""
@@ -56,6 +68,11 @@ class SshTransport:
             channel = connection.transport.open_session(timeout=deadline_s)
             channel.settimeout(deadline_s)
             channel.exec_command(command)
+        except paramiko.ChannelException as error:
+            # The connection itself is well, and others talk over it.
+            raise ConnectError(
+                f"sshd refused another session: {error}", node=node.name, hint="see MaxSessions in its sshd_config"
+            ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             self._forget(node)
             raise ContactLost(f"the SSH connection failed: {error or type(error).__name__}", node=node.name) from error
@@ -70,10 +87,21 @@ class SshTransport:
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 connection.close()
 
-    def _connect(self, node: Node) -> fabric.Connection:
+    def _open_early(self, node: Node) -> None:
+        with self._opening_lock(node):
+            try:
+                self._connect(node)
+            except MultinodeError as error:
+                self._failed[node.name] = error
+
+    def _opening_lock(self, node: Node) -> _Lock:
         with self._lock:
-            opening = self._opening.setdefault(node.name, threading.Lock())
-        with opening:
+            return self._opening.setdefault(node.name, threading.RLock())
+
+    def _connect(self, node: Node) -> fabric.Connection:
+        with self._opening_lock(node):
+            if node.name in self._failed:
+                raise self._failed.pop(node.name)
             connection = self._connections.get(node.name)
             if connection is not None and connection.is_connected:
                 return connection
@@ -107,7 +135,7 @@ class SshStream:
         try:
             with self._sending:
                 self._channel.sendall(data)
-        except OSError as error:
+        except (OSError, EOFError, paramiko.SSHException) as error:
             # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
             if not self._channel.eof_received and not self._channel.exit_status_ready():
                 raise ContactLost("the SSH connection was lost while sending", node=self._node) from error
@@ -156,14 +184,18 @@ class SshStream:
 
     def _receive(self, end: float) -> bool:
         """Read once into the buffer; False at the end of the output."""
-        self._drain_stderr()
-        self._channel.settimeout(max(0.01, end - time.monotonic()))
-        try:
-            data = self._channel.recv(_CHUNK_BYTES)
-        except TimeoutError:
-            raise ContactLost("no answer in time", node=self._node) from None
-        self._pending += data
-        return bool(data)
+        while True:
+            self._drain_stderr()
+            left_s = max(0.0, end - time.monotonic())
+            self._channel.settimeout(max(0.01, min(left_s, _DRAIN_EVERY_S)))
+            try:
+                data = self._channel.recv(_CHUNK_BYTES)
+            except TimeoutError:
+                if left_s > _DRAIN_EVERY_S:
+                    continue
+                raise ContactLost("no answer in time", node=self._node) from None
+            self._pending += data
+            return bool(data)
 
     def _drain_stderr(self) -> None:
         # Unread stderr fills the channel's window and would stop stdout too.

@@ -49,3 +49,32 @@ def test_the_benchmark_is_a_worker_and_waits_for_no_request(node: LocalNode, arc
         assert worker.wait(20) == 1
         assert worker.stderr is not None
         assert b"No module named 'torch'" in worker.stderr.read()
+
+
+def test_further_verbs_are_answered_on_the_same_channel(node: LocalNode, archive: str) -> None:
+    requests = [
+        {"schema": 1, "packages": False, "then": True},
+        {"schema": 1, "verb": "connect", "targets": [], "token": "x", "timeout_s": 1, "then": True},
+        {"schema": 1, "verb": "probe", "packages": False},
+    ]
+    ended = subprocess.run(
+        [*PYTHON, archive, "probe"],
+        input=b"".join(json.dumps(request).encode() + b"\n" for request in requests),
+        env=node.env,
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    assert [json.loads(line)["kind"] for line in ended.stdout.splitlines()] == ["facts", "connected", "facts"]
+
+
+def test_a_channel_on_which_nothing_more_is_wanted_ends_well(node: LocalNode, archive: str) -> None:
+    ended = subprocess.run(
+        [*PYTHON, archive, "probe"],
+        input=b'{"schema": 1, "packages": false, "then": true}\n',
+        env=node.env,
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    assert len(ended.stdout.splitlines()) == 1

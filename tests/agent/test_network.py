@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.agent.network import list_interfaces, parse_ip_addr, prefix_length, read_interfaces_by_ioctl
+from multinode.agent.network import (
+    list_interfaces,
+    parse_ip_addr,
+    parse_speed,
+    prefix_length,
+    read_interfaces_by_ioctl,
+)
 
 # iproute2 6.1.0, Debian 12: `ip -details -json address show`, of each link the fields that matter here.
 IP_ADDR = """[{"ifindex":1,"ifname":"lo","link_type":"loopback","inet6_addr_gen_mode":"eui64",
@@ -36,3 +42,10 @@ def test_the_kernel_and_iproute2_agree() -> None:
 @pytest.mark.parametrize(("mask", "length"), [(b"\xff\xff\xff\x00", 24), (b"\xff\xff\xfc\x00", 22), (b"\0\0\0\0", 0)])
 def test_the_length_of_a_mask(mask: bytes, length: int) -> None:
     assert prefix_length(mask) == length
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"), [("2500", 2.5), ("100000", 100.0), ("-1", None), ("4294967295", None), ("", None), (None, None)]
+)
+def test_a_speed_that_the_card_does_not_know_is_none(text: str | None, speed: float | None) -> None:
+    assert parse_speed(text) == speed

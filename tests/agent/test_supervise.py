@@ -186,6 +186,15 @@ def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode
     assert "nosuch0" in notes[0]
 
 
+def test_the_last_sample_is_taken_after_the_end_of_the_job(node: LocalNode) -> None:
+    request = node.request("r", ["sleep", "0.3"], sample_ifnames=["lo"], sample_interval_s=60.0)
+    with node.talk("supervise", request) as talk:
+        talk.read_all()
+    records = [json.loads(line) for line in talk.data("samples/node.jsonl").splitlines()]
+    first, last = (record["mono_ns"] for record in records if record["kind"] == "nic")
+    assert last - first >= 0.3e9
+
+
 def test_the_interpreter_of_these_tests_is_bare() -> None:
     assert PYTHON[0] == sys.executable
     assert "-S" in PYTHON

@@ -80,11 +80,12 @@ class Command:
 
 def processes_of(run_id: str) -> list[int]:
     """Processes of a run on any lab node: their environments are readable from here, where all of them are seen."""
-    wanted = f"MULTINODE_RUN_ID={run_id}".encode()
+    wanted = f"MULTINODE_RUN_ID={run_id}.".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (path / "environ").read_bytes().split(b"\0") and not _is_zombie(path):
+            variables = (path / "environ").read_bytes().split(b"\0")
+            if any(variable.startswith(wanted) for variable in variables) and not _is_zombie(path):
                 found.append(int(path.name))
         except OSError:
             continue

@@ -109,6 +109,27 @@ def test_nodes_whose_namespaces_lost_their_names_are_found(multinode: Command) -
     assert _machine() == before
 
 
+def test_a_lab_in_a_container_is_none_of_ours(multinode: Command) -> None:
+    # Network and mounts apart, process list shared: as the machine around a container sees what is in it.
+    lab = f"{sys.executable} -m multinode lab"
+    inside = [
+        "unshare",
+        "--net",
+        "--mount",
+        "sh",
+        "-c",
+        f"mount -t tmpfs tmpfs /run; {lab} up --rate none; cat; {lab} down",
+    ]
+    with subprocess.Popen(
+        inside, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as container:
+        assert container.stdout is not None
+        assert any(b"2 nodes are up" in line for line in container.stdout)
+        assert multinode("lab", "down").stdout == ""
+        told, _ = container.communicate(timeout=DEADLINE_S)
+    assert b"removed namespaces: 3, processes: 4" in told
+
+
 def test_a_lab_from_before_a_reboot_does_not_stand(multinode: Command) -> None:
     lab = up_lab(_spec())
     save_lab(msgspec.structs.replace(lab, controller_boot_id="another boot"))

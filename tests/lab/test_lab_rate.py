@@ -33,9 +33,11 @@ def test_both_directions_carry_the_rate_that_was_asked_for(lab: Lab) -> None:
         assert AT_LEAST * 0.9415 < speed.goodput_gbit_per_s < AT_MOST * 0.9415
 
 
-def test_one_slow_card_slows_both_directions(rates: Lab, multinode: Command) -> None:
+def test_one_slow_card_slows_both_directions(rates: Lab, multinode: Command, ssh: Command) -> None:
     del rates
     assert multinode("lab", "rate", "node1", "50mbit").stdout == "node1 ens1f0 50mbit\n"
+    assert ssh("node1", "cat /sys/class/net/ens1f0/speed").stdout == "50\n"
+    assert ssh("node0", "cat /sys/class/net/ens1f0/speed").stdout == "1000\n"
     assert {speed.rate_gbit_per_s for speed in measure_links(require_lab())} == {0.05}
     for speed in measure_links(require_lab()):
         assert AT_LEAST * 0.047 < speed.goodput_gbit_per_s < AT_MOST * 0.047

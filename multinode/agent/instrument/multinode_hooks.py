@@ -132,8 +132,12 @@ def _make_callback(steps: Steps, base: Any) -> Any:
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             """Start the clock."""
-            if steps.begin("trainer"):
-                steps.restart()
+
+            def begin() -> None:
+                if steps.begin("trainer"):
+                    steps.restart()
+
+            _quietly(begin)()
 
         def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             """One optimizer step."""
@@ -167,13 +171,16 @@ def _make_callback(steps: Steps, base: Any) -> Any:
 def _hook_deepspeed(steps: Steps, module: Any) -> None:
     step = module.DeepSpeedEngine.step
 
+    def record(engine: Any) -> None:
+        samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
+        steps.step("deepspeed", step=engine.global_steps, samples=samples)
+
     @functools.wraps(step)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = self.global_steps
         result = step(self, *args, **kwargs)
         if self.global_steps != before:
-            samples = self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
-            _quietly(steps.step)("deepspeed", step=self.global_steps, samples=samples)
+            _quietly(record)(self)
         return result
 
     module.DeepSpeedEngine.step = counted

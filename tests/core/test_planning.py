@@ -1,0 +1,145 @@
+"""Plans are compared whole with tests/core/golden; a change there is a change of what runs on a user's nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.collective_test import CollectiveTest
+from multinode.core.facts import Gpu, Interface, NodeFacts, Route
+from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.core.plan import LaunchPlan
+from multinode.core.planning import LaunchOptions, plan_launch, workers_per_node
+from multinode.errors import UsageError
+
+GOLDEN = Path(__file__).parent / "golden"
+SFT = LlamaFactoryJob(
+    config_path="configs/sft.yaml",
+    text="model_name_or_path: /models/tiny\nstage: sft\nfinetuning_type: lora\n",
+    config={"model_name_or_path": "/models/tiny", "stage": "sft", "finetuning_type": "lora"},
+)
+ZERO3 = msgspec.structs.replace(
+    SFT, config=SFT.config | {"deepspeed": "configs/ds_z3.json"}, deepspeed_text='{"zero_optimization": {"stage": 3}}\n'
+)
+SCRIPT = ScriptJob(argv=("train.py", "--name", "two words", "--glob=*"))
+TWO_4090 = Cluster(
+    nodes=(
+        Node(name="box1", gpus=(6, 7), slots=2, ifname="ens1f0", env={"WANDB_API_KEY": "k", "NCCL_DEBUG": "WARN"}),
+        Node(name="box2", gpus=(1, 6), slots=2, addr="10.0.0.2"),
+    ),
+    source="hostfiles/two4090.txt",
+)
+
+
+def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
+    return NodeFacts(
+        node=name,
+        home=f"/home/{name}",
+        python=f"/home/{name}/env/bin/python",
+        packages={"torch": "2.8.0", "llamafactory": llamafactory},
+        cwd=f"/home/{name}/work",
+        interfaces=(
+            Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback"),
+            Interface(name="ens1f0", addresses=(f"{address}/24",), up=True, speed_gbit_per_s=25.0),
+        ),
+        gpus=tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(8)),
+    )
+
+
+FACTS = {"box1": probed("box1", "10.0.0.1"), "box2": probed("box2", "10.0.0.2", "0.9.0")}
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "facts"),
+    [
+        ("llamafactory", SFT, FACTS),
+        ("llamafactory-deepspeed", ZERO3, FACTS),
+        ("llamafactory-offline", SFT, {}),
+        ("torchrun", SCRIPT, FACTS),
+        ("torchrun-offline", SCRIPT, {}),
+        ("collective", CollectiveTest(sizes_bytes=(8, 64), backend="nccl"), FACTS),
+    ],
+)
+def test_the_plan_is_the_golden_one(name: str, job: Job | CollectiveTest, facts: dict[str, NodeFacts]) -> None:
+    options = LaunchOptions(agent=".multinode/agent/0123456789abcdef.pyz")
+    plan = plan_launch(TWO_4090, job, facts, "20260102-030405-abcd", options)
+    assert json.loads(msgspec.json.encode(plan)) == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def test_a_plan_comes_back_from_its_file_as_it_was() -> None:
+    plan = plan_launch(TWO_4090, SFT, FACTS, "r", LaunchOptions())
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=LaunchPlan) == plan
+
+
+def test_planning_twice_gives_the_same_plan() -> None:
+    assert plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions()) == plan_launch(
+        TWO_4090, SCRIPT, FACTS, "r", LaunchOptions()
+    )
+
+
+def test_ranks_follow_the_order_of_the_hostfile_and_meet_at_its_first_node() -> None:
+    nodes = tuple(Node(name=name, slots=3, addr=f"10.0.0.{last}") for name, last in (("z", 9), ("a", 1), ("m", 5)))
+    plan = plan_launch(Cluster(nodes=nodes, source="h"), SCRIPT, {}, "r", LaunchOptions(master_port=1234))
+    assert [(node.node, node.ranks) for node in plan.nodes] == [("z", (0, 1, 2)), ("a", (3, 4, 5)), ("m", (6, 7, 8))]
+    assert (plan.master_addr, plan.master_port, plan.world_size, plan.nproc_per_node) == ("10.0.0.9", 1234, 9, 3)
+    for rank, node in enumerate(plan.nodes):
+        assert {"--nnodes=3", f"--node-rank={rank}", "--nproc-per-node=3"} <= set(node.command.argv)
+        assert {"--master-addr=10.0.0.9", "--master-port=1234"} <= set(node.command.argv)
+
+
+def test_fewer_workers_than_gpus_take_the_first_gpus_of_each_node() -> None:
+    plan = plan_launch(TWO_4090, SFT, FACTS, "r", LaunchOptions(workers_per_node=1))
+    assert [node.command.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes] == ["6", "1"]
+    assert [node.command.env["NPROC_PER_NODE"] for node in plan.nodes] == ["1", "1"]
+
+
+def test_the_users_own_variables_win() -> None:
+    env = {"MASTER_PORT": "1", "NCCL_SOCKET_IFNAME": "=bond0", "MINE": "x"}
+    cluster = Cluster(nodes=(Node(name="a", env=env),), source="h")
+    for job in (SFT, SCRIPT):
+        command = plan_launch(cluster, job, {}, "r", LaunchOptions()).nodes[0].command
+        assert env.items() <= command.env.items()
+
+
+def test_a_route_over_another_card_is_noted_in_the_plan() -> None:
+    astray = msgspec.structs.replace(
+        FACTS["box1"], routes=(Route(peer="10.0.0.2", source="192.168.0.7", ifname="wlan0"),)
+    )
+    plan = plan_launch(TWO_4090, SCRIPT, FACTS | {"box1": astray}, "r", LaunchOptions())
+    assert plan.notes == ("box1 sends to 10.0.0.2 over wlan0, and listens on ens1f0",)
+
+
+def test_unequal_slots_are_refused_because_torchrun_would_hang() -> None:
+    cluster = Cluster(nodes=(Node(name="a", slots=4), Node(name="b", slots=2)), source="h")
+    with pytest.raises(UsageError, match="a has 4, b has 2") as caught:
+        plan_launch(cluster, SCRIPT, {}, "r", LaunchOptions())
+    assert "--workers-per-node 2" in str(caught.value.hint)
+    assert plan_launch(cluster, SCRIPT, {}, "r", LaunchOptions(workers_per_node=2)).world_size == 4
+
+
+def test_more_workers_than_slots_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 workers were asked for, and it has 2 slots") as caught:
+        plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(workers_per_node=3))
+    assert caught.value.node == "box1"
+
+
+@pytest.mark.parametrize(
+    ("node", "gpus", "asked", "expected"),
+    [
+        (Node(name="a"), 0, None, 1),
+        (Node(name="a"), 8, None, 8),
+        (Node(name="a", slots=2), 8, None, 2),
+        (Node(name="a", gpus=(6, 7)), 8, None, 2),
+        (Node(name="a"), 0, 4, 4),
+        (Node(name="a", slots=4), 0, 3, 3),
+    ],
+)
+def test_workers_are_what_was_asked_else_the_slots_else_the_gpus_else_one(
+    node: Node, gpus: int, asked: int | None, expected: int
+) -> None:
+    found = NodeFacts(node="a", gpus=tuple(Gpu(index=index, name="x") for index in range(gpus)))
+    assert workers_per_node(Cluster(nodes=(node,), source="h"), {"a": found}, asked) == expected

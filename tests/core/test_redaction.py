@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.command import REDACTED, Command, is_secret
+from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.redaction import redact_cluster, redact_plan
+
+ENV = {"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "db_password": "s3cret", "NCCL_DEBUG": "INFO"}
+
+
+def test_a_stored_plan_holds_no_secret_and_everything_else() -> None:
+    node = NodePlan(
+        node="a",
+        node_rank=0,
+        ranks=(0,),
+        addr=None,
+        ifname=None,
+        run_dir="/r",
+        command=Command(argv=("true",), env=ENV, cwd="/work"),
+    )
+    plan = LaunchPlan(
+        run_id="r",
+        engine="torchrun",
+        job="j",
+        master_addr="::1",
+        master_port=1,
+        nproc_per_node=1,
+        world_size=1,
+        nodes=(node,),
+    )
+    redacted = redact_plan(plan)
+    assert b"s3cret" not in msgspec.json.encode(redacted)
+    command = redacted.nodes[0].command
+    assert command.env == dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "db_password"), REDACTED) | {"NCCL_DEBUG": "INFO"}
+    assert (command.argv, command.cwd) == (("true",), "/work")
+    assert plan.nodes[0].command.env == ENV
+
+
+def test_a_stored_cluster_holds_no_secret_and_everything_else() -> None:
+    cluster = Cluster(nodes=(Node(name="a", env=ENV), Node(name="b", price=0.5)), source="hosts")
+    redacted = redact_cluster(cluster)
+    assert b"s3cret" not in msgspec.json.encode(redacted)
+    assert redacted.nodes[0].env["NCCL_DEBUG"] == "INFO"
+    assert redacted.nodes[1] == cluster.nodes[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "MYSQL_PWD_PASSWORD", "APIKEY"]
+)
+def test_these_names_are_secret(name: str) -> None:
+    assert is_secret(name)
+    assert is_secret(name.lower())
+
+
+@pytest.mark.parametrize("name", ["NCCL_SOCKET_IFNAME", "PATH", "MASTER_ADDR"])
+def test_these_names_are_not(name: str) -> None:
+    assert not is_secret(name)

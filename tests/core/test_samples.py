@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.core.samples import LossSample, NicSample, Sample, StepSample, parse_samples
+
+STEP = b'{"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":250.0,"samples":4}\n'
+NIC = (
+    b'{"schema":1,"kind":"nic","time_s":1,"mono_ns":2,"ifname":"eth0","rx_bytes":3,"tx_bytes":4,"rx_packets":5,'
+    b'"tx_packets":6,"rx_errors":0,"tx_errors":0,"rx_dropped":0,"tx_dropped":0}'
+)
+
+
+def parse(*lines: bytes) -> list[Sample]:
+    return list(parse_samples(lines))
+
+
+def test_each_kind_becomes_its_type() -> None:
+    assert parse(STEP, NIC, b'{"kind":"loss","rank":0,"step":3,"loss":1.5}') == [
+        StepSample(rank=1, step=3, time_s=10.5, mono_ns=9, step_time_us=250.0, samples=4),
+        NicSample(time_s=1, mono_ns=2, ifname="eth0", rx_bytes=3, tx_bytes=4, rx_packets=5, tx_packets=6),
+        LossSample(rank=0, step=3, loss=1.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        STEP[: len(STEP) // 2],
+        b"",
+        b"\n",
+        b"null",
+        b"[1]",
+        b'"step"',
+        b"\xff\xfe",
+        b'{"kind":"tomorrow","x":1}',
+        b'{"kind":["step"]}',
+        b'{"rank":1}',
+        b'{"kind":"step","rank":"one","step":3,"time_s":1,"mono_ns":9}',
+        b'{"kind":"loss","rank":0,"step":3,"loss":"low"}',
+        b"[" * 100_000,
+        b'{"kind":"loss","rank":0,"step":3,"loss":1,"deep":' + b"[" * 100_000,
+    ],
+)
+def test_a_torn_or_foreign_line_is_passed_over_and_its_neighbours_are_kept(line: bytes) -> None:
+    assert len(parse(STEP, line, STEP)) == 2

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Node
+from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
+from multinode.transport.agent import AgentTransport
+from multinode.transport.archive import load_archive
+from multinode.transport.ssh import SshTransport
+
+from .sshd import Sshd, free_port, make_key
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def node(sshd: Sshd, tmp_path: Path) -> Node:
+    return sshd.node(tmp_path)
+
+
+def refusal(ssh: SshTransport, node: Node) -> NodeError:
+    """The error of a node that cannot be reached."""
+    with pytest.raises(NodeError) as caught:
+        ssh.run(node, "true", deadline_s=DEADLINE_S)
+    assert caught.value.node == node.name
+    return caught.value
+
+
+def test_a_command_gets_its_stdin_and_gives_stdout_stderr_and_exit_code(ssh: SshTransport, node: Node) -> None:
+    done = ssh.run(node, "cat; echo oops >&2; exit 7", stdin=b"a\0b\xff\nc", deadline_s=DEADLINE_S)
+    assert (done.exit_code, done.stdout, done.stderr) == (7, b"a\0b\xff\nc", b"oops\n")
+
+
+def test_what_stands_in_stdin_is_never_run(ssh: SshTransport, node: Node, tmp_path: Path) -> None:
+    marker = tmp_path / "injected"
+    evil = f"$(touch {marker}); `touch {marker}`\n'; touch {marker} #\n\"; touch {marker}\n".encode()
+    assert ssh.run(node, "cat", stdin=evil, deadline_s=DEADLINE_S).stdout == evil
+    assert not marker.exists()
+
+
+def test_much_goes_both_ways(ssh: SshTransport, node: Node) -> None:
+    data = bytes(8 << 20)
+    assert ssh.run(node, "wc -c", stdin=data, deadline_s=DEADLINE_S).stdout == b"%d\n" % len(data)
+    done = ssh.run(node, f"head -c {len(data)} /dev/zero", deadline_s=DEADLINE_S)
+    assert done.stdout == bytes(len(data))
+
+
+def test_a_flood_on_stderr_blocks_nothing_and_is_cut(ssh: SshTransport, node: Node) -> None:
+    done = ssh.run(node, "head -c 8000000 /dev/zero >&2; echo done", deadline_s=DEADLINE_S)
+    assert (done.exit_code, done.stdout) == (0, b"done\n")
+    assert len(done.stderr) == 1 << 16
+
+
+def test_a_stream_talks_line_by_line_both_ways(ssh: SshTransport, node: Node) -> None:
+    stream = ssh.open(node, 'while read -r line; do echo "got $line"; done; printf last; exit 3', deadline_s=DEADLINE_S)
+    for word in (b"one", b"two", b"three"):
+        stream.send(word + b"\n")
+        assert stream.read_line(DEADLINE_S) == b"got " + word
+    stream.send(b"four\nfive\n")
+    assert [stream.read_line(DEADLINE_S) for _ in range(2)] == [b"got four", b"got five"]
+    stream.close_stdin()
+    assert [stream.read_line(DEADLINE_S) for _ in range(2)] == [b"last", None]
+    assert stream.finish(DEADLINE_S).exit_code == 3
+    stream.close()
+
+
+def test_all_streams_of_a_node_share_one_connection(ssh: SshTransport, node: Node) -> None:
+    streams = [ssh.open(node, 'echo "$SSH_CONNECTION"; cat', deadline_s=DEADLINE_S) for _ in range(3)]
+    assert len({stream.read_line(DEADLINE_S) for stream in streams}) == 1
+    for stream in streams:
+        stream.close()
+
+
+def test_a_session_too_many_is_refused_and_the_others_live_on(ssh: SshTransport, node: Node) -> None:
+    streams = [ssh.open(node, "cat", deadline_s=DEADLINE_S) for _ in range(4)]
+    with pytest.raises(ConnectError, match="another session") as caught:
+        ssh.open(node, "cat", deadline_s=DEADLINE_S)
+    assert "MaxSessions" in str(caught.value.hint)
+    streams[0].send(b"alive\n")
+    assert streams[0].read_line(DEADLINE_S) == b"alive"
+    for stream in streams:
+        stream.close()
+
+
+def test_a_command_that_hangs_keeps_no_deadline_waiting(ssh: SshTransport, node: Node) -> None:
+    began = time.monotonic()
+    with pytest.raises(ContactLost, match="no answer in time") as caught:
+        ssh.run(node, "exec sleep 3", deadline_s=0.7)
+    assert caught.value.node == "box"
+    assert time.monotonic() - began < DEADLINE_S / 4
+    stream = ssh.open(node, "cat", deadline_s=DEADLINE_S)
+    with pytest.raises(ContactLost):
+        stream.read_line(0.3)
+    stream.close()
+
+
+def test_a_command_that_closes_its_output_and_goes_on_keeps_no_deadline_waiting(ssh: SshTransport, node: Node) -> None:
+    with pytest.raises(ContactLost, match="did not end in time"):
+        ssh.run(node, "exec sleep 3 >&- 2>&-", deadline_s=0.7)
+
+
+def test_a_connection_that_dies_is_lost_and_the_next_command_opens_another(ssh: SshTransport, node: Node) -> None:
+    with pytest.raises(ContactLost):
+        ssh.run(node, "kill -9 $PPID; exec sleep 1", deadline_s=DEADLINE_S)
+    assert ssh.run(node, "echo again", deadline_s=DEADLINE_S).stdout == b"again\n"
+
+
+def test_what_is_sent_to_a_command_that_has_ended_is_no_lost_contact(ssh: SshTransport, node: Node) -> None:
+    stream = ssh.open(node, "echo bye; exit 4", deadline_s=DEADLINE_S)
+    assert stream.read_line(DEADLINE_S) == b"bye"
+    assert stream.read_line(DEADLINE_S) is None
+    stream.send(b"x" * 1000)
+    assert stream.finish(DEADLINE_S).exit_code == 4
+    stream.close()
+
+
+def test_an_unknown_host_key_is_refused_with_the_command_that_accepts_it(
+    ssh: SshTransport, sshd: Sshd, tmp_path: Path
+) -> None:
+    node = sshd.node(tmp_path, known_hosts="")
+    error = refusal(ssh, node)
+    assert isinstance(error, HostKeyError)
+    shown = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(sshd.folder / "host_key.pub")], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split()[1] in error.message
+    assert f"ssh -F {node.ssh_config} -o StrictHostKeyChecking=ask box true" in str(error.hint)
+    assert (tmp_path / "known_hosts").read_text() == ""
+
+
+def test_the_command_of_the_hint_accepts_the_key(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    node = sshd.node(tmp_path, known_hosts="")
+    command = str(refusal(ssh, node).hint).partition(": ")[2].replace("=ask", "=accept-new")
+    subprocess.run(command.split(), check=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL, capture_output=True)
+    assert ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
+
+
+def test_a_changed_host_key_is_refused_with_both_fingerprints(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    make_key(tmp_path / "other")
+    known = f"[127.0.0.1]:{sshd.port} " + (tmp_path / "other.pub").read_text()
+    error = refusal(ssh, sshd.node(tmp_path, known_hosts=known))
+    assert isinstance(error, HostKeyError)
+    assert "has changed" in error.message
+    assert error.message.count("SHA256:") == 2
+    assert f"ssh-keygen -f {tmp_path}/known_hosts -R '[127.0.0.1]:{sshd.port}'" in str(error.hint)
+
+
+def test_a_hashed_known_hosts_line_is_found(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    node = sshd.node(tmp_path)
+    subprocess.run(["ssh-keygen", "-H", "-f", str(tmp_path / "known_hosts")], check=True, capture_output=True)
+    assert ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
+
+
+def test_a_refused_key_names_the_user_and_what_was_tried(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    make_key(sshd.folder / f"stranger-{tmp_path.name}")
+    node = sshd.node(tmp_path, key=f"stranger-{tmp_path.name}")
+    error = refusal(ssh, node)
+    assert isinstance(error, AuthError)
+    assert f"refused our keys for user {sshd.user!r} (tried: {sshd.folder}/stranger-" in error.message
+    assert f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1" in str(error.hint)
+
+
+def test_a_key_with_a_passphrase_says_so(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    key = tmp_path / "locked"
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(key)]
+    subprocess.run(command, check=True, timeout=DEADLINE_S)
+    error = refusal(ssh, msgspec.structs.replace(sshd.node(tmp_path, key="none"), key=str(key)))
+    assert isinstance(error, AuthError)
+    assert "ssh-add" in str(error.hint)
+
+
+def test_a_port_where_nothing_listens_is_refused(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    port = free_port()
+    error = refusal(ssh, msgspec.structs.replace(sshd.node(tmp_path), port=port))
+    assert isinstance(error, ConnectError)
+    assert error.message == f"no SSH connection to 127.0.0.1 port {port}: refused"
+    assert str(error.ran).endswith(f"-p {port} box true")
+
+
+@pytest.mark.parametrize("name", ["no-such-node.invalid", "a" * 64])
+def test_a_name_that_does_not_resolve_says_so(ssh: SshTransport, name: str) -> None:
+    error = refusal(ssh, Node(name=name, ssh_config="/dev/null"))
+    assert isinstance(error, ResolveError)
+    assert repr(name) in error.message
+
+
+def test_a_port_that_answers_as_no_sshd_does_is_given_up(sshd: Sshd, tmp_path: Path) -> None:
+    transport = SshTransport(connect_timeout_s=0.5)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        began = time.monotonic()
+        error = refusal(transport, msgspec.structs.replace(sshd.node(tmp_path), port=listener.getsockname()[1]))
+    assert isinstance(error, ConnectError)
+    assert "not as sshd does" in error.message
+    assert time.monotonic() - began < DEADLINE_S / 2
+
+
+def test_a_jump_host_is_gone_through(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    by_config = sshd.node(tmp_path, settings="Host box\n  ProxyJump jump\n")
+    source, target = (
+        ssh.run(by_config, "echo $SSH_CLIENT; echo $SSH_CONNECTION", deadline_s=DEADLINE_S).stdout.decode().splitlines()
+    )
+    assert source.split()[2] == target.split()[3] == str(sshd.port)
+
+
+def test_a_jump_host_of_the_hostfile_is_verified_too(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    node = msgspec.structs.replace(sshd.node(tmp_path), jump=f"{sshd.user}@localhost:{sshd.port}")
+    error = refusal(ssh, node)
+    assert isinstance(error, HostKeyError)
+    assert f"the host key of its jump host [localhost]:{sshd.port} is not known" in error.message
+
+
+def test_a_broken_ssh_configuration_is_the_users_to_mend(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    node = sshd.node(tmp_path, settings="nonsense")
+    with pytest.raises(UsageError, match="SSH configuration"):
+        ssh.run(node, "true", deadline_s=DEADLINE_S)
+
+
+def test_the_agent_is_sent_once_then_reused_in_a_home_that_only_its_owner_reads(
+    ssh: SshTransport, sshd: Sshd, node: Node
+) -> None:
+    agent = AgentTransport(ssh)
+    path = sshd.home / load_archive().path
+    path.unlink(missing_ok=True)
+    request = {"schema": 1, "packages": False}
+    assert agent.call(node, "probe", request, deadline_s=DEADLINE_S)["home"] == str(sshd.home)
+    assert path.read_bytes() == load_archive().data
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o700, 0o700)
+    stamp = path.stat().st_mtime_ns
+    agent.call(node, "probe", request, deadline_s=DEADLINE_S)
+    assert path.stat().st_mtime_ns == stamp
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_bashrc_that_prints_disturbs_nothing(ssh: SshTransport, sshd: Sshd, node: Node) -> None:
+    bashrc = sshd.home / ".bashrc"
+    bashrc.write_text("echo 'Welcome!'; echo 'to stderr' >&2; echo\n")
+    try:
+        record = AgentTransport(ssh).call(node, "probe", {"schema": 1, "packages": False}, deadline_s=DEADLINE_S)
+        noisy = ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout
+    finally:
+        bashrc.unlink()
+    assert record["kind"] == "facts"
+    assert noisy == b"Welcome!\n\nin\n"  # the shell of this test does read it
