@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -93,7 +92,7 @@ def _measure(lab: dict[str, Any], start: Callable[[Path], list[list[str]]]) -> f
         ]
         for process in running:
             if process.wait(120) != 0:
-                raise SystemExit(f"failed: {shlex.join(process.args)}")
+                raise SystemExit(f"failed: {process.args!r}")
         stamps = [_on(lab, node["name"], f"cat {REMOTE}/{rank}") for rank, node in enumerate(lab["nodes"])]
         return max(float(stamp) for stamp in stamps) - began
 

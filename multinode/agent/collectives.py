@@ -19,6 +19,8 @@ def main() -> None:
 
     request = json.loads(os.environ["MULTINODE_REQUEST"])
     backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise RuntimeError("the nccl backend needs a GPU, and torch sees none here")
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":

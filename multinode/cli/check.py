@@ -37,9 +37,11 @@ def check(
     cluster, _ = read_cluster(hosts, nodes)
     what = read_job(job, None, []) if job is not None else None
     transport = SshTransport()
+    agent = AgentTransport(transport)
     try:
-        report = check_cluster(AgentTransport(transport), cluster, what, master_port)
+        report = check_cluster(agent, cluster, what, master_port)
     finally:
+        agent.close()
         transport.close()
     if as_json:
         print_document(report)

@@ -62,9 +62,7 @@ def nccl_test(
             max_seconds=max_seconds,
             backend=check_backend(backend),
         ),
-        options=LaunchOptions(
-            workers_per_node=workers_per_node, master_port=master_port, profile=False, agent=load_archive().path
-        ),
+        options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, agent=load_archive().path),
         execute=ExecuteOptions(kind="nccl-test"),
         check=check,
     )

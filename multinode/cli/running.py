@@ -34,6 +34,10 @@ def outside(cluster: Cluster) -> Iterator[Outside]:
         stop = StopRequest()
         with live_view() as view, stop_on_signals(stop):
             root = runs_root(dict(os.environ), Path.cwd())
-            yield Outside(transport, root, stop=stop, observe=view.show, say=view.say)
+            around = Outside(transport, root, stop=stop, observe=view.show, say=view.say)
+            try:
+                yield around
+            finally:
+                around.agent.close()
     finally:
         transport.close()

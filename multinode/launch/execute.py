@@ -27,8 +27,6 @@ Observer = Callable[[RunProgress], None]
 
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.25
-# After a stop was asked for, a node has its grace period, then this long to verify that nothing is left.
-_VERIFY_S = 20.0
 
 
 def execute(  # noqa: PLR0913 - the six things that a run is made of, each a value or a seam of its own
@@ -78,6 +76,7 @@ class _Loop:
                 node_rank=node_plan.node_rank,
                 request=supervise_request(plan, node_plan, options),
                 events=self._events,
+                silence_s=options.silence_s,
             )
             for node, node_plan in zip(cluster.nodes, plan.nodes, strict=True)
         ]
@@ -122,7 +121,7 @@ class _Loop:
             return
         grace_s = self._options.grace_s if wanted == 1 else 0.0
         self._stopping = wanted
-        self._give_up = time.monotonic() + grace_s + _VERIFY_S
+        self._give_up = time.monotonic() + grace_s + self._options.verify_s
         for session in self._sessions:
             session.stop(grace_s)
         self._tracker.note_stopping()

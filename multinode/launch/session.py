@@ -20,8 +20,6 @@ from multinode.transport.agent import AgentStream, AgentTransport, Record
 
 __all__ = ["Event", "NodeSession"]
 
-# The agent says `alive` every second; this long without a word and the connection is taken for dead.
-SILENCE_S = 10.0
 _START_DEADLINE_S = 30.0
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 
@@ -51,16 +49,25 @@ class NodeSession:
         node_rank: its node rank.
         request: what its supervisor is asked to do.
         events: where records go.
+        silence_s: how long the node may say nothing before the connection is taken for dead.
     """
 
-    def __init__(
-        self, agent: AgentTransport, node: Node, *, node_rank: int, request: Record, events: queue.Queue[Event]
+    def __init__(  # noqa: PLR0913 - the six things that a session is made of, each a value or a seam of its own
+        self,
+        agent: AgentTransport,
+        node: Node,
+        *,
+        node_rank: int,
+        request: Record,
+        events: queue.Queue[Event],
+        silence_s: float,
     ) -> None:
         self._agent = agent
         self._node = node
         self._node_rank = node_rank
         self._request = request
         self._events = events
+        self._silence_s = silence_s
         self._offsets: dict[str, int] = {}
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
@@ -125,7 +132,7 @@ class NodeSession:
             NodeFailed: the node knows nothing of the run.
         """
         self._tell(error=lost)
-        end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or 0) + SILENCE_S
+        end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or 0) + self._silence_s
         for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):
             if time.monotonic() >= end:
                 break
@@ -154,7 +161,7 @@ class NodeSession:
                     self._tell(message=message, over=isinstance(message, Ended))
                 if isinstance(message, Ended):
                     return
-                record = stream.read(SILENCE_S)
+                record = stream.read(self._silence_s)
             raise ContactLost("the connection ended before the run did", node=self._node.name)
         finally:
             self._stream = None

@@ -14,6 +14,7 @@ from multinode.errors import MultinodeError
 from multinode.preflight.connect import Listening, Reached
 
 __all__ = [
+    "check_backend",
     "check_interpreter",
     "check_packages",
     "check_paths",
@@ -64,6 +65,22 @@ def check_packages(cluster: Cluster, facts: Mapping[str, NodeFacts], job: Job | 
                 check="packages",
                 message=f"{words} not installed for {found.python}",
                 hint=f"on the node: {found.python} -m pip install {' '.join(missing)}; or correct python=",
+            )
+
+
+def check_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], job: Job | CollectiveTest) -> Iterator[Finding]:
+    """A collective test that asks for NCCL has a GPU on every node."""
+    if not isinstance(job, CollectiveTest) or job.backend != "nccl":
+        return
+    for node in cluster.nodes:
+        found = facts.get(node.name)
+        if found is not None and not found.gpus:
+            yield Finding(
+                severity="error",
+                node=node.name,
+                check="backend",
+                message=f"the nccl backend needs a GPU, and there is none ({found.missing.get('gpus', 'none listed')})",
+                hint="--backend gloo measures the same network without a GPU",
             )
 
 

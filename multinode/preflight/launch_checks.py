@@ -11,6 +11,7 @@ from multinode.core.finding import Finding
 from multinode.core.job import Job
 from multinode.errors import NodeFailed
 from multinode.preflight.checks import (
+    check_backend,
     check_interpreter,
     check_packages,
     check_port,
@@ -29,6 +30,7 @@ def check_before_launch(
     """What the facts alone tell."""
     yield from check_interpreter(cluster, facts)
     yield from check_packages(cluster, facts, job)
+    yield from check_backend(cluster, facts, job)
     yield from check_workdir(cluster, facts)
     yield from check_port_free(cluster, facts, master_port)
 

@@ -24,6 +24,7 @@ _NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _SHOWN_BYTES = 400
+_END_DEADLINE_S = 2.0
 
 
 class AgentTransport:
@@ -70,6 +71,18 @@ class AgentTransport:
                 if kept.begin(request | {"verb": verb}, deadline_s) is None:
                     return kept
         return self._start(node, verb, request, deadline_s)
+
+    def close(self) -> None:
+        """End the agents that wait for a further verb, and see them gone."""
+        with self._lock:
+            kept = list(self._kept.values())
+            self._kept.clear()
+        for stream in kept:
+            stream.close_stdin()
+        for stream in kept:
+            with contextlib.suppress(ContactLost):
+                stream.finish(_END_DEADLINE_S)
+            stream.close()
 
     def _start(self, node: Node, verb: str, request: Record, deadline_s: float) -> AgentStream:
         """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
@@ -159,6 +172,10 @@ class AgentStream:
             yield self.first
         while (record := self.read(max(0.0, end - time.monotonic()))) is not None:
             yield record
+
+    def close_stdin(self) -> None:
+        """Send no more."""
+        self._stream.close_stdin()
 
     def finish(self, deadline_s: float) -> Completed:
         """Send no more, and wait for the verb's end."""

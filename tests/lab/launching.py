@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from multinode.lab.cluster import LabNode, ns_command
+
 REPOSITORY = Path(__file__).parents[2]
 MULTINODE = (sys.executable, "-m", "multinode")
 SCRIPT = "configs/ddp_tiny.py"
@@ -41,10 +43,14 @@ class Command:
 
     def document(self, *arguments: str) -> dict[str, Any]:
         """Run it with --json (put by the caller) and read what it printed, whatever its exit code."""
+        return self.code_and_document(*arguments)[1]
+
+    def code_and_document(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Likewise, with the exit code."""
         done = self.run(*arguments)
         assert done.stdout, done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
-        return document
+        return done.returncode, document
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -76,6 +82,22 @@ class Command:
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {"MULTINODE_RUNS": str(self.runs)}
+
+
+@contextmanager
+def listener(node: LabNode, port: int) -> Iterator[None]:
+    """Somebody else's process on a node that holds a port; it ends when its stdin does."""
+    program = f"import socket,sys; s=socket.create_server(('0.0.0.0',{port})); print('up',flush=True); sys.stdin.read()"
+    argv = [*ns_command(node), sys.executable, "-c", program]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "up\n"
+            yield
+        finally:
+            holder.stdin.close()
+            holder.wait(timeout=DEADLINE_S)
 
 
 def processes_of(run_id: str) -> list[int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from multinode.lab.cluster import ns_command
 from multinode.lab.spec import Lab
-from tests.lab.launching import SCRIPT, Command, agents, wait_for
+from tests.lab.launching import SCRIPT, Command, agents, listener
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
 
@@ -74,19 +72,11 @@ def test_a_missing_torch(lab: Lab, command: Command, tmp_path: Path) -> None:
 
 
 def test_a_port_in_use(lab: Lab, command: Command) -> None:
-    listen = "import socket,time; s=socket.create_server(('0.0.0.0',29500)); print('up',flush=True); time.sleep(100)"
-    with subprocess.Popen(
-        [*ns_command(lab.nodes[0]), "python3", "-c", listen], stdout=subprocess.PIPE, text=True
-    ) as holder:
-        try:
-            assert holder.stdout is not None
-            wait_for(holder.stdout.readline)
-            code, said = launch(command, lab.hostfile)
-        finally:
-            holder.kill()
+    with listener(lab.nodes[0], 29500):
+        code, said = launch(command, lab.hostfile)
     assert code == 1
     assert "error: node0: port 29500, the rendezvous, is in use" in said
-    assert "python3" in said
+    assert "python" in said
     assert "--master-port" in said
 
 

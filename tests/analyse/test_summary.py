@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from multinode.analyse.summary import Summary, spread_of, summarise
+from multinode.core.samples import LossSample, Sample, StepSample, TrainEndSample
+
+
+def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:
+    return [
+        StepSample(
+            rank=rank,
+            step=number,
+            time_s=0,
+            mono_ns=0,
+            step_time_us=None if time_ms is None else time_ms * 1000,
+            samples=samples,
+        )
+        for number, time_ms in enumerate(times_ms, start=1)
+    ]
+
+
+def test_a_steady_training_of_two_workers() -> None:
+    found = summarise("r", steps(0, [100.0] * 20) + steps(1, [100.0] * 20))
+    assert (found.steps, found.steady_steps) == (20, 15)
+    assert found.step_time_ms is not None
+    assert (found.step_time_ms.median, found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 100.0, 0.0)
+    assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
+    assert found.missing == {}
+    assert "first 5 of 20" in found.rule
+
+
+def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
+    found = summarise("r", steps(0, [1000.0] * 5 + [100.0] * 15))
+    assert found.samples_per_s == pytest.approx(80.0)
+    assert found.all_steps_samples_per_s == pytest.approx(20 * 8 / 6.5)
+
+
+def test_the_rate_is_all_samples_over_all_time_and_not_the_mean_of_rates() -> None:
+    found = summarise("r", steps(0, [100.0, 300.0] * 10))
+    assert found.samples_per_s == pytest.approx(15 * 8 / (8 * 0.3 + 7 * 0.1))
+
+
+def test_the_order_of_the_samples_does_not_matter() -> None:
+    samples = [
+        *steps(0, [100.0 + n for n in range(30)]),
+        *steps(1, [101.0 + n for n in range(30)]),
+        *(LossSample(rank=0, step=n, loss=3.0 - n / 10) for n in range(10, 31, 10)),
+    ]
+    mixed = sorted(samples, key=repr)
+    assert mixed != samples
+    assert summarise("r", mixed) == summarise("r", samples)
+
+
+def test_the_step_time_is_the_median_over_the_workers_of_each_step() -> None:
+    found = summarise("r", steps(0, [100.0] * 9) + steps(1, [200.0] * 9) + steps(2, [900.0] * 9))
+    assert found.step_time_ms is not None
+    assert found.step_time_ms.median == 200.0
+
+
+def test_a_first_step_without_a_time_is_counted_as_a_step_and_timed_nowhere() -> None:
+    found = summarise("r", steps(0, [None, *[100.0] * 20]))
+    assert (found.steps, found.steady_steps) == (21, 15)
+    assert found.all_steps_samples_per_s == pytest.approx(80.0)
+
+
+def test_losses_are_those_of_the_first_and_the_last_step_that_logged_one() -> None:
+    losses = [LossSample(rank=0, step=step, loss=loss) for step, loss in ((20, 1.0), (10, 2.0), (30, 0.5))]
+    found = summarise("r", losses)
+    assert (found.first_loss, found.last_loss) == (2.0, 0.5)
+
+
+def test_the_trainers_own_figure_stands_beside_ours() -> None:
+    end = TrainEndSample(rank=0, time_s=0, train_runtime_s=2.0, train_samples_per_s=77.0)
+    assert summarise("r", [*steps(0, [100.0] * 20), end]).trainer_samples_per_s == 77.0
+
+
+def test_what_is_not_known_is_none_with_a_reason() -> None:
+    nothing = summarise("r", [])
+    assert nothing == Summary(
+        run_id="r",
+        steps=0,
+        steady_steps=0,
+        rule="the first 0 of 0 steps are warm-up and do not count",
+        missing=dict.fromkeys(("step_time_ms", "samples_per_s"), "no worker recorded a step"),
+    )
+    no_samples = summarise("r", steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
+    assert no_samples.samples_per_s is None
+    assert "does not say how many samples" in no_samples.missing["samples_per_s"]
+    assert no_samples.step_time_ms is not None
+
+
+def test_steps_that_took_no_time_break_nothing() -> None:
+    assert summarise("r", steps(0, [0.0] * 20)).samples_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "p95", "cv"),
+    [
+        ([5.0], 5.0, 5.0, 0.0),
+        ([1.0, 3.0], 2.0, 3.0, 2**0.5 / 2),
+        ([float(n) for n in range(1, 101)], 50.5, 95.0, 0.5745),
+        ([0.0, 0.0], 0.0, 0.0, 0.0),
+    ],
+)
+def test_a_spread_is_median_p95_and_cv(values: list[float], median: float, p95: float, cv: float) -> None:
+    found = spread_of(values)
+    assert (found.median, found.p95) == (median, p95)
+    assert found.cv == pytest.approx(cv, rel=1e-3)

@@ -1,0 +1,191 @@
+"""Nodes that say what a test tells them to, and a run on them: FakeTransport's streams, kept open and spoken to."""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.command import Command
+from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.progress import RunProgress
+from multinode.core.run import Run
+from multinode.errors import ContactLost
+from multinode.launch.execute import execute
+from multinode.launch.request import ExecuteOptions
+from multinode.launch.stop_request import StopRequest
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport
+from multinode.transport.archive import AgentArchive
+from multinode.transport.base import Completed
+
+DEADLINE_S = 20.0
+HELLO = {"kind": "hello", "schema": 1, "run_id": "r", "run_dir": "/r", "time_s": 0.0}
+RUNNING = {"kind": "status", "state": "running"}
+
+
+class Talk:
+    """One channel to a node, as the node sees it: what it was sent, and what it says."""
+
+    def __init__(self, node: Node, verb: str, closed: Callable[[], None]) -> None:
+        self.node = node
+        self.verb = verb
+        self.received: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._lines: queue.Queue[bytes | Exception | None] = queue.Queue()
+        self._closed = closed
+
+    def say(self, *records: dict[str, Any]) -> None:
+        for record in records:
+            self._lines.put(json.dumps(record).encode())
+
+    def chunk(self, name: str, offset: int, data: bytes) -> None:
+        self.say({"kind": "chunk", "file": name, "offset": offset, "data": base64.b64encode(data).decode()})
+
+    def end(self, **status: Any) -> None:
+        """The last record; by default of a job that went well."""
+        whole = {"state": "ended", "exit_code": 0, "cause": "exited", "ended_s": time.time(), **status}
+        self.say({"kind": "end", **whole})
+
+    def hang_up(self) -> None:
+        self._lines.put(ContactLost("the cable is out", node=self.node.name))
+
+    def order(self, op: str) -> dict[str, Any]:
+        """The next order of this kind."""
+        while (order := self.received.get(timeout=DEADLINE_S)).get("op") != op:
+            pass
+        return order
+
+    # What the controller calls, as `Stream` has it.
+    def send(self, data: bytes) -> None:
+        self.received.put(json.loads(data))
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        try:
+            line = self._lines.get(timeout=min(deadline_s, DEADLINE_S))
+        except queue.Empty:
+            raise ContactLost("no answer in time", node=self.node.name) from None
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    def finish(self, deadline_s: float) -> Completed:
+        del deadline_s
+        return Completed(exit_code=0, stdout=b"", stderr=b"")
+
+    def close_stdin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._closed()
+
+
+class ScriptedNodes:
+    """A transport on which each channel that is opened is played by `play(talk)` in a thread of its own.
+
+    What a script raises, an assertion for one, is raised again by `check`.
+    """
+
+    def __init__(self, play: Callable[[Talk], None]) -> None:
+        self._play = play
+        self._failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        self.opened = 0
+        self.closed = 0
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> Talk:
+        del deadline_s
+        self.opened += 1
+        talk = Talk(node, command.rsplit(maxsplit=1)[-1], self._note_closed)
+        thread = threading.Thread(target=self._run, args=(talk,))
+        self._threads.append(thread)
+        thread.start()
+        return talk
+
+    def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
+        raise AssertionError(f"{node.name} was asked to run {command} with {len(stdin)} bytes within {deadline_s} s")
+
+    def close(self) -> None:
+        pass
+
+    def check(self) -> None:
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "a script waits for what never comes"
+        for failure in self._failures:
+            raise failure
+
+    def _note_closed(self) -> None:
+        self.closed += 1
+
+    def _run(self, talk: Talk) -> None:
+        try:
+            self._play(talk)
+        except BaseException as failure:  # noqa: BLE001 - raised again in the test's own thread
+            self._failures.append(failure)
+            talk.hang_up()
+
+
+def make_plan(*names: str) -> LaunchPlan:
+    """A plan with two workers on each of these nodes."""
+    return LaunchPlan(
+        run_id="r",
+        engine="torchrun",
+        job="train.py",
+        master_addr="10.0.0.1",
+        master_port=29500,
+        nproc_per_node=2,
+        world_size=2 * len(names),
+        nodes=tuple(
+            NodePlan(
+                node=name,
+                node_rank=rank,
+                ranks=(2 * rank, 2 * rank + 1),
+                addr=f"10.0.0.{rank + 1}",
+                ifname="ens1f0",
+                run_dir=f"/r.{rank}",
+                command=Command(argv=("train", name), env={"A": "b c"}, unset=("RANK",), cwd="/work"),
+            )
+            for rank, name in enumerate(names)
+        ),
+    )
+
+
+class Execution:
+    """A run of `make_plan` on scripted nodes; `options` are fields of ExecuteOptions.
+
+    Attributes:
+        directory: its run directory.
+        stop: how the user stops it.
+        seen: every progress that was shown.
+    """
+
+    def __init__(self, root: Path, *names: str, **options: float) -> None:
+        self._plan = make_plan(*names)
+        self._options = msgspec.structs.replace(ExecuteOptions(lease_s=60.0, grace_s=5.0), **options)
+        self.directory = RunDirectory.create(root / "runs", "r")
+        self.stop = StopRequest()
+        self.seen: list[RunProgress] = []
+
+    def run(self, play: Callable[[Talk], None]) -> Run:
+        nodes = ScriptedNodes(play)
+        cluster = Cluster(nodes=tuple(Node(name=node.node) for node in self._plan.nodes), source="hosts")
+        run = execute(
+            self._plan,
+            cluster,
+            agent=AgentTransport(nodes, AgentArchive(b"")),
+            directory=self.directory,
+            options=self._options,
+            stop=self.stop,
+            observe=self.seen.append,
+        )
+        nodes.check()
+        assert nodes.closed >= nodes.opened, "a channel was left open"
+        return run

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.core.run import Run
+from multinode.errors import MultinodeError, UsageError
+from multinode.store.run_directory import RunDirectory, list_runs, runs_root
+
+RUN = Run(run_id="r", job="j", engine="torchrun", status="running", started_s=1.5, world_size=2, nodes=())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "runs", "20260102-030405-abcd")
+
+
+def test_only_its_owner_may_read_a_run(directory: RunDirectory) -> None:
+    directory.write("run.json", RUN)
+    directory.append_log(0, b"secret")
+    directory.append_samples(0, b"{}\n")
+    for path in [directory.path.parent, directory.path, *directory.path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_noun_comes_back_as_it_was_written(directory: RunDirectory) -> None:
+    directory.write("run.json", RUN)
+    assert directory.read("run.json", Run) == RUN
+    directory.write("run.json", None)
+    assert (directory.path / "run.json").read_text() == "null\n"
+    assert directory.read("summary.json", Run) is None
+    assert {path.name for path in directory.path.iterdir()} == {"run.json", "logs", "samples"}
+
+
+def test_a_file_that_is_not_what_it_should_be_is_named(directory: RunDirectory) -> None:
+    (directory.path / "run.json").write_text('{"run_id": 3')
+    with pytest.raises(MultinodeError, match=r"run\.json cannot be read"):
+        directory.read("run.json", Run)
+
+
+def test_logs_and_samples_grow(directory: RunDirectory) -> None:
+    assert (directory.log_tail(0), list(directory.sample_lines(0))) == ("", [])
+    for part in (b"one\n", b"two\xff\n"):
+        directory.append_log(0, part)
+        directory.append_samples(1, part)
+    assert directory.log_path(0).read_bytes() == b"one\ntwo\xff\n"
+    assert list(directory.sample_lines(1)) == [b"one\n", b"two\xff\n"]
+    assert directory.log_tail(0) == "one\ntwo\ufffd\n"
+    assert directory.log_tail(0, size_bytes=5) == "two\ufffd\n"
+
+
+def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:
+    with pytest.raises(UsageError, match="there is a run 20260102-030405-abcd already") as caught:
+        RunDirectory.create(directory.path.parent, directory.run_id)
+    assert "--run-id" in str(caught.value.hint)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MultinodeError, match="cannot be made") as caught:
+        RunDirectory.create(tmp_path / "file" / "runs", "r")
+    assert "MULTINODE_RUNS" in str(caught.value.hint)
+
+
+def test_what_can_no_longer_be_written_is_an_error_that_names_the_file(directory: RunDirectory) -> None:
+    (directory.path / "logs").rmdir()
+    (directory.path / "run.json").mkdir()
+    with pytest.raises(MultinodeError, match=r"node-0\.log cannot be written: No such file"):
+        directory.append_log(0, b"x")
+    with pytest.raises(MultinodeError, match=r"run\.json cannot be written"):
+        directory.write("run.json", RUN)
+
+
+def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) -> None:
+    for name in ("20260102-1-aa", "20260102-1-aab", "20260103-2-bb"):
+        RunDirectory.create(tmp_path, name).write("run.json", RUN)
+    (tmp_path / "20260104-no-run").mkdir()
+    assert [path.name for path in list_runs(tmp_path)] == ["20260102-1-aa", "20260102-1-aab", "20260103-2-bb"]
+    assert RunDirectory.open(tmp_path, "20260103").run_id == "20260103-2-bb"
+    assert RunDirectory.open(tmp_path, "last").run_id == "20260103-2-bb"
+    assert RunDirectory.open(tmp_path, "20260102-1-aa").run_id == "20260102-1-aa"
+    with pytest.raises(UsageError, match=r"several runs begin with '20260102' in .*aa, 20260102-1-aab"):
+        RunDirectory.open(tmp_path, "20260102")
+    with pytest.raises(UsageError, match="no run begins with 'x'"):
+        RunDirectory.open(tmp_path, "x")
+
+
+def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "runs") == []
+    with pytest.raises(UsageError, match="no run begins with 'last'"):
+        RunDirectory.open(tmp_path / "runs", "last")
+
+
+def test_runs_are_kept_where_the_user_says_else_in_the_working_directory(tmp_path: Path) -> None:
+    assert runs_root({}, tmp_path) == tmp_path / "runs"
+    assert runs_root({"MULTINODE_RUNS": "/data/runs"}, tmp_path) == Path("/data/runs")
+    assert runs_root({"MULTINODE_RUNS": "~/runs"}, tmp_path) == Path.home() / "runs"
