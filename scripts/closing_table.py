@@ -23,7 +23,7 @@ def main() -> None:
     directories = [RunDirectory(path) for path in list_runs(runs_root(dict(os.environ), Path.cwd()))]
     tests = _newest(directories, "nccl-test.json")
     contrasts = _newest(directories, "contrast.json")
-    table = make_table("The same training, the same two workers: on one node, and on two nodes with a network between")
+    table = make_table("The same training with the same two workers, on one node and on two")
     for name in ("network", "all-reduce", "one node", "two nodes", "so two nodes are"):
         table.add_column(name, justify="right", no_wrap=True)
     for test, contrast in zip(tests, contrasts, strict=True):

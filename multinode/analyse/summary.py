@@ -75,7 +75,7 @@ def summarise(run_id: str, samples: Iterable[Sample]) -> Summary:
         ),
         first_loss=losses[0].loss if losses else None,
         last_loss=losses[-1].loss if losses else None,
-        missing=_missing(steps, samples_per_s),
+        missing=_missing(steps, samples_per_s) | _missing_losses(losses),
     )
 
 
@@ -112,6 +112,13 @@ def _rate(steps: Sequence[Sequence[StepSample]]) -> float | None:
                 samples[worker.rank] = samples.get(worker.rank, 0) + worker.samples
                 time_us[worker.rank] = time_us.get(worker.rank, 0.0) + worker.step_time_us
     return sum(samples[rank] / time_us[rank] * 1e6 for rank in samples if time_us[rank] > 0) or None
+
+
+def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:
+    if not losses:
+        return dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
+    ends = {"first_loss": losses[0], "last_loss": losses[-1]}
+    return {name: f"it was no finite number at step {end.step}" for name, end in ends.items() if end.loss is None}
 
 
 def _missing(steps: Sequence[Sequence[StepSample]], samples_per_s: float | None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 
@@ -29,7 +30,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         total_steps: None where unknown.
         recent_us: the last step times of its first worker, oldest first.
         samples_per_step: of all its workers; None is unknown.
-        loss: last one logged.
+        loss: last one logged; NaN where it was no finite number.
         nic: its last network sample.
         net_in_gbit_per_s: between the last two samples; `net_out_gbit_per_s` likewise.
         link_gbit_per_s: the link's rate where the card tells.
@@ -115,7 +116,7 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:
     if isinstance(sample, StepSample):
         return _step(node, sample)
     if isinstance(sample, LossSample):
-        return msgspec.structs.replace(node, loss=sample.loss)
+        return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
     if isinstance(sample, NicSample):
         return _nic(node, sample)
     if isinstance(sample, GpuSample) and sample.sm_percent is not None:

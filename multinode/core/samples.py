@@ -67,11 +67,11 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
-    """A loss that the framework logged."""
+    """A loss that the framework logged; None is NaN or infinity: the training has diverged."""
 
     rank: int
     step: int
-    loss: float
+    loss: float | None
 
 
 class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train_end"):

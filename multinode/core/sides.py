@@ -53,13 +53,13 @@ def plan_sides(
     if mode != "scale-out" and shared >= 1:
         return Sides(
             mode="same-workers",
-            why=f"node 0 has {slots[0]} slots, enough for {shared} worker(s) of each node",
+            why=f"node 0 has {slots[0]} slots, enough for the workers of all {len(cluster.nodes)} nodes",
             baseline=cluster.first(1),
             baseline_workers=shared * len(cluster.nodes),
             candidate=cluster,
             candidate_workers=shared,
         )
-    few = f"node 0 has {slots[0]} slot(s), too few for one worker of each of the {len(cluster.nodes)} nodes"
+    few = f"node 0 has slots={slots[0]}, too few for one worker of each of the {len(cluster.nodes)} nodes"
     if mode == "same-workers":
         raise UsageError(few, hint="--baseline-gpus names node 0's GPUs for the baseline; or --mode scale-out")
     return Sides(

@@ -17,7 +17,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         lease_s: how long a node goes on without word from the controller.
         grace_s: how long a stop waits between TERM and KILL.
-        silence_s: how long a node, which says `alive` every second, may be silent before its connection is taken for dead.
+        silence_s: how long a node may be silent before its connection is taken for dead; it speaks every second.
         verify_s: how long a node has, after a stop and its grace period, to verify that nothing is left.
         kind: what the run is for: `launch`, `nccl-test` or `contrast`.
     """

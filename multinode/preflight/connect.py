@@ -80,7 +80,7 @@ def probe_port(agent: AgentTransport, cluster: Cluster, addr: str, port: int) ->
 
 def _listening(record: Record | None, node: str) -> Listening:
     try:
-        return msgspec.convert(record, Listening)
+        return msgspec.convert(record, Listening, str_keys=True)
     except msgspec.ValidationError as error:
         raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error
 

@@ -87,6 +87,6 @@ def run_table(run: Run, summary: Summary | None) -> Table:
         table.add_row("step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})")
     if summary is not None and summary.samples_per_s is not None:
         table.add_row("samples/s", f"{summary.samples_per_s:.1f} (all workers)")
-    if summary is not None and summary.first_loss is not None:
+    if summary is not None and summary.first_loss is not None and summary.last_loss is not None:
         table.add_row("loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}")
     return table

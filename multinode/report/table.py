@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["make_table"]
 
@@ -12,8 +12,8 @@ __all__ = ["make_table"]
 def make_table(title: str | None = None, *, caption: str | None = None, header: bool = True) -> Table:
     """An empty table; title and caption are plain text."""
     return Table(
-        title=escape(title) if title else None,
-        caption=escape(caption) if caption else None,
+        title=Text(title, no_wrap=True) if title else None,
+        caption=Text(caption) if caption else None,
         title_justify="left",
         caption_justify="left",
         show_header=header,

@@ -66,9 +66,14 @@ class AgentTransport:
         with self._lock:
             kept = self._kept.pop(node.name, None)
         if kept is not None:
-            # The agent waits a minute for a further verb; one that has gone by now is simply started again.
-            with contextlib.suppress(ContactLost):
-                if kept.begin(request | {"verb": verb}, deadline_s) is None:
+            # The agent waits a minute for a further verb; one that has gone by now is simply started again. What may
+            # have arrived is not sent twice: it may have started a run.
+            try:
+                kept.send(request | {"verb": verb})
+            except ContactLost:
+                kept.close()
+            else:
+                if kept.answer(deadline_s) is None:
                     return kept
         return self._start(node, verb, request, deadline_s)
 
@@ -135,9 +140,17 @@ class AgentStream:
         Raises:
             ContactLost, NodeFailed: as `read`.
         """
-        self.first = None
         try:
             self.send(request)
+        except ContactLost:
+            self.close()
+            raise
+        return self.answer(deadline_s)
+
+    def answer(self, deadline_s: float) -> Completed | None:
+        """Wait for the first record to what was sent; as `begin`."""
+        self.first = None
+        try:
             self.first = self.read(deadline_s)
             return None if self.first is not None else self.finish(deadline_s)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import socket
@@ -60,7 +61,7 @@ def _make(node: Node, connect_timeout_s: float) -> fabric.Connection:
         port=node.port,
         config=config,
         gateway=gateway,
-        connect_timeout=connect_timeout_s,
+        connect_timeout=math.ceil(connect_timeout_s),
         connect_kwargs={"banner_timeout": connect_timeout_s, "auth_timeout": connect_timeout_s},
     )
     if node.key is not None:

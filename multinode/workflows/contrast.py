@@ -44,13 +44,17 @@ def contrast(
     sides = plan_sides(what.cluster, _slots(what.cluster), mode, baseline_gpus)
     run_id = what.run_id or make_run_id()
     outside.say(f"{sides.mode}: {sides.why}")
-    outside.say(f"baseline: {sides.baseline_workers} workers on {sides.baseline.nodes[0].name}")
+    outside.say(f"baseline: {_workers(sides.baseline_workers)} on {sides.baseline.nodes[0].name}")
     baseline = _measure(what, outside, sides.baseline, sides.baseline_workers, f"{run_id}-baseline")
-    outside.say(f"candidate: {sides.candidate_workers} workers on each of {len(sides.candidate.nodes)} nodes")
+    outside.say(f"candidate: {_workers(sides.candidate_workers)} on each of {len(sides.candidate.nodes)} nodes")
     candidate = _measure(what, outside, sides.candidate, sides.candidate_workers, f"{run_id}-candidate")
     terms = Terms(mode=sides.mode, why=sides.why, job=candidate.plan.job, rule=candidate.summary.rule)
     compared = compare(_side(baseline, sides.baseline_workers), _side(candidate, sides.candidate_workers), terms)
     return Contrasted(contrast=compared, directory=_keep(what, outside, run_id, compared, (baseline, candidate)))
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _slots(cluster: Cluster) -> Sequence[int]:

@@ -28,7 +28,7 @@ def test_a_steady_training_of_two_workers() -> None:
     assert found.step_time_ms is not None
     assert (found.step_time_ms.median, found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 100.0, 0.0)
     assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
-    assert found.missing == {}
+    assert found.missing == dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
     assert "first 5 of 20" in found.rule
 
 
@@ -70,6 +70,13 @@ def test_losses_are_those_of_the_first_and_the_last_step_that_logged_one() -> No
     losses = [LossSample(rank=0, step=step, loss=loss) for step, loss in ((20, 1.0), (10, 2.0), (30, 0.5))]
     found = summarise("r", losses)
     assert (found.first_loss, found.last_loss) == (2.0, 0.5)
+    assert not {"first_loss", "last_loss"} & set(found.missing)
+
+
+def test_a_training_that_diverged_is_not_reported_with_its_last_good_loss() -> None:
+    found = summarise("r", [LossSample(rank=0, step=1, loss=2.0), LossSample(rank=0, step=2, loss=None)])
+    assert (found.first_loss, found.last_loss) == (2.0, None)
+    assert found.missing["last_loss"] == "it was no finite number at step 2"
 
 
 def test_the_trainers_own_figure_stands_beside_ours() -> None:
@@ -84,7 +91,8 @@ def test_what_is_not_known_is_none_with_a_reason() -> None:
         steps=0,
         steady_steps=0,
         rule="the first 0 of 0 steps are warm-up and do not count",
-        missing=dict.fromkeys(("step_time_ms", "samples_per_s"), "no worker recorded a step"),
+        missing=dict.fromkeys(("step_time_ms", "samples_per_s"), "no worker recorded a step")
+        | dict.fromkeys(("first_loss", "last_loss"), "no loss was logged"),
     )
     no_samples = summarise("r", steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
     assert no_samples.samples_per_s is None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -104,6 +106,9 @@ def test_gpus_are_averaged_over_what_each_said_last() -> None:
 def test_the_last_loss_is_kept_and_what_is_not_shown_changes_nothing() -> None:
     node = advance_node(NODE, [LossSample(rank=2, step=1, loss=2.5), LossSample(rank=2, step=2, loss=1.5)])
     assert node.loss == 1.5
+    diverged = advance_node(node, [LossSample(rank=2, step=3, loss=None)])
+    assert diverged.loss is not None
+    assert math.isnan(diverged.loss)
     worker = WorkerSample(rank=2, local_rank=0, world_size=4, time_s=0, source="trainer")
     assert advance_node(node, [worker]) == node
     assert msgspec.json.decode(msgspec.json.encode(node), type=NodeProgress) == node

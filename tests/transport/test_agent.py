@@ -11,7 +11,7 @@ from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.transport.agent import AgentTransport, printable
 from multinode.transport.archive import AgentArchive
 from multinode.transport.base import Completed
-from multinode.transport.fake import FakeTransport
+from multinode.transport.fake import FakeStream, FakeTransport
 
 NODE = Node(name="a")
 ARCHIVE = AgentArchive(b"the agent")
@@ -116,6 +116,73 @@ def test_what_is_not_a_record_is_the_nodes_failure_and_no_defect_of_ours(lie: by
     assert isinstance(error, NodeFailed)
     assert "it answered what is not a record" in error.message
     assert error.message.isprintable()
+
+
+class Kept(FakeStream):
+    """A channel to an agent that goes on to a further verb, and what comes of asking for one."""
+
+    def __init__(self, transport: FakeTransport, after: bytes | ContactLost | None) -> None:
+        super().__init__(transport, NODE, VERB)
+        self._answers: list[bytes | ContactLost | None] = [FACTS, after]
+        self.requests: list[dict[str, Any]] = []
+
+    def send(self, data: bytes) -> None:
+        self.requests.append(json.loads(data))
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        del deadline_s
+        answer = self._answers.pop(0) if self._answers else None
+        if isinstance(answer, ContactLost):
+            raise answer
+        return answer
+
+
+class KeepingTransport(FakeTransport):
+    """Opens these channels, one after the other."""
+
+    def __init__(self, *after: bytes | ContactLost | None) -> None:
+        super().__init__(lambda *_: Completed(exit_code=0, stdout=b"", stderr=b""))
+        self.channels = [Kept(self, each) for each in after]
+        self.opened = 0
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:
+        del node, command, deadline_s
+        self.opened += 1
+        return self.channels[self.opened - 1]
+
+
+def test_a_further_verb_takes_the_same_channel() -> None:
+    transport = KeepingTransport(b'{"kind":"connected"}')
+    agent = AgentTransport(transport, ARCHIVE)
+    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert agent.open(NODE, "connect", {"schema": 1, "x": 2}, deadline_s=5).first == {"kind": "connected"}
+    assert transport.opened == 1
+    assert transport.channels[0].requests[1] == {"schema": 1, "x": 2, "verb": "connect"}
+
+
+def test_an_agent_that_has_gone_meanwhile_is_started_again() -> None:
+    transport = KeepingTransport(None, None)
+    agent = AgentTransport(transport, ARCHIVE)
+    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert agent.open(NODE, "probe", {"schema": 1}, deadline_s=5).first == {"kind": "facts", "cores": 2}
+    assert transport.opened == 2
+
+
+def test_a_request_that_may_have_arrived_is_not_sent_twice() -> None:
+    transport = KeepingTransport(ContactLost("silent"), None)
+    agent = AgentTransport(transport, ARCHIVE)
+    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    with pytest.raises(ContactLost):
+        agent.open(NODE, "supervise", {"schema": 1}, deadline_s=5)
+    assert transport.opened == 1
+
+
+def test_the_interpreter_of_the_hostfile_runs_the_agent_and_python3_where_it_cannot() -> None:
+    node = Node(name="a", python="/my env/bin/python")
+    cannot = Completed(exit_code=126, stdout=b"", stderr=b"Permission denied\n")
+    fake = FakeTransport(lambda _node, command, _stdin: cannot if "my env" in command else [FACTS])
+    AgentTransport(fake, ARCHIVE).call(node, "probe", {"schema": 1}, deadline_s=5)
+    assert [command for _, command, _ in fake.ran] == [f"'/my env/bin/python' -I ~/{ARCHIVE.path} probe", VERB]
 
 
 def test_printable_keeps_letters_of_all_scripts_and_newlines() -> None:

@@ -33,7 +33,7 @@ def connect(home: Path, config: str, node: Node | None = None) -> fabric.Connect
 def test_the_ssh_configuration_gives_address_user_and_port(home: Path) -> None:
     connection = connect(home, "Host box\n HostName 10.0.0.7\n User alice\n Port 2200\n")
     assert (connection.host, connection.user, connection.port) == ("10.0.0.7", "alice", 2200)
-    assert connection.connect_timeout == 7.5
+    assert connection.connect_timeout == 8
 
 
 def test_the_hostfile_wins_over_the_ssh_configuration(home: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_key_of_the_hostfile_is_the_only_one(home: Path) -> None:
 def test_jump_hosts_get_the_same_deadlines_and_the_same_strictness(home: Path) -> None:
     config = "Host box\n ProxyJump alice@gate:2200\nHost gate\n HostName 10.0.0.1\n"
     gateway = connect(home, config).gateway
-    assert (gateway.host, gateway.user, gateway.port, gateway.connect_timeout) == ("10.0.0.1", "alice", 2200, 7.5)
+    assert (gateway.host, gateway.user, gateway.port, gateway.connect_timeout) == ("10.0.0.1", "alice", 2200, 8)
     assert gateway.connect_kwargs["banner_timeout"] == 7.5
     own = connect(home, config, Node(name="box", jump="bob@other"))
     assert (own.gateway.host, own.gateway.user) == ("other", "bob")

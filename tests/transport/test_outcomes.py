@@ -41,7 +41,7 @@ def test_a_silent_node_is_told_as_lost_and_hides_no_other() -> None:
             release.wait(30)
         return node.name
 
-    outcomes = gather(NODES, ask, deadline_s=0.3)
+    outcomes = gather(NODES, ask, deadline_s=1.0)
     release.set()
     assert outcomes.values == ("node1", "node2", "node3")
     (error,) = outcomes.errors

@@ -7,6 +7,7 @@ precede the environment that user code sets. The first of the three that knows b
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import time
@@ -154,7 +155,9 @@ def _make_callback(steps: Steps, base: Any) -> Any:
             def record() -> None:
                 logs = fields.get("logs") or {}
                 if "loss" in logs:
-                    steps.note("loss", step=state.global_step, loss=float(logs["loss"]))
+                    # JSON has no NaN: null says that the training has diverged.
+                    loss = float(logs["loss"])
+                    steps.note("loss", step=state.global_step, loss=loss if math.isfinite(loss) else None)
                 if "train_runtime" in logs:
                     steps.note(
                         "train_end",

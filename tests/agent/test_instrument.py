@@ -1,0 +1,273 @@
+"""The hooks in a real interpreter, standing first on PYTHONPATH inside a built archive, as a worker meets them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = {"LOCAL_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}
+DEADLINE_S = 60.0
+# Stand-ins with the parts of the libraries that the hooks touch.
+TRANSFORMERS = """
+class TrainerCallback:
+    pass
+
+class Trainer:
+    def __init__(self):
+        self.callbacks = []
+    def add_callback(self, callback):
+        self.callbacks.append(callback())
+    def train(self, steps, losses):
+        class Args: train_batch_size, gradient_accumulation_steps = 4, 2
+        class State: global_step, max_steps = 0, steps
+        for callback in self.callbacks:
+            callback.on_train_begin(Args, State, None)
+        for loss in losses:
+            State.global_step += 1
+            for callback in self.callbacks:
+                callback.on_step_end(Args, State, None)
+                callback.on_log(Args, State, None, logs={"loss": loss})
+        for callback in self.callbacks:
+            callback.on_log(Args, State, None, logs={"train_runtime": 2.0, "train_samples_per_second": 12.0})
+"""
+DEEPSPEED = """
+class DeepSpeedEngine:
+    def __init__(self):
+        self.global_steps = self.micro_steps = 0
+    def train_micro_batch_size_per_gpu(self):
+        return 4
+    def gradient_accumulation_steps(self):
+        return 2
+    def step(self):
+        self.micro_steps += 1
+        self.global_steps += self.micro_steps % 2 == 0
+        return "stepped"
+"""
+OPTIMIZER = """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in hooks:
+            hook(self, (), {})
+"""
+TORCH_LOOP = """
+import torch
+model = torch.nn.Linear(4, 1)
+main, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+for _ in range(5):
+    main.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    main.step()
+    other.step()
+"""
+
+
+class Worker:
+    """Runs scripts as a worker of a run does.
+
+    Attributes:
+        samples: where the records go.
+    """
+
+    def __init__(self, folder: Path, archive: Path) -> None:
+        self.samples = folder / "samples"
+        self.samples.mkdir()
+        self.modules = folder / "modules"
+        self.modules.mkdir()
+        self._hooks = archive / "multinode_agent" / "instrument"
+
+    def module(self, name: str, text: str) -> None:
+        """Put a module where scripts can import it; the packages above it are made."""
+        path = self.modules.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for package in path.relative_to(self.modules).parents[:-1]:
+            (self.modules / package / "__init__.py").touch()
+        path.write_text(text)
+
+    def run(self, script: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a script under the hooks; `changes` are made to its environment, None removes."""
+        environ: dict[str, str | None] = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{self._hooks}:{self.modules}",
+            "MULTINODE_SAMPLES": str(self.samples),
+            **WORKER,
+            **changes,
+        }
+        return subprocess.run(
+            [sys.executable, "-c", script],
+            env={name: value for name, value in environ.items() if value is not None},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The records of rank 3, which must be the only file."""
+        assert [path.name for path in self.samples.iterdir()] == ["rank-3.jsonl"]
+        lines = (self.samples / "rank-3.jsonl").read_bytes().splitlines()
+        return [record for record in map(json.loads, lines) if kind in {None, record["kind"]}]
+
+
+@pytest.fixture
+def worker(tmp_path: Path, archive: Path) -> Worker:
+    return Worker(tmp_path, archive)
+
+
+@pytest.mark.torch
+def test_a_plain_training_loop_is_counted_by_its_first_optimizer(worker: Worker) -> None:
+    done = worker.run(TORCH_LOOP)
+    assert (done.returncode, done.stderr) == (0, "")
+    (began,) = worker.records("worker")
+    assert (began["rank"], began["local_rank"], began["world_size"], began["source"]) == (3, 1, 4, "optimizer")
+    assert began["versions"]["torch"]
+    steps = worker.records("step")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+    assert [step["step_time_us"] is None for step in steps] == [True, False, False, False, False]
+    times_ns = [step["mono_ns"] for step in steps]
+    assert [step["step_time_us"] for step in steps[1:]] == [
+        (after - before) / 1000 for before, after in itertools.pairwise(times_ns)
+    ]
+
+
+def test_a_trainer_tells_its_steps_samples_losses_and_its_own_figures(worker: Worker) -> None:
+    worker.module("transformers.trainer", TRANSFORMERS)
+    done = worker.run("from transformers.trainer import Trainer\nTrainer().train(10, [2.5, float('nan')])\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [record["source"] for record in worker.records("worker")] == ["trainer"]
+    steps = worker.records("step")
+    assert [(step["step"], step["total_steps"], step["samples"]) for step in steps] == [(1, 10, 8), (2, 10, 8)]
+    assert steps[0]["step_time_us"] > 0
+    assert [(loss["step"], loss["loss"]) for loss in worker.records("loss")] == [(1, 2.5), (2, None)]
+    (end,) = worker.records("train_end")
+    assert (end["train_runtime_s"], end["train_samples_per_s"]) == (2.0, 12.0)
+
+
+def test_deepspeed_is_counted_by_optimizer_steps_and_not_by_micro_batches(worker: Worker) -> None:
+    worker.module("deepspeed.runtime.engine", DEEPSPEED)
+    worker.module("torch.optim.optimizer", OPTIMIZER)
+    done = worker.run(
+        "from torch.optim.optimizer import Optimizer\n"
+        "from deepspeed.runtime.engine import DeepSpeedEngine\n"
+        "engine, optimizer = DeepSpeedEngine(), Optimizer()\n"
+        "for _ in range(6):\n"
+        "    assert engine.step() == 'stepped'\n"
+        "    if engine.micro_steps % 2 == 0: optimizer.step(); optimizer.step()\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [record["source"] for record in worker.records("worker")] == ["deepspeed"]
+    assert [(step["step"], step["samples"]) for step in worker.records("step")] == [(1, 8), (2, 8), (3, 8)]
+
+
+def test_the_exception_that_ends_a_worker_is_recorded_and_printed_as_ever(worker: Worker) -> None:
+    done = worker.run("def load():\n    raise ValueError('bad data')\nload()\n")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: bad data\n")
+    (record,) = worker.records()
+    assert (record["kind"], record["rank"], record["type"], record["message"]) == (
+        "exception",
+        3,
+        "ValueError",
+        "bad data",
+    )
+    assert "in load" in record["traceback"]
+
+
+def test_an_exception_that_cannot_be_printed_is_the_users_all_the_same(worker: Worker) -> None:
+    done = worker.run("class Odd(Exception):\n    def __str__(self): raise RuntimeError\nraise Odd\n")
+    assert done.returncode == 1
+    assert "Odd" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["LOCAL_RANK", "MULTINODE_SAMPLES"])
+def test_a_process_that_is_no_worker_is_left_alone(worker: Worker, missing: str) -> None:
+    script = "import sys\nprint('multinode_hooks' in sys.modules)\nraise SystemExit(3)\n"
+    done = worker.run(script, **{missing: None})
+    assert (done.returncode, done.stdout, done.stderr) == (3, "False\n", "")
+    assert list(worker.samples.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'raise ValueError'])\n",
+        "import os\npid = os.fork()\nif pid == 0: raise ValueError\nos.waitpid(pid, 0)\n",
+    ],
+)
+def test_what_a_worker_starts_records_nothing(worker: Worker, start: str) -> None:
+    done = worker.run(start)
+    assert done.returncode == 0
+    assert "ValueError" in done.stderr
+    assert list(worker.samples.iterdir()) == []
+
+
+@pytest.mark.parametrize("local_rank", ["1", None])
+def test_a_sitecustomize_of_the_users_own_still_runs(worker: Worker, local_rank: str | None) -> None:
+    worker.module("sitecustomize", "import builtins\nbuiltins.theirs = 'ran'\n")
+    assert worker.run("print(theirs)", LOCAL_RANK=local_rank).stdout == "ran\n"
+
+
+def test_a_broken_sitecustomize_of_the_users_own_is_told_as_python_does(worker: Worker) -> None:
+    worker.module("sitecustomize", "1 / 0\n")
+    done = worker.run("print('on')")
+    assert (done.returncode, done.stdout) == (0, "on\n")
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_nothing_of_the_users_is_imported_early(worker: Worker) -> None:
+    for name in ("torch.optim.optimizer", "transformers.trainer", "deepspeed.runtime.engine"):
+        worker.module(name, "raise AssertionError('imported early')\n")
+    done = worker.run(
+        "import sys\nprint([name for name in ('torch', 'transformers', 'deepspeed') if name in sys.modules])"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("trouble", ["missing", "a file", "a full device"])
+def test_a_recorder_that_cannot_write_disturbs_nothing(worker: Worker, trouble: str) -> None:
+    worker.module("transformers.trainer", TRANSFORMERS)
+    folder = worker.samples / "none"
+    if trouble == "a file":
+        folder.write_text("")
+    elif trouble == "a full device":
+        folder.mkdir()
+        (folder / "rank-3.jsonl").symlink_to("/dev/full")
+    done = worker.run(
+        "from transformers.trainer import Trainer\nTrainer().train(2, [1.0, 1.0])\nprint('trained')\n",
+        MULTINODE_SAMPLES=str(folder),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("transformers.trainer", "class TrainerCallback: pass\n"),
+        ("torch.optim.optimizer", "class Optimizer: pass\n"),
+        ("deepspeed.runtime.engine", "class DeepSpeedEngine: pass\n"),
+    ],
+)
+def test_a_library_of_another_shape_is_told_in_one_line_and_trains_on(worker: Worker, name: str, library: str) -> None:
+    worker.module(name, library)
+    done = worker.run(f"import {name}\nprint('trained')\n")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("multinode: a hook failed and is passed over: AttributeError")
+
+
+@pytest.mark.parametrize("changes", [{"RANK": "first"}, {"WORLD_SIZE": "many"}])
+def test_odd_variables_stop_no_training(worker: Worker, changes: dict[str, str | None]) -> None:
+    worker.module("transformers.trainer", TRANSFORMERS)
+    script = "from transformers.trainer import Trainer\nTrainer().train(1, [1.0])\nprint('trained')\n"
+    done = worker.run(script, **changes)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "multinode: " in done.stderr

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.errors import AuthError, NodeFailed
+from multinode.preflight.probe import Questions, peer_addresses, probe
+from multinode.transport.agent import AgentTransport
+from multinode.transport.archive import AgentArchive
+from multinode.transport.fake import FakeTransport
+
+CLUSTER = Cluster(nodes=(Node(name="a", python="~/env/bin/python", addr="10.0.0.1"), Node(name="b")), source="hosts")
+
+
+def ask(*answers: Any) -> tuple[FakeTransport, Any]:
+    """Probe the nodes, which answer with these records or raise these errors."""
+
+    def handle(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        answer = answers["ab".index(node.name)]
+        if isinstance(answer, Exception):
+            raise answer
+        return [json.dumps({"kind": "facts", **answer}).encode()]
+
+    fake = FakeTransport(handle)
+    questions = Questions(controller_cwd="/here", peers=("10.0.0.1",), ports=(29500,), packages=False)
+    return fake, probe(AgentTransport(fake, AgentArchive(b"")), CLUSTER, questions)
+
+
+def test_each_node_is_asked_with_its_own_line_and_answers_under_its_own_name() -> None:
+    fake, found = ask(
+        {"cores": 4, "node": "liar", "of_a_newer_agent": 1}, {"cores": 8, "gpus": [{"index": 0, "name": "x"}]}
+    )
+    assert [(facts.node, facts.cores, len(facts.gpus)) for facts in found.require()] == [("a", 4, 0), ("b", 8, 1)]
+    requests = {node: json.loads(stdin) for node, _, stdin in fake.ran}
+    assert [requests[name]["python"] for name in "ab"] == ["~/env/bin/python", None]
+    assert (requests["a"]["controller_cwd"], requests["a"]["peers"]) == ("/here", ["10.0.0.1"])
+
+
+def test_a_node_that_does_not_answer_hides_no_other() -> None:
+    _, found = ask(AuthError("refused"), {"cores": 8})
+    assert [str(error) for error in found.errors] == ["a: refused"]
+    assert [facts.node for facts in found.values] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"cores": "many"},
+        {"packages": ["torch"]},
+        {"interfaces": [{"name": "eth0", "addresses": ["not an address"]}]},
+        {"interfaces": {"eth0": "10.0.0.1/24"}},
+        {"ssh_address": "somewhere"},
+        {"gpus": [{"index": 0}]},
+    ],
+)
+def test_a_node_that_lies_has_failed_and_the_plan_never_sees_it(lie: dict[str, Any]) -> None:
+    _, found = ask(lie, {"cores": 8})
+    (error,) = found.errors
+    assert isinstance(error, NodeFailed)
+    assert error.node == "a"
+    assert "its facts cannot be read" in error.message
+
+
+def test_peers_are_the_addresses_that_the_hostfile_names() -> None:
+    assert peer_addresses(CLUSTER.nodes) == ("10.0.0.1",)

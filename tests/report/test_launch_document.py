@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from multinode.analyse.summary import Spread, Summary
+from multinode.core.run import Failure, NodeRun, Run
+from multinode.report.launch_document import launch_document, launch_sentence
+
+RUN = Run(
+    run_id="20260102-030405-abcd",
+    job="sft.yaml",
+    engine="llamafactory",
+    status="succeeded",
+    started_s=100.0,
+    ended_s=165.0,
+    world_size=4,
+    nodes=(NodeRun(name="a", node_rank=0), NodeRun(name="b", node_rank=1)),
+)
+SUMMARY = Summary(
+    run_id=RUN.run_id,
+    steps=30,
+    steady_steps=25,
+    rule="the first 5 of 30 steps are warm-up and do not count",
+    step_time_ms=Spread(median=300.4, p95=320.0, cv=0.05),
+    samples_per_s=26.66,
+    first_loss=2.5,
+    last_loss=1.25,
+)
+NOTHING = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="nothing", missing={"samples_per_s": "no steps"})
+
+
+def test_the_sentence_has_the_figures_and_the_rule_they_were_made_by() -> None:
+    assert launch_sentence(RUN, SUMMARY) == (
+        "20260102-030405-abcd succeeded after 1 min 05 s: 4 workers on 2 nodes, 30 steps, 300 ms each (p95 320), "
+        "26.7 samples/s, loss 2.5 to 1.25 (the first 5 of 30 steps are warm-up and do not count)"
+    )
+
+
+def test_a_run_without_steps_makes_no_figures_up() -> None:
+    failed = msgspec.structs.replace(RUN, status="failed")
+    assert launch_sentence(failed, NOTHING) == "20260102-030405-abcd failed after 1 min 05 s: 4 workers on 2 nodes"
+
+
+def test_a_loss_of_nought_is_a_loss() -> None:
+    assert "loss 0 to 0" in launch_sentence(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0))
+
+
+def test_the_document_names_its_schema_and_says_none_with_a_reason() -> None:
+    failure = Failure(node="b", node_rank=1, message="rank 2 raised ValueError: x")
+    failed = msgspec.structs.replace(RUN, status="failed", first_failure=failure)
+    document = json.loads(msgspec.json.encode(launch_document(failed, NOTHING, "/runs/r")))
+    assert document["schema"] == "multinode.launch/1"
+    assert (document["status"], document["duration_s"], document["directory"]) == ("failed", 65.0, "/runs/r")
+    assert document["first_failure"]["message"] == "rank 2 raised ValueError: x"
+    assert document["samples_per_s"] is None
+    assert document["missing"] == {"samples_per_s": "no steps"}
+    assert [node["name"] for node in document["nodes"]] == ["a", "b"]
+
+
+def test_the_figures_of_the_document_are_those_of_the_summary() -> None:
+    document = launch_document(RUN, SUMMARY, "/runs/r")
+    for name in ("samples_per_s", "step_time_ms", "steps", "steady_steps", "rule", "first_loss", "last_loss"):
+        assert getattr(document, name) == getattr(SUMMARY, name)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from multinode.core.progress import NodeProgress, RunProgress
+from multinode.report.progress_table import progress_line, progress_table
+
+WAITING = NodeProgress(name="box2", node_rank=1, ranks=(2, 3))
+BUSY = NodeProgress(
+    name="box1",
+    node_rank=0,
+    ranks=(0, 1),
+    state="running",
+    step=12,
+    total_steps=100,
+    recent_us=(250_000.0, 350_000.0, 300_000.0),
+    samples_per_step=8,
+    loss=1.23456,
+    net_in_gbit_per_s=0.25,
+    net_out_gbit_per_s=0.5,
+    link_gbit_per_s=1.0,
+)
+
+
+def progress(*nodes: NodeProgress) -> RunProgress:
+    return RunProgress(run_id="r", job="sft.yaml", world_size=4, nodes=nodes, elapsed_s=65.0)
+
+
+def rendered(*nodes: NodeProgress, width: int = 160) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width, color_system=None).print(progress_table(progress(*nodes)))
+    return output.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if name in line]
+    return line.replace("\u2502", " ").split()
+
+
+def test_a_node_that_trains_shows_all_its_figures_with_units_in_the_header() -> None:
+    text = rendered(BUSY, WAITING)
+    assert "sft.yaml  run r  1 min 05 s" in text
+    assert text.count("(Gbit/s)") == 2
+    assert "(ms)" in text
+    assert row(text, "box1") == [
+        "box1", "0-1", "running", "12/100", "300.0", "26.7", "1.235", "0.250", "0.500", "50%",
+    ]  # fmt: skip
+
+
+def test_what_is_not_known_is_a_dash_and_never_a_nought() -> None:
+    assert row(rendered(BUSY, WAITING), "box2") == ["box2", "2-3", "waiting", *"-------"]
+
+
+def test_the_gpu_has_a_column_only_where_there_is_one() -> None:
+    assert "GPU" not in rendered(BUSY, WAITING)
+    text = rendered(msgspec.structs.replace(BUSY, gpus={6: 90.0, 7: 95.0}), WAITING)
+    assert "GPU" in text
+    assert row(text, "box1")[-2:] == ["92", "%"]
+    assert row(text, "box2")[-1] == "-"
+
+
+def test_an_end_or_a_lost_contact_stands_in_place_of_the_state() -> None:
+    ended = msgspec.structs.replace(BUSY, state="ended", message="exit code 1")
+    assert "exit code 1" in rendered(ended)
+
+
+def test_names_and_messages_are_text_and_no_markup() -> None:
+    odd = msgspec.structs.replace(BUSY, name="[red]box[/red]", message="[link=x]end[/]", ranks=(0,))
+    text = rendered(odd)
+    assert "[red]box[/red]" in text
+    assert "[link=x]end[/]" in text
+
+
+def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
+    assert progress_line(progress(BUSY, WAITING)) == "1 min 05 s  box1 step 12/100 300 ms loss 1.235 | box2 waiting"
+    starting = msgspec.structs.replace(WAITING, state="running")
+    ended = msgspec.structs.replace(BUSY, state="ended", message="done")
+    assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running | box1 done"
