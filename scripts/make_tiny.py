@@ -1,12 +1,14 @@
 """Makes what configs/tiny_sft.yaml trains on: a random Qwen2 of 3.7 M parameters, a tokenizer, and 400 samples.
 
-Nothing is downloaded, and the same bytes come out each time. A second run finds the assets complete and does nothing.
+Nothing is downloaded, and the same bytes come out each time. Where the assets are whole already nothing is done: then
+every file has the hash that `complete.json`, written last, has on record.
 
     python scripts/make_tiny.py [FOLDER]     (default: assets/tiny)
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import sys
@@ -16,7 +18,7 @@ SAMPLES = 400
 SEED = 20240501
 VOCABULARY = 2000
 COMPLETE = "complete.json"
-RECIPE = {"version": 1, "samples": SAMPLES, "seed": SEED, "vocabulary": VOCABULARY}
+RECIPE = {"version": 2, "samples": SAMPLES, "seed": SEED, "vocabulary": VOCABULARY}
 
 # Qwen2's own chat markers, so that LLaMA-Factory's qwen template fits.
 MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -25,8 +27,7 @@ MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 def main() -> None:
     """Make the assets, unless they are there."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "assets/tiny")
-    stamp = folder / COMPLETE
-    if stamp.is_file() and json.loads(stamp.read_text()) == RECIPE:
+    if is_complete(folder):
         print(f"{folder}: complete")
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,8 +35,23 @@ def main() -> None:
     write_dataset(folder / "data", samples)
     write_tokenizer(folder / "model", samples)
     count = write_model(folder / "model")
-    stamp.write_text(json.dumps(RECIPE) + "\n")
+    (folder / COMPLETE).write_text(json.dumps({"recipe": RECIPE, "files": hash_files(folder)}, indent=1) + "\n")
     print(f"{folder}: {count / 1e6:.1f} M parameters, {len(samples)} samples")
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether an earlier run of this recipe ended, and its files are as it left them."""
+    try:
+        record = json.loads((folder / COMPLETE).read_text())
+        return bool(record["recipe"] == RECIPE and record["files"].items() <= hash_files(folder).items())
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file but the record itself, by its path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != COMPLETE)
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def make_samples() -> list[dict[str, str]]:

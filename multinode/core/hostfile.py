@@ -1,25 +1,34 @@
-"""parse_hostfile: the text of a hostfile -> Cluster. Untrusted input: every wrong line is one error with its number."""
+"""parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: a wrong line is an error that names it.
+
+What a key may hold stands in hostfile_keys.py.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from multinode.core.cluster import Cluster, Node
+from multinode.core.hostfile_keys import KEYS, check_variable, parse_value
+from multinode.core.ranges import expand_ranges
 from multinode.errors import HostfileError
 
 __all__ = ["parse_hostfile", "render_hostfile"]
 
-_NAME = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
-_RANGE = re.compile(r"\[([^\]]*)\]")
-_RANGE_PART = re.compile(r"(\d+)(?:-(\d+))?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A word as a shell has it: bare characters, escapes and quotes side by side.
+_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
+_ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _MOST_NODES = 4096
-_MOST_PORT = 65535
+_MOST_CHARACTERS = 1 << 16
+_BYTE_ORDER_MARK = "\ufeff"
+
+# Open MPI's limit on oversubscription: it says nothing about how many workers the user wants.
+_PASSED_OVER = frozenset({"max_slots", "max-slots"})
 
 
 class _Wrong(Exception):
@@ -38,16 +47,17 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
     """
     nodes: list[Node] = []
     lines: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): that also splits at form feeds and their like, which no editor counts as lines.
+    for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).split("\n"), start=1):
         try:
-            for node in _parse_line(line):
+            for node in _parse_line(line.removesuffix("\r")):
                 _check_new(node, lines)
                 lines[node.name] = number
                 nodes.append(node)
         except _Wrong as wrong:
             raise HostfileError(f"{source}:{number}: {wrong}", hint=wrong.hint) from None
     if not nodes:
-        raise HostfileError(f"{source}: it names no node", hint="one node a line, for example: node1 slots=2")
+        raise HostfileError(f"{source}:1: it names no node", hint="one node a line, for example: node1 slots=2")
     return Cluster(nodes=tuple(nodes), source=source)
 
 
@@ -58,37 +68,57 @@ def render_hostfile(cluster: Cluster) -> str:
 
 def _check_new(node: Node, lines: dict[str, int]) -> None:
     if node.name in lines:
-        raise _Wrong(f"the node {node.name!r} stands on line {lines[node.name]} already")
+        raise _Wrong(
+            f"the node {node.name!r} stands on line {lines[node.name]} already",
+            "one line a node; several workers on it are slots=2",
+        )
     if len(lines) >= _MOST_NODES:
-        raise _Wrong(f"more than {_MOST_NODES} nodes")
+        raise _Wrong(f"there are more than {_MOST_NODES} nodes")
 
 
 def _parse_line(line: str) -> Iterator[Node]:
-    if any(not char.isprintable() and char != "\t" for char in line):
-        raise _Wrong("a control character stands in it")
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError as error:
-        raise _Wrong(f"a quote is not closed ({error})") from None
+    words = _split(line)
     if not words:
         return
     name, *settings = words
     if "=" in name:
-        raise _Wrong(f"it begins with the setting {name!r}, and a node's name was expected", "node1 slots=2")
+        raise _Wrong(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
     values = _parse_settings(settings)
-    user, at, name = name.rpartition("@")
+    user, at, pattern = name.rpartition("@")
     if at:
         if "user" in values:
-            raise _Wrong("both user@ and user= are given")
-        values["user"] = _text(user)
-    names = _expand(name)
+            raise _Wrong(f"the user stands both in {name!r} and in user=", "keep one of them")
+        values["user"] = _value("user", user)
+    names = _expand(pattern)
     addrs = _expand_addresses(values.pop("addr", None), len(names))
     for each, addr in zip(names, addrs, strict=True):
-        if not _NAME.fullmatch(each):
-            raise _Wrong(
-                f"{each!r} is not a node's name", "a host name, an address, or an alias of your SSH configuration"
-            )
+        _check_name(each)
         yield Node(name=each, addr=addr, **values)
+
+
+def _split(line: str) -> list[str]:
+    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself."""
+    if len(line) > _MOST_CHARACTERS:
+        raise _Wrong(f"it is longer than {_MOST_CHARACTERS} characters")
+    odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
+    if odd is not None:
+        raise _Wrong(f"the character U+{ord(odd):04X} stands in it", "only printable characters, spaces and tabs")
+    words: list[str] = []
+    at = _skip_blanks(line, 0)
+    while at < len(line) and line[at] != "#":
+        match = _WORD.match(line, at)
+        end = match.end() if match else at
+        if match is None or (end < len(line) and not line[end].isspace()):
+            raise _Wrong("a quote is not closed, or a backslash stands at its end", "values are quoted as in a shell")
+        words += shlex.split(match[0])
+        at = _skip_blanks(line, end)
+    return words
+
+
+def _skip_blanks(line: str, at: int) -> int:
+    while at < len(line) and line[at].isspace():
+        at += 1
+    return at
 
 
 def _parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -97,13 +127,13 @@ def _parse_settings(settings: list[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise _Wrong(f"{setting!r} is not key=value")
+            raise _Wrong(f"{setting!r} is not key=value", "no spaces around =; a value with spaces is quoted")
         if key.startswith("env."):
-            _add(env, _variable(key.removeprefix("env.")), text)
-        elif key in _KEYS:
+            _add_variable(env, key, text)
+        elif key in KEYS:
             _add(values, key, _value(key, text))
-        elif key not in {"max_slots", "max-slots"}:  # Open MPI's limit says nothing about ours
-            raise _Wrong(f"unknown key {key!r}", f"known are {', '.join(sorted(_KEYS))}, env.NAME")
+        elif key not in _PASSED_OVER:
+            raise _Wrong(f"unknown key {key!r}: expected one of {', '.join(KEYS)}, env.NAME")
     if env:
         values["env"] = env
     return _settle_slots(values)
@@ -112,121 +142,88 @@ def _parse_settings(settings: list[str]) -> dict[str, Any]:
 def _settle_slots(values: dict[str, Any]) -> dict[str, Any]:
     gpus = values.get("gpus")
     if gpus is not None and values.setdefault("slots", len(gpus)) != len(gpus):
-        raise _Wrong(f"slots={values['slots']} and {len(gpus)} gpus contradict each other", "leave slots= out")
+        raise _Wrong(f"slots={values['slots']} contradicts the {len(gpus)} ids of gpus=", "leave slots= out")
     return values
 
 
 def _add(values: dict[str, Any], key: str, value: Any) -> None:
     if key in values:
-        raise _Wrong(f"{key}= stands twice")
+        raise _Wrong(f"{key}= is given twice")
     values[key] = value
 
 
+def _add_variable(env: dict[str, str], key: str, text: str) -> None:
+    name = key.removeprefix("env.")
+    if not check_variable(name):
+        raise _Wrong(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
+    if name in env:
+        raise _Wrong(f"{key}= is given twice")
+    env[name] = text
+
+
 def _value(key: str, text: str) -> Any:
-    parse, expected = _KEYS[key]
     try:
-        return parse(text)
+        return parse_value(key, text)
     except ValueError:
-        raise _Wrong(f"{key}={text!r}: expected {expected}") from None
+        raise _Wrong(f"{key}={text!r}: expected {KEYS[key].expected}", KEYS[key].hint) from None
 
 
-def _variable(name: str) -> str:
-    if not _VARIABLE.fullmatch(name):
-        raise _Wrong(f"{name!r} is not a name for an environment variable")
-    return name
+def _check_name(name: str) -> None:
+    if ":" in name:
+        if not _is_address(name):
+            raise _Wrong(f"{name!r} is neither a name nor an IPv6 address", "a port is port=, workers are slots=")
+    elif not _NAME.fullmatch(name):
+        raise _Wrong(
+            f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
+        )
 
 
-def _text(text: str) -> str:
-    if not text or text.startswith("-"):
-        raise ValueError
-    return text
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise ValueError
-        return int(text)
-
-    return parse
-
-
-def _gpus(text: str) -> tuple[int, ...]:
-    gpus = tuple(_whole(0, 1023)(part) for part in text.split(","))
-    if len(set(gpus)) != len(gpus):
-        raise ValueError
-    return gpus
-
-
-def _price(text: str) -> float:
-    if not re.fullmatch(r"\d+(?:\.\d+)?", text, re.ASCII):
-        raise ValueError
-    return float(text)
-
-
-_KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "slots": (_whole(1, 1024), "a number of workers, 1 or more"),
-    "gpus": (_gpus, "GPU ids such as 6,7, none of them twice"),
-    "addr": (_text, "an IP address"),
-    "ifname": (_text, "the name of an interface"),
-    "user": (_text, "a user's name"),
-    "port": (_whole(1, _MOST_PORT), "a port, 1 to 65535"),
-    "key": (_text, "the path of a private key"),
-    "jump": (_text, "a jump host: [user@]host[:port]"),
-    "ssh_config": (_text, "the path of an SSH configuration"),
-    "python": (_text, "the path of an interpreter on the node"),
-    "workdir": (_text, "a directory on the node"),
-    "price": (_price, "a price per hour, such as 0.35"),
-}
+def _is_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    # What follows the % of an IPv6 address is an interface; the library takes anything for one.
+    return _ADDRESS.fullmatch(text) is not None and not address.is_unspecified
 
 
 def _expand(pattern: str) -> list[str]:
-    """A name with ranges, `node[01-16]` or `gpu[1,3,5-7].lan`, as the names that it stands for."""
-    pieces = _RANGE.split(pattern)
-    if any("[" in piece or "]" in piece for piece in pieces[::2]):
-        raise _Wrong(f"{pattern!r}: a bracket has no partner")
-    choices = [[piece] if index % 2 == 0 else list(_range(pattern, piece)) for index, piece in enumerate(pieces)]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-        if count > _MOST_NODES:
-            raise _Wrong(f"{pattern!r} stands for more than {_MOST_NODES} nodes")
-    return ["".join(parts) for parts in itertools.product(*choices)]
-
-
-def _range(pattern: str, text: str) -> Iterator[str]:
-    for part in text.split(","):
-        match = _RANGE_PART.fullmatch(part)
-        if match is None or not part.isascii() or len(part) > 20:  # noqa: PLR2004 - two numbers no node name has
-            raise _Wrong(f"{pattern!r}: {part!r} is not a number or a range of numbers", "node[01-16] or node[1,3,5-7]")
-        first, last = match[1], match[2] or match[1]
-        if int(last) < int(first) or int(last) - int(first) >= _MOST_NODES:
-            raise _Wrong(f"{pattern!r}: the range {part!r} is empty, or longer than {_MOST_NODES}")
-        for number in range(int(first), int(last) + 1):
-            yield str(number).zfill(len(first))
+    try:
+        return expand_ranges(pattern, _MOST_NODES)
+    except ValueError as error:
+        raise _Wrong(str(error)) from None
 
 
 def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
+    """The address of each node of a line: as many as there are nodes, or none."""
     if pattern is None:
         return [None] * count
     addresses = _expand(pattern)
     if len(addresses) != count:
-        raise _Wrong(f"addr={pattern!r} stands for {len(addresses)} addresses, and there are {count} nodes on the line")
+        raise _Wrong(
+            f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
+            "a range with as many, as in node[1-2] addr=10.0.0.[11-12]",
+        )
     for address in addresses:
-        try:
-            ipaddress.ip_address(address)
-        except ValueError:
-            raise _Wrong(f"addr={address!r}: expected an IP address") from None
+        if not _is_address(address):
+            raise _Wrong(f"addr={address!r}: expected {KEYS['addr'].expected}", KEYS["addr"].hint)
     return list(addresses)
 
 
 def _render_node(node: Node) -> str:
     words = [node.name]
-    for key in _KEYS:
+    for key in KEYS:
         value = getattr(node, key)
         if value is None or (key == "slots" and node.gpus is not None):
             continue
-        text = ",".join(str(gpu) for gpu in value) if isinstance(value, tuple) else f"{value}"
-        words.append(f"{key}={shlex.quote(text)}")
+        words.append(f"{key}={shlex.quote(_render_value(value))}")
     words += [f"env.{name}={shlex.quote(value)}" for name, value in node.env.items()]
     return " ".join(words)
+
+
+def _render_value(value: str | float | tuple[int, ...]) -> str:
+    if isinstance(value, tuple):
+        return ",".join(str(gpu) for gpu in value)
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)):f}"  # str() would write a small price as 1e-07
+    return str(value)

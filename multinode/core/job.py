@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import yaml
 
+from multinode.core.training_yaml import WrongYaml, dump_yaml, parse_yaml
 from multinode.errors import JobError
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "describe_job",
     "is_llamafactory",
     "job_paths",
+    "named_paths",
     "parse_llamafactory",
     "parse_overrides",
     "render_job",
@@ -26,10 +27,21 @@ __all__ = [
 # Keys that only a LLaMA-Factory training has, beside the model that it must name.
 _TELLTALES = frozenset({"stage", "finetuning_type", "do_train", "template", "dataset", "dataset_dir"})
 _MODEL = "model_name_or_path"
-# Keys whose value is a path where it looks like one; a name of a hub looks like `owner/name`.
-_PATH_KEYS = (_MODEL, "adapter_name_or_path", "dataset_dir", "media_dir", "tokenizer_name_or_path")
-_LOCAL = re.compile(r"(?:/|\.{1,2}/|~/)")
-_MAX_NODES = 10_000
+# Keys that may hold a path, several of them with commas between, or else a name of the hub such as `owner/name`.
+_PATH_KEYS = (
+    _MODEL,
+    "adapter_name_or_path",
+    "media_dir",
+    "ref_model",
+    "ref_model_adapters",
+    "resume_from_checkpoint",
+    "reward_model",
+    "reward_model_adapters",
+)
+_LOCAL = re.compile(r"/|\.{1,2}(?:/|$)|~(?:/|$)")
+# Where LLaMA-Factory looks for datasets when the YAML does not say.
+_DATASET_DIR = "data"
+_NULLS = frozenset({"null", "Null", "NULL", "~"})
 
 
 class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafactory"):
@@ -41,7 +53,7 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
         config: its content with the overrides applied.
         overridden: keys that an override has set.
         deepspeed_text: the DeepSpeed JSON that it names, verbatim; None where it names none.
-        local_paths: keys whose value is a path on the controller too.
+        local_paths: those of `named_paths` that are there on the controller, which tells a path from a hub's name.
     """
 
     config_path: str
@@ -65,42 +77,18 @@ class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
 Job = LlamaFactoryJob | ScriptJob
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses duplicate keys and documents that unfold without bound."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._nodes = 0
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - yaml's signature
-        """Construct, and count: aliases of aliases would otherwise unfold for ever."""
-        self._nodes += 1
-        if self._nodes > _MAX_NODES:
-            raise yaml.constructor.ConstructorError(None, None, "it unfolds to too many values", node.start_mark)
-        return super().construct_object(node, deep=deep)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as above
-        """A mapping in which no key stands twice."""
-        seen = set()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, str) and name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} stands twice", key.start_mark)
-            seen.add(name if isinstance(name, str) else id(key))
-        return super().construct_mapping(node, deep=deep)
-
-
 def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) -> LlamaFactoryJob:
-    """A LLaMA-Factory job from its YAML and `key=value` overrides.
+    """A LLaMA-Factory job from its YAML and `key=value` overrides. `source` is its path, for messages.
 
     Raises:
         JobError: the YAML is wrong (with file and line), or is not a LLaMA-Factory training.
     """
-    config = _parse_yaml(text, source)
+    config = _parse_mapping(text, source)
     changed = parse_overrides(overrides)
     if not is_llamafactory(config | changed):
+        lacking = _MODEL if _MODEL not in config | changed else f"any of {', '.join(sorted(_TELLTALES))}"
         raise JobError(
-            f"{source} is no LLaMA-Factory training: it lacks {_MODEL}, or any of {', '.join(sorted(_TELLTALES))}",
+            f"{source} is not a LLaMA-Factory training: it lacks {lacking}",
             hint="a script of your own: multinode launch -- train.py",
         )
     return LlamaFactoryJob(config_path=source, text=text, config=config | changed, overridden=tuple(changed))
@@ -112,33 +100,39 @@ def is_llamafactory(config: dict[str, Any]) -> bool:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """`key=value` pairs; a value is read as YAML, so `3` is a number and `true` a truth.
+    """`key=value` pairs; a value is read as YAML, so `3` is a number and `true` a truth. The last of a key counts.
 
     Raises:
-        JobError: one is not `key=value`, or its value is not YAML.
+        JobError: one is not `key=value`, its value is not YAML, or is nothing.
     """
     changed: dict[str, Any] = {}
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not re.fullmatch(r"\w+", key) or not value:
+        key, equals, text = override.partition("=")
+        if not equals or not re.fullmatch(r"\w+", key, re.ASCII):
             raise JobError(f"--set {override!r} is not KEY=VALUE", hint="for example --set max_steps=100")
         try:
-            changed[key] = yaml.load(value, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, made stricter
-        except yaml.YAMLError as error:
-            raise JobError(f"--set {key}: {value!r} is not a YAML value") from error
+            changed[key] = parse_yaml(text)
+        except WrongYaml as wrong:
+            raise JobError(
+                f"--set {key}: {text!r} is not a YAML value: {wrong}", hint=f"text is quoted: --set {key}='\"...\"'"
+            ) from None
+        if changed[key] is None and text.strip() not in _NULLS:
+            raise JobError(f"--set {override!r} sets {key} to nothing", hint=f"if that is meant: --set {key}=null")
     return changed
 
 
+def named_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
+    """What the job reads from disk, and what may as well be the name of a model on a hub."""
+    return tuple(dict.fromkeys([*_possible_paths(job.config), *_dataset_paths(job.config)]))
+
+
 def job_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
-    """Paths that must exist on every node: what the job reads and what does not travel with it."""
-    paths = []
-    for key in _PATH_KEYS:
-        value = job.config.get(key)
-        if isinstance(value, str) and (_LOCAL.match(value) or key in job.local_paths):
-            paths.append(value)
-    folder = job.config.get("dataset_dir")
-    if isinstance(folder, str) and folder in paths:
-        paths.append(f"{folder.rstrip('/')}/dataset_info.json")
+    """Paths that must exist on every node: what the job reads from disk and what does not travel with it."""
+    paths = [path for path in _possible_paths(job.config) if _LOCAL.match(path) or path in job.local_paths]
+    paths += _dataset_paths(job.config)
+    deepspeed = job.config.get("deepspeed")
+    if isinstance(deepspeed, str) and job.deepspeed_text is None:
+        paths.append(deepspeed)
     return tuple(dict.fromkeys(paths))
 
 
@@ -152,24 +146,51 @@ def describe_job(job: Job) -> str:
 
 
 def render_job(job: LlamaFactoryJob, deepspeed_path: str | None) -> str:
-    """The YAML that travels: verbatim where nothing changes, else written anew and saying so in its first line."""
+    """The YAML that travels: verbatim where nothing changes, else written anew and saying so in its first line.
+
+    `deepspeed_path` is where the DeepSpeed JSON lies on the node; None where none travels.
+    """
     if not job.overridden and deepspeed_path is None:
         return job.text
     config = job.config if deepspeed_path is None else job.config | {"deepspeed": deepspeed_path}
-    changed = [*job.overridden, *(["deepspeed"] if deepspeed_path is not None else [])]
-    first = f"# {job.config_path} with these keys changed by multinode: {', '.join(changed)}\n"
-    return first + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    changed = dict.fromkeys([*job.overridden, *(["deepspeed"] if deepspeed_path is not None else [])])
+    # A file's name may hold anything; a comment ends with its line.
+    name = "".join(char if char.isprintable() else "?" for char in job.config_path)
+    return f"# {name} with these keys changed by multinode: {', '.join(changed)}\n" + dump_yaml(config)
 
 
-def _parse_yaml(text: str, source: str) -> dict[str, Any]:
+def _possible_paths(config: dict[str, Any]) -> Iterator[str]:
+    for key in _PATH_KEYS:
+        value = config.get(key)
+        if isinstance(value, str):
+            yield from (part.strip() for part in value.split(",") if part.strip())
+
+
+def _dataset_paths(config: dict[str, Any]) -> tuple[str, ...]:
+    folder = config.get("dataset_dir", _DATASET_DIR if "dataset" in config else None)
+    if not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
+        return ()
+    return (folder, f"{folder.rstrip('/')}/dataset_info.json")
+
+
+def _parse_mapping(text: str, source: str) -> dict[str, Any]:
     try:
-        config = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, made stricter
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{source}:{mark.line + 1}" if mark is not None else source
-        raise JobError(f"{where}: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise JobError(f"{source}: not YAML: {error}") from error
+        config = parse_yaml(text)
+    except WrongYaml as wrong:
+        hint = "indent with spaces" if r"\t" in str(wrong) else None
+        where = source if wrong.line is None else f"{source}:{wrong.line}"
+        raise JobError(f"{where}: {wrong}", hint=hint) from None
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise JobError(f"{source}: a training's YAML is a list of `key: value` lines, and this is not")
+        raise JobError(
+            f"{source}:1: lines of `key: value` were expected, and this holds {_kind(config)}",
+            hint="a script of your own: multinode launch -- train.py",
+        )
     return config
+
+
+def _kind(data: Any) -> str:
+    if data is None:
+        return "nothing"
+    if isinstance(data, dict):
+        return "a key that is not text"
+    return "a list" if isinstance(data, list) else "a single value"

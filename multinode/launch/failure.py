@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from multinode.core.log import last_lines
+from multinode.core.log import clean_log, last_lines
 from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
@@ -142,8 +142,10 @@ def _not_started(node: Evidence) -> Failure:
 
 
 def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
-    message = f"rank {sample.rank} raised {sample.type}: {sample.message}".rstrip(": ")
-    return _failure(node, message, {"rank": sample.rank, "log_tail": sample.traceback})
+    # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
+    said = clean_log(f"{sample.type}: {sample.message}").strip().split("\n")[0].rstrip(": ")
+    message = f"rank {sample.rank} raised {said}"
+    return _failure(node, message, {"rank": sample.rank, "log_tail": clean_log(sample.traceback)})
 
 
 def _job_failure(node: Evidence) -> Failure:

@@ -13,7 +13,8 @@ from multinode.store.text_file import read_text
 
 __all__ = ["find_hosts", "load_hostfile"]
 
-LAB = "lab"
+# A file of this name is still found, as ./lab.
+_LAB = "lab"
 
 
 def load_hostfile(path: Path) -> tuple[Cluster, str]:
@@ -34,7 +35,7 @@ def find_hosts(option: str | None, environ: Mapping[str, str], settings: Setting
         UsageError: none of them says one, or the lab is named and none runs.
     """
     named = option or environ.get("MULTINODE_HOSTS") or settings.defaults.hosts
-    if named == LAB and not Path(LAB).exists():
+    if named == _LAB:
         if lab_hostfile is None:
             raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
         return lab_hostfile

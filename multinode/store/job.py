@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.job import LlamaFactoryJob, parse_llamafactory
+from multinode.core.job import LlamaFactoryJob, named_paths, parse_llamafactory
 from multinode.errors import JobError
 from multinode.store.text_file import read_text
 
@@ -22,7 +22,7 @@ def load_job(path: Path, overrides: tuple[str, ...] = ()) -> LlamaFactoryJob:
     """
     text = read_text(path, "the job", "a LLaMA-Factory YAML; a script of your own goes after --")
     job = parse_llamafactory(text, str(path), overrides)
-    local = tuple(key for key, value in job.config.items() if isinstance(value, str) and Path(value).exists())
+    local = tuple(named for named in named_paths(job) if _exists(Path(named)))
     return msgspec.structs.replace(job, deepspeed_text=_read_deepspeed(job, path), local_paths=local)
 
 
@@ -32,10 +32,21 @@ def _read_deepspeed(job: LlamaFactoryJob, path: Path) -> str | None:
     if not isinstance(named, str):
         return None
     candidates = [Path(named), path.parent / named]
-    found = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
-    text = read_text(found, "the DeepSpeed configuration", f"`deepspeed:` in {path} names it")
+    found = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
+    hint = f"`deepspeed:` in {path} names it; it is looked for here, then beside that file"
+    text = read_text(found, "the DeepSpeed configuration", hint)
     try:
-        msgspec.json.decode(text)
+        msgspec.json.decode(text, type=dict)
     except msgspec.DecodeError as error:
-        raise JobError(f"{found} is not JSON: {error}", hint=f"`deepspeed:` in {path} names it") from None
+        raise JobError(f"{found} is not a JSON object: {error}", hint=hint) from None
+    except RecursionError:
+        raise JobError(f"{found} is nested too deeply", hint=hint) from None
     return text
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path that a stranger wrote is there; a text that cannot be a path is not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

@@ -38,9 +38,10 @@ def load_settings(cwd: Path) -> Settings:
     path = cwd / _FILE
     if not path.exists():
         return Settings()
+    text = read_text(path, "the settings file")
     try:
-        return msgspec.convert(tomllib.loads(read_text(path, "the settings file")), Settings)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return msgspec.convert(tomllib.loads(text), Settings)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
         raise UsageError(f"{path}: {error}", hint="known are hosts and job under [defaults]") from None
 
 
@@ -48,7 +49,7 @@ def default_job(settings: Settings, cwd: Path) -> Path:
     """The job where none was named: the settings', else configs/default.yaml.
 
     Raises:
-        UsageError: there is neither; the configurations that are there are listed.
+        UsageError: there is neither; the configurations that the directory has are listed.
     """
     if settings.defaults.job is not None:
         return Path(settings.defaults.job).expanduser()

@@ -25,5 +25,7 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
         raise UsageError(f"{what} {path} does not exist", hint=hint) from None
     except UnicodeDecodeError:
         raise UsageError(f"{what} {path} is not text in UTF-8", hint=hint) from None
+    except ValueError:  # a NUL, which a quoted string of a YAML can hold
+        raise UsageError(f"{what} {str(path)!r} cannot be a path", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None

@@ -201,20 +201,29 @@ class AgentStream:
 
     def _decode(self, line: bytes) -> Record:
         try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
+            record: Record = _printable_values(msgspec.json.decode(line, type=dict[str, Any]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
             hint = record.get("hint")
-            raise NodeFailed(
-                printable(str(record.get("message"))), node=self._node.name, hint=printable(str(hint)) if hint else None
-            )
+            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=str(hint) if hint else None)
         return record
 
 
 def printable(text: str) -> str:
     """The text without control characters: what a node prints must not reach a terminal as it is."""
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
+def _printable_values(value: Any) -> Any:
+    """The same value with every text in it made printable: here, at the edge, once for all who show it later."""
+    if isinstance(value, str):
+        return value if value.isprintable() else printable(value)
+    if isinstance(value, list):
+        return [_printable_values(item) for item in value]
+    if isinstance(value, dict):
+        return {_printable_values(key): _printable_values(item) for key, item in value.items()}
+    return value
 
 
 def _shown(data: bytes) -> str:

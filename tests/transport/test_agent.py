@@ -187,3 +187,11 @@ def test_the_interpreter_of_the_hostfile_runs_the_agent_and_python3_where_it_can
 
 def test_printable_keeps_letters_of_all_scripts_and_newlines() -> None:
     assert printable("a\u00e9\u6771\n\x1b[0m\r\x07") == "a\u00e9\u6771\n [0m  "
+
+
+def test_what_a_node_says_carries_no_control_characters() -> None:
+    fake = FakeTransport(
+        lambda *_: [b'{"kind":"facts","hostname":"a\\u001b[2Jb","env":{"NCCL_\\u0007X":["\\u009b1m"]}}\n']
+    )
+    record = AgentTransport(fake, ARCHIVE).call(NODE, "probe", {}, deadline_s=5)
+    assert record == {"kind": "facts", "hostname": "a [2Jb", "env": {"NCCL_ X": [" 1m"]}}

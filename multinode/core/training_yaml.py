@@ -1,0 +1,120 @@
+"""parse_yaml, dump_yaml: YAML as LLaMA-Factory reads it (through OmegaConf), strict about what is surely a mistake.
+
+Knows nothing of what the keys mean.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+__all__ = ["WrongYaml", "dump_yaml", "parse_yaml"]
+
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_DATE_TAG = "tag:yaml.org,2002:timestamp"
+# YAML 1.1 wants a point in a float: PyYAML reads 1e-4 as text, OmegaConf and every person as a number.
+_FLOAT_WITHOUT_POINT = re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+\Z", re.ASCII)
+_FLOAT_STARTS = list("-+0123456789")
+# Characters, with every alias written out. Aliases of aliases make a small text unfold without bound.
+_MOST_CHARACTERS = 1 << 20
+
+
+class WrongYaml(Exception):
+    """A text is not the YAML that it should be.
+
+    Args:
+        message: what is wrong, one line.
+        line: where, counted from 1; None where PyYAML does not tell.
+    """
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain data, numbers and dates as OmegaConf does."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the loader, or PyYAML's own, would read as something else."""
+
+
+# A date stays text.
+_Loader.yaml_implicit_resolvers = {
+    start: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE_TAG]
+    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT_WITHOUT_POINT, _FLOAT_STARTS)
+_Dumper.add_implicit_resolver(_FLOAT_TAG, _FLOAT_WITHOUT_POINT, _FLOAT_STARTS)
+
+
+def parse_yaml(text: str) -> Any:
+    """The data of one YAML document; None where it is empty.
+
+    Raises:
+        WrongYaml: it is not YAML, a key stands twice in a mapping, a tag names something other than plain data, or
+            aliases unfold without bound.
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _count_characters(root, {})
+        return loader.construct_document(root)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise WrongYaml(f"the character U+{error.character:04X} may not stand in YAML", line) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        raise WrongYaml(message, mark.line + 1 if mark is not None else None) from None
+    except RecursionError:
+        raise WrongYaml("it is nested too deeply") from None
+    except (ValueError, LookupError, AttributeError) as error:
+        # What PyYAML happens to raise for a value that its tag does not fit, such as `!!int ""`.
+        raise WrongYaml(f"a value does not fit its type ({error})") from None
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """The data as YAML, keys in their order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _count_characters(node: yaml.Node, counted: dict[int, int | None]) -> int:
+    """Characters below a node with aliases written out; `counted` has None for the nodes that are being counted."""
+    if id(node) in counted:
+        known = counted[id(node)]
+        if known is None:
+            raise _wrong("an alias stands inside what it stands for", node)
+        return known
+    counted[id(node)] = None
+    total = 1
+    if isinstance(node, yaml.ScalarNode):
+        total += len(node.value)
+    elif isinstance(node, yaml.MappingNode):
+        _check_keys(node)
+        total += sum(_count_characters(part, counted) for pair in node.value for part in pair)
+    else:
+        total += sum(_count_characters(part, counted) for part in node.value)
+    if total > _MOST_CHARACTERS:
+        raise _wrong(f"it unfolds to more than {_MOST_CHARACTERS} characters", node)
+    counted[id(node)] = total
+    return total
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            name = (key.tag, key.value)
+            if name in lines:
+                raise _wrong(f"the key {key.value!r} stands on line {lines[name]} already", key)
+            lines[name] = key.start_mark.line + 1
+
+
+def _wrong(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=message, problem_mark=node.start_mark)
