@@ -31,7 +31,7 @@ _MULTINODE = """\
 echo "multinode $*" >>"$CALLS"
 case "$1 $2" in
   "lab up") exit "${UP_FAILS:-0}" ;;
-  "launch --hosts") trap 'exit 130' INT; sleep "${LAUNCH_TAKES_S:-0}"; exit "${LAUNCH_FAILS:-0}" ;;
+  "contrast --hosts") trap 'exit 130' INT; sleep "${CONTRAST_TAKES_S:-0}"; exit "${CONTRAST_FAILS:-0}" ;;
 esac
 """
 _SMI = '#!/bin/bash\nexit "${NO_GPU:-0}"\n'
@@ -175,19 +175,25 @@ def test_setup_names_the_python_that_is_too_old(checkout: Checkout) -> None:
     assert not (checkout.root / ".venv").exists()
 
 
-def test_the_demo_takes_the_nodes_down_after_a_training(checkout: Checkout) -> None:
+def test_the_demo_goes_all_the_way_and_takes_the_nodes_down(checkout: Checkout) -> None:
     _with_multinode(checkout)
     assert checkout.run("scripts/demo").returncode == 0
     assert checkout.calls("multinode") == [
         "lab up --nodes 2 --rate 1gbit",
-        "launch --hosts lab configs/tiny_sft.yaml",
+        "check --hosts lab configs/tiny_sft.yaml",
+        "lab rate all 1gbit",
+        "nccl-test --hosts lab -b 1M -e 16M -n 5",
+        "contrast --hosts lab configs/tiny_sft.yaml --steps 15",
+        "lab rate all 100mbit",
+        "nccl-test --hosts lab -b 1M -e 16M -n 5",
+        "contrast --hosts lab configs/tiny_sft.yaml --steps 15",
         "lab down",
     ]
 
 
 def test_the_demo_takes_the_nodes_down_when_the_training_fails_and_fails_too(checkout: Checkout) -> None:
     _with_multinode(checkout)
-    assert checkout.run("scripts/demo", LAUNCH_FAILS="1").returncode == 1
+    assert checkout.run("scripts/demo", CONTRAST_FAILS="1").returncode == 1
     assert checkout.calls("multinode")[-1] == "lab down"
 
 
@@ -199,9 +205,9 @@ def test_the_demo_leaves_a_lab_alone_that_it_did_not_make(checkout: Checkout) ->
 
 def test_the_demo_takes_the_nodes_down_at_ctrl_c(checkout: Checkout) -> None:
     _with_multinode(checkout)
-    with checkout.start("scripts/demo", LAUNCH_TAKES_S="30") as process:
+    with checkout.start("scripts/demo", CONTRAST_TAKES_S="30") as process:
         deadline = time.monotonic() + 20
-        while not any(call.startswith("launch") for call in checkout.calls("multinode")):
+        while not any(call.startswith("contrast") for call in checkout.calls("multinode")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         # As a terminal does: to everything in the foreground.

@@ -36,6 +36,8 @@ def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
     found = summarise("r", steps(0, [1000.0] * 5 + [100.0] * 15))
     assert found.samples_per_s == pytest.approx(80.0)
     assert found.all_steps_samples_per_s == pytest.approx(20 * 8 / 6.5)
+    assert found.step_time_ms is not None
+    assert (found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 0.0)
 
 
 def test_the_rate_is_all_samples_over_all_time_and_not_the_mean_of_rates() -> None:

@@ -177,15 +177,17 @@ class Execution:
     def run(self, play: Callable[[Talk], None]) -> Run:
         nodes = ScriptedNodes(play)
         cluster = Cluster(nodes=tuple(Node(name=node.node) for node in self._plan.nodes), source="hosts")
-        run = execute(
-            self._plan,
-            cluster,
-            agent=AgentTransport(nodes, AgentArchive(b"")),
-            directory=self.directory,
-            options=self._options,
-            stop=self.stop,
-            observe=self.seen.append,
-        )
-        nodes.check()
+        try:
+            run = execute(
+                self._plan,
+                cluster,
+                agent=AgentTransport(nodes, AgentArchive(b"")),
+                directory=self.directory,
+                options=self._options,
+                stop=self.stop,
+                observe=self.seen.append,
+            )
+        finally:
+            nodes.check()
         assert nodes.closed >= nodes.opened, "a channel was left open"
         return run

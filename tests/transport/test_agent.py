@@ -125,8 +125,11 @@ class Kept(FakeStream):
         super().__init__(transport, NODE, VERB)
         self._answers: list[bytes | ContactLost | None] = [FACTS, after]
         self.requests: list[dict[str, Any]] = []
+        self.broken = False
 
     def send(self, data: bytes) -> None:
+        if self.requests and self.broken:
+            raise ContactLost("the connection was lost while sending", node=NODE.name)
         self.requests.append(json.loads(data))
 
     def read_line(self, deadline_s: float) -> bytes | None:
@@ -162,6 +165,15 @@ def test_a_further_verb_takes_the_same_channel() -> None:
 
 def test_an_agent_that_has_gone_meanwhile_is_started_again() -> None:
     transport = KeepingTransport(None, None)
+    agent = AgentTransport(transport, ARCHIVE)
+    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert agent.open(NODE, "probe", {"schema": 1}, deadline_s=5).first == {"kind": "facts", "cores": 2}
+    assert transport.opened == 2
+
+
+def test_a_request_that_could_not_be_sent_is_sent_on_a_new_channel() -> None:
+    transport = KeepingTransport(ContactLost("gone"), None)
+    transport.channels[0].broken = True
     agent = AgentTransport(transport, ARCHIVE)
     agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
     assert agent.open(NODE, "probe", {"schema": 1}, deadline_s=5).first == {"kind": "facts", "cores": 2}

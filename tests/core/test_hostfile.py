@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.hostfile import parse_hostfile, render_hostfile
+from multinode.core.hostfile_keys import KEYS
+from multinode.errors import HostfileError
+
+SAMPLES = sorted((Path(__file__).parents[2] / "hostfiles").iterdir())
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    return parse_hostfile(text).nodes
+
+
+def complaint(text: str) -> HostfileError:
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(text, "hosts.txt")
+    return caught.value
+
+
+def test_every_key_lands_where_it_belongs() -> None:
+    line = (
+        "box gpus=6,7 addr=192.0.2.11 ifname=ens1f0 user=alice port=2222 key=~/.ssh/k jump=bob@gate:22 "
+        "ssh_config=~/ssh.conf python=~/env/bin/python workdir=/work price=0.35 env.A=1 env.B_2='two words'"
+    )
+    expected = Node(
+        name="box",
+        slots=2,
+        gpus=(6, 7),
+        addr="192.0.2.11",
+        ifname="ens1f0",
+        user="alice",
+        port=2222,
+        key="~/.ssh/k",
+        jump="bob@gate:22",
+        ssh_config="~/ssh.conf",
+        python="~/env/bin/python",
+        workdir="/work",
+        price=0.35,
+        env={"A": "1", "B_2": "two words"},
+    )
+    assert nodes(line) == (expected,)
+    assert set(KEYS) | {"name", "env"} == set(Node.__struct_fields__)
+
+
+def test_lines_of_deepspeed_and_open_mpi_are_valid_as_they_are() -> None:
+    text = "# DeepSpeed\nworker-1 slots=4\nworker-2 slots=4\n\n# Open MPI\nworker-3 slots=4 max_slots=8\n"
+    text += "worker-4 slots=4 max-slots=8\nworker-5\n"
+    assert [node.slots for node in nodes(text)] == [4, 4, 4, 4, None]
+
+
+def test_the_order_of_the_lines_is_the_node_rank() -> None:
+    assert [node.name for node in nodes("b\na\n10.0.0.1\nc.lan\n")] == ["b", "a", "10.0.0.1", "c.lan"]
+
+
+def test_a_range_is_one_node_each_with_its_own_address() -> None:
+    found = nodes("node[01-03] addr=192.0.2.[11-13] slots=2")
+    assert [(node.name, node.addr, node.slots) for node in found] == [
+        ("node01", "192.0.2.11", 2),
+        ("node02", "192.0.2.12", 2),
+        ("node03", "192.0.2.13", 2),
+    ]
+
+
+def test_a_user_before_the_name_is_the_ssh_user() -> None:
+    assert [(node.name, node.user) for node in nodes("alice@node[1-2]")] == [("node1", "alice"), ("node2", "alice")]
+
+
+@pytest.mark.parametrize("address", ["fe80::1%eth0", "2001:db8::1", "192.0.2.1"])
+def test_a_name_may_be_an_address_of_either_family(address: str) -> None:
+    assert nodes(f"{address} addr={address}") == (Node(name=address, addr=address),)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("n env.X=a#b", "a#b"),
+        ("n env.X=a #b", "a"),
+        ("n env.X=a\t# it's", "a"),
+        ("n env.X='a #b'", "a #b"),
+        ('n env.X="say \\"hi\\" $HOME"', 'say "hi" $HOME'),
+        ("n env.X=a\\ b", "a b"),
+        ("n env.X=pre'fix 'ed", "prefix ed"),
+        ("n env.X=", ""),
+        ("n env.X=a=b", "a=b"),
+        ("n env.X='\N{SNOWMAN}'", "\N{SNOWMAN}"),
+    ],
+)
+def test_quotes_and_comments_are_those_of_a_shell(line: str, value: str) -> None:
+    assert nodes(line)[0].env == {"X": value}
+
+
+def test_line_ends_and_byte_order_marks_of_windows_do_no_harm() -> None:
+    assert [node.name for node in nodes("\ufeffa slots=1\r\n\r\nb slots=1\r\n")] == ["a", "b"]
+
+
+def test_gpus_say_how_many_slots_there_are() -> None:
+    assert [node.slots for node in nodes("a gpus=6,7\nb gpus=3,1 slots=2\nc gpus=0")] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids of gpus="),
+        ("node1 gpus=6,6", "gpus='6,6': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 gpus=6,,7", "gpus='6,,7': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 gpus=-1", "gpus='-1': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 slots=0", "slots='0': expected a number of workers, 1 to 1024"),
+        ("node1 slots=two", "slots='two': expected a number of workers, 1 to 1024"),
+        ("node1 slots=4 slots=4", "slots= is given twice"),
+        ("node1 port=0", "port='0': expected a port, 1 to 65535"),
+        ("node1 port=65536", "port='65536': expected a port, 1 to 65535"),
+        ("node1 addr=node1", "addr='node1': expected an IP address"),
+        ("node1 addr=0.0.0.0", "addr='0.0.0.0': expected an IP address"),
+        ("node1 addr=10.0.0.300", "addr='10.0.0.300': expected an IP address"),
+        ("node[1-2] addr=10.0.0.1", "addr='10.0.0.1' gives 1 address(es) to 2 node(s)"),
+        ("node[1-2] addr=10.0.0.[1-3]", "addr='10.0.0.[1-3]' gives 3 address(es) to 2 node(s)"),
+        ("node1 ifname==eth0", "ifname='=eth0': expected the name of one network interface"),
+        ("node1 ifname=eth0,eth1", "ifname='eth0,eth1': expected the name of one network interface"),
+        ("node1 price=-1", "price='-1': expected a price per hour such as 0.35"),
+        ("node1 price=1e3", "price='1e3': expected a price per hour such as 0.35"),
+        ("node1 price=nan", "price='nan': expected a price per hour such as 0.35"),
+        ("node1 price=" + "9" * 400, "expected a price per hour such as 0.35"),
+        ("node1 key=-oProxyCommand", "key='-oProxyCommand': expected the path of a private key"),
+        ("node1 key=", "key='': expected the path of a private key"),
+        ("node1 python=' '", "python=' ': expected the path of an interpreter"),
+        ("node1 jump='a b'", "jump='a b': expected one jump host, [user@]host[:port]"),
+        ("node1 jump=a,b", "jump='a,b': expected one jump host, [user@]host[:port]"),
+        ("node1 user='a b'", "user='a b': expected a user's name"),
+        ("@node1", "user='': expected a user's name"),
+        ("-x@node1", "user='-x': expected a user's name"),
+        ("alice@node1 user=bob", "the user stands both in 'alice@node1' and in user="),
+        ("node1 speed=fast", "unknown key 'speed': expected one of slots, gpus, addr, ifname,"),
+        ("node1 Slots=4", "unknown key 'Slots'"),
+        ("node1 slots = 4", "'slots' is not key=value"),
+        ("node1 env.1A=x", "'env.1A': '1A' cannot name an environment variable"),
+        ("node1 env.=x", "'env.': '' cannot name an environment variable"),
+        ("node1 env.A=1 env.A=1", "env.A= is given twice"),
+        ("slots=4", "it begins with 'slots=4', and a node's name was expected"),
+        ("-oProxyCommand slots=1", "'-oProxyCommand' is not a node's name"),
+        ("'' slots=1", "'' is not a node's name"),
+        ("node_1;reboot", "'node_1;reboot' is not a node's name"),
+        ("'fe80::1%a b'", "is neither a name nor an IPv6 address"),
+        ("node1:4", "'node1:4' is neither a name nor an IPv6 address"),
+        ("n\N{LATIN SMALL LETTER O WITH DIAERESIS}de", "is not a node's name"),
+        ("node[1-", "'node[1-': a bracket has no partner"),
+        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),
+        ("node[1-4097]", "'node[1-4097]' stands for more than 4096 names"),
+        ("node[1,1]", "the node 'node1' stands on line 3 already"),
+        ("before", "the node 'before' stands on line 2 already"),
+        ("node1 env.A='x", "a quote is not closed"),
+        ("node1 env.A=x\\", "a quote is not closed, or a backslash stands at its end"),
+        ("node1 env.A='x'\"", "a quote is not closed"),
+        ("node1\x00", "the character U+0000 stands in it"),
+        ("node1 env.A=\x1b[31m", "the character U+001B stands in it"),
+        ("node1\x0cnode2", "the character U+000C stands in it"),
+        ("node1\N{NO-BREAK SPACE}slots=1", "the character U+00A0 stands in it"),
+        ("node1 env.A=" + "x" * 70_000, "it is longer than 65536 characters"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_was_found_and_what_was_expected(line: str, message: str) -> None:
+    error = complaint(f"# nodes\nbefore\n{line}\nafter\n")
+    assert str(error).startswith("hosts.txt:3: ")
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
+def test_a_hostfile_without_a_node_is_an_error_with_an_example(text: str) -> None:
+    error = complaint(text)
+    assert str(error) == "hosts.txt:1: it names no node"
+    assert error.hint is not None
+    assert "node1 slots=2" in error.hint
+
+
+def test_more_nodes_than_anyone_has_are_refused_over_all_lines() -> None:
+    assert len(nodes("a[1-4095]\nb")) == 4096
+    assert str(complaint("a[1-4095]\nb\nc")) == "hosts.txt:3: there are more than 4096 nodes"
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_every_sample_is_a_hostfile_with_comments(path: Path) -> None:
+    text = path.read_text()
+    cluster = parse_hostfile(text, path.name)
+    assert len(cluster.nodes) >= 2
+    assert text.startswith("# ")
+
+
+def test_the_two_boxes_of_the_published_run_are_there() -> None:
+    sample = next(path for path in SAMPLES if path.name == "two4090.txt")
+    assert nodes(sample.read_text()) == (
+        Node(name="192.0.2.11", slots=2, gpus=(6, 7), addr="192.0.2.11", ifname="ens1f0"),
+        Node(name="192.0.2.12", slots=2, gpus=(1, 6), addr="192.0.2.12", ifname="ens1f0"),
+    )
+
+
+# What a hostfile can say: text without characters that do not print.
+_printable = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" \t"), max_size=12)
+_path = _printable.filter(lambda text: text.strip() != "" and not text.startswith("-"))
+_word = st.text(string.ascii_letters + string.digits + "_.", min_size=1, max_size=12)
+_address = st.ip_addresses().map(str).filter(lambda text: text not in {"0.0.0.0", "::"})
+_gpus = st.lists(st.integers(0, 1023), min_size=1, max_size=4, unique=True).map(tuple)
+_optional_node = st.fixed_dictionaries(
+    {"name": _word | _address},
+    optional={
+        "slots": st.integers(1, 1024),
+        "gpus": _gpus,
+        "addr": _address,
+        "ifname": _word,
+        "user": _word,
+        "port": st.integers(1, 65535),
+        "key": _path,
+        "jump": _word,
+        "ssh_config": _path,
+        "python": _path,
+        "workdir": _path,
+        "price": st.floats(0, allow_infinity=False, allow_nan=False).map(abs),
+        "env": st.dictionaries(_word.filter(str.isidentifier), _printable, max_size=3),
+    },
+)
+
+
+def _settled(fields: dict[str, object]) -> Node:
+    node = msgspec.convert(fields, Node)
+    return msgspec.structs.replace(node, slots=len(node.gpus)) if node.gpus is not None else node
+
+
+_clusters = st.builds(
+    Cluster,
+    nodes=st.lists(_optional_node.map(_settled), min_size=1, max_size=4, unique_by=lambda node: node.name).map(tuple),
+    source=st.just("hosts.txt"),
+)
+
+
+@given(_clusters)
+def test_a_cluster_comes_back_from_its_hostfile_as_it_was(cluster: Cluster) -> None:
+    assert parse_hostfile(render_hostfile(cluster), "hosts.txt") == cluster
+
+
+_fragments = st.sampled_from(
+    [
+        "node",
+        "[1-",
+        "]",
+        ",",
+        "=",
+        "slots=",
+        "gpus=1,",
+        "addr=",
+        "env.A=",
+        "@",
+        "'",
+        '"',
+        "\\",
+        "#",
+        " ",
+        "\n",
+        "%",
+        ":",
+    ]
+)
+
+
+@given(st.text() | st.lists(_fragments | st.text(max_size=3), max_size=12).map("".join))
+def test_whatever_is_in_a_hostfile_it_is_a_cluster_or_one_error_with_its_line(text: str) -> None:
+    try:
+        cluster = parse_hostfile(text, "hosts.txt")
+    except HostfileError as error:
+        assert str(error).startswith("hosts.txt:")  # noqa: PT017 - an error is one of two right answers
+        assert str(error).split(":")[1].isdigit()  # noqa: PT017 - as above
+    else:
+        assert parse_hostfile(render_hostfile(cluster), "hosts.txt") == cluster
