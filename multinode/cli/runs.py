@@ -55,18 +55,27 @@ def logs(
     run_id: RunId = "last",
     node: Annotated[str | None, typer.Option(help="Only this node: its name or node rank.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, progress bars and all.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print a run's logs, a node after the other; progress bars are reduced to their last state."""
-    from multinode.core.log import clean_log
+    from multinode.cli.output import print_document
     from multinode.workflows.runs import load_run, node_logs
 
     found = load_run(_root(), run_id)
-    for name, data in node_logs(found, node):
-        if raw:
-            typer.get_binary_stream("stdout").write(data)
-            continue
+    texts = [(name, data if raw else _clean(data)) for name, data in node_logs(found, node)]
+    if as_json:
+        nodes = [{"name": name, "log": data.decode(errors="replace")} for name, data in texts]
+        print_document({"schema": "multinode.logs/1", "run_id": found.run.run_id, "nodes": nodes})
+        return
+    for name, data in texts:
         typer.echo(f"--- {name}", err=True)
-        typer.echo(clean_log(data.decode(errors="replace")).rstrip("\n"))
+        typer.get_binary_stream("stdout").write(data)
+
+
+def _clean(data: bytes) -> bytes:
+    from multinode.core.log import clean_log
+
+    return clean_log(data.decode(errors="replace")).rstrip("\n").encode() + b"\n"
 
 
 def _root() -> Path:

@@ -75,6 +75,11 @@ def test_the_run_directory_has_every_noun(command: Command) -> None:
     plan = json.loads((directory / "plan.json").read_text())
     assert [node["ifname"] for node in plan["nodes"]] == ["ens1f0", "ens1f0"]
     assert [node["command"]["env"]["NCCL_SOCKET_IFNAME"] for node in plan["nodes"]] == ["=ens1f0", "=ens1f0"]
+    logs = command.document("logs", "last", "--json")
+    assert [node["name"] for node in logs["nodes"]] == ["node0", "node1"]
+    assert "step 3 of 3" in logs["nodes"][0]["log"]
+    shown = command.document("show", "last", "--json")
+    assert (shown["run"]["status"], shown["summary"]["steps"]) == ("succeeded", 3)
     samples = (directory / "samples" / "node-1.jsonl").read_text()
     assert '"kind": "nic"' in samples
     assert '"kind": "step"' in samples

@@ -1,1 +1,0 @@
-"""Collect measurements: collective benchmarks, samplers."""
