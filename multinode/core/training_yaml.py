@@ -20,6 +20,9 @@ _FLOAT_STARTS = list("-+0123456789")
 # Characters, with every alias written out. Aliases of aliases make a small text unfold without bound.
 _MOST_CHARACTERS = 1 << 20
 
+# PyYAML writes it as it is among quotes, and reads it there as a line break; escaped it comes back.
+_NEXT_LINE = "\x85"
+
 
 class WrongYaml(Exception):
     """A text is not the YAML that it should be.
@@ -81,7 +84,10 @@ def parse_yaml(text: str) -> Any:
 
 def dump_yaml(data: dict[str, Any]) -> str:
     """The data as YAML, keys in their order."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if _NEXT_LINE not in text:
+        return text
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
 
 
 def _count_characters(node: yaml.Node, counted: dict[int, int | None]) -> int:

@@ -58,7 +58,9 @@ _NO_DISKS = frozenset(
 )
 
 # What lies below these a node has of its own, in any case.
-_OWN_PLACES = ("/run/", "/tmp/", "/proc/", "/sys/", "/dev/")  # noqa: S108 - nothing is written there
+_OWN_PLACES = ("/run/", "/proc/", "/sys/", "/dev/")
+# In memory on many machines, and yet a place where a checkout may lie.
+_TMP = "/tmp"  # noqa: S108 - the node's view of it is its own
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -148,7 +150,7 @@ def mount_root(config: dict[str, Any]) -> None:
     mount("sysfs", root / "sys", "sysfs")
     mount("devpts", root / "dev/pts", "devpts", options="newinstance,ptmxmode=0666,mode=620,gid=5")
     mount("tmpfs", root / "dev/shm", "tmpfs", options=f"size={config['disk_bytes']},mode=1777")
-    for name, mode in (("tmp", 0o1777), ("run", 0o755), ("root/.ssh", 0o700)):
+    for name, mode in (("run", 0o755), ("root/.ssh", 0o700)):
         mount_own(store / "own" / name, root / name, mode)
     for place, text in config["kernel_files"].items():
         file = store / place.replace("/", "_")
@@ -192,9 +194,9 @@ def submounts() -> Iterator[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split()[4], after.split()[0]
-        own = place.startswith(_OWN_PLACES)
+        own = place.startswith(_OWN_PLACES) or (kind in _NO_DISKS and place != _TMP)
         # A colon, a comma or an escaped character would have to be escaped again; no disk is mounted at such a place.
-        if place != "/" and not own and kind not in _NO_DISKS and not set(place) & set(":,\\") and Path(place).is_dir():
+        if place != "/" and not own and not set(place) & set(":,\\") and Path(place).is_dir():
             yield place
 
 

@@ -92,7 +92,7 @@ def ssh() -> Command:
 
 @pytest.fixture
 def shared_dir() -> Iterator[Path]:
-    """An empty directory of the controller that nodes see, too: not in /tmp, which is each node's own."""
+    """An empty directory of the controller that nodes see, too."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="multinode-test-") as path:
         yield Path(path)
 

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import string
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multinode.core.command import REDACTED, Command, is_secret, quote_path, render_command
+
+# A program that says what it was given.
+_REPORT = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
+_REPORTER = (sys.executable, "-I", "-X", "utf8", "-c", _REPORT)
+HOME = "/home/a b"
+
+
+class Seen(NamedTuple):
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+
+
+def run_in_sh(text: str, **environ: str) -> Seen:
+    """What a program sees that a real shell was told to start by this text."""
+    done = subprocess.run(
+        ["/bin/sh"],
+        input=text.encode(),
+        env={"PATH": "/usr/bin:/bin", "HOME": HOME, **environ},
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == b""
+    return Seen(*json.loads(done.stdout))
+
+
+def with_home(text: str) -> str:
+    return HOME + text[1:] if text == "~" or text.startswith("~/") else text
+
+
+# Whatever the kernel can hand to a program; text that tempts a shell comes up often.
+_tempting = st.sampled_from(
+    [
+        "; touch x #",
+        "$HOME",
+        "`id`",
+        "$(id)",
+        "a b",
+        "'",
+        '"',
+        "\\",
+        "~",
+        "~/a b",
+        "~root",
+        "*",
+        "!x",
+        "\n",
+        "-n",
+        "",
+        "&&",
+    ]
+)
+_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+_words = st.lists(_tempting | _text | st.tuples(_tempting, _text).map("".join), max_size=4)
+_names = st.text(string.ascii_letters + "_", min_size=1, max_size=8).map("V_".__add__)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    words=_words, env=st.dictionaries(_names.filter(lambda name: not is_secret(name)), _tempting | _text, max_size=3)
+)
+def test_what_a_person_types_gives_the_program_exactly_its_words_and_variables(
+    words: list[str], env: dict[str, str]
+) -> None:
+    seen = run_in_sh(render_command(Command(argv=(*_REPORTER, *words), env=env)))
+    assert seen.argv == [with_home(word) for word in words]
+    assert {name: value for name, value in seen.env.items() if name.startswith("V_")} == {
+        name: with_home(value) for name, value in env.items()
+    }
+
+
+@settings(deadline=None, max_examples=20)
+@given(name=_tempting.filter(lambda name: name not in {"", "~"} and "/" not in name))
+def test_the_directory_may_have_any_name(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    directory = tmp_path_factory.mktemp("cwd") / name
+    directory.mkdir()
+    seen = run_in_sh(render_command(Command(argv=_REPORTER, cwd=str(directory), path_first=str(directory))))
+    assert seen.cwd == str(directory)
+    assert seen.env["PATH"] == f"{directory}:/usr/bin:/bin"
+
+
+def test_a_directory_in_the_home_directory_is_the_home_of_who_types_it(tmp_path: Path) -> None:
+    (tmp_path / "my work").mkdir()
+    command = Command(argv=_REPORTER, cwd="~/my work", path_first="~/env/bin")
+    seen = run_in_sh(render_command(command), HOME=str(tmp_path))
+    assert seen.cwd == str(tmp_path / "my work")
+    assert seen.env["PATH"].split(":")[0] == f"{tmp_path}/env/bin"
+
+
+def test_a_directory_that_is_not_there_ends_it_before_the_program_runs() -> None:
+    text = render_command(Command(argv=("echo", "ran"), cwd="/nowhere/at/all", env={"A": "1"}))
+    done = subprocess.run(["/bin/sh"], input=text, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode != 0
+    assert done.stdout == ""
+
+
+def test_variables_are_unset_and_a_prefix_is_told_but_left_to_the_person() -> None:
+    text = render_command(Command(argv=_REPORTER, unset=("RANK", "PET_*"), env={"V_A": "1"}))
+    seen = run_in_sh(text, RANK="3", PET_NNODES="2")
+    assert "RANK" not in seen.env
+    assert seen.env["V_A"] == "1"
+    assert text.startswith("# not set in the job's environment: PET_*\n")
+
+
+def test_a_secret_is_never_shown_and_its_name_is() -> None:
+    text = render_command(Command(argv=("true",), env={"HF_TOKEN": "s3cret", "V": "plain"}))
+    assert "s3cret" not in text
+    assert f"HF_TOKEN='{REDACTED}'" in text
+    assert "V=plain" in text
+
+
+def test_the_text_is_laid_out_for_reading() -> None:
+    command = Command(
+        argv=("/env/bin/python", "train.py", "two words"),
+        env={"NNODES": "2"},
+        unset=("RANK", "PET_*"),
+        path_first="/env/bin",
+        cwd="~/work",
+    )
+    assert render_command(command).splitlines() == [
+        "# not set in the job's environment: PET_*",
+        'cd "$HOME"/work &&',
+        "env -u RANK \\",
+        '  PATH=/env/bin:"$PATH" \\',
+        "  NNODES=2 \\",
+        "  /env/bin/python train.py 'two words'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "quoted"),
+    [
+        ("~", '"$HOME"'),
+        ("~/", '"$HOME"/'),
+        ("~/a b", "\"$HOME\"/'a b'"),
+        ("~root/x", "'~root/x'"),
+        ("a~/b", "'a~/b'"),
+        ("", "''"),
+    ],
+)
+def test_only_ones_own_home_is_left_to_the_shell(path: str, quoted: str) -> None:
+    assert quote_path(path) == quoted

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.core.cluster import Node
+from multinode.errors import HostfileError, UsageError
+from multinode.store.hostfile import find_hosts, load_hostfile
+from multinode.store.settings import Defaults, Settings
+
+NOTHING = Settings()
+TOML = Settings(defaults=Defaults(hosts="toml.txt"))
+RUNNING = Path("/run/lab/hosts.txt")
+
+
+def test_a_hostfile_is_read_and_its_text_kept(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("# mine\nnode1 slots=2\n")
+    cluster, text = load_hostfile(path)
+    assert cluster.nodes == (Node(name="node1", slots=2),)
+    assert cluster.source == str(path)
+    assert text == "# mine\nnode1 slots=2\n"
+
+
+def test_a_wrong_line_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("node1\nnode2 slots=none\n")
+    with pytest.raises(HostfileError, match="slots='none'") as caught:
+        load_hostfile(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+
+
+def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist") as caught:
+        load_hostfile(tmp_path / "gone.txt")
+    assert caught.value.hint is not None
+    assert "one node a line" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("option", "environ", "settings", "lab", "expected"),
+    [
+        ("o.txt", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, Path("o.txt")),
+        (None, {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, Path("e.txt")),
+        (None, {"MULTINODE_HOSTS": ""}, TOML, RUNNING, Path("toml.txt")),
+        (None, {}, TOML, RUNNING, Path("toml.txt")),
+        (None, {}, NOTHING, RUNNING, RUNNING),
+        ("lab", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, RUNNING),
+        (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, RUNNING),
+        (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, RUNNING),
+        ("./lab", {}, NOTHING, RUNNING, Path("lab")),
+    ],
+)
+def test_the_nearest_word_wins(
+    option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: Path
+) -> None:
+    assert find_hosts(option, environ, settings, lab) == expected
+
+
+def test_the_home_directory_may_be_written_short() -> None:
+    assert find_hosts("~/hosts.txt", {}, NOTHING, None) == Path.home() / "hosts.txt"
+
+
+def test_the_lab_is_named_but_does_not_run() -> None:
+    with pytest.raises(UsageError, match="no lab is running") as caught:
+        find_hosts("lab", {}, TOML, None)
+    assert caught.value.hint == "multinode lab up --nodes 2 --rate 1gbit"
+
+
+def test_without_any_the_error_lists_every_way_to_give_one() -> None:
+    with pytest.raises(UsageError, match="no hostfile was given") as caught:
+        find_hosts(None, {}, NOTHING, None)
+    for way in ("--hosts", "$MULTINODE_HOSTS", "multinode.toml", "multinode lab up"):
+        assert way in str(caught.value.hint)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.errors import UsageError
+from multinode.store.settings import Defaults, Settings, default_job, load_settings
+
+
+def complaint(folder: Path, text: str) -> str:
+    (folder / "multinode.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_settings(folder)
+    assert str(caught.value).startswith(f"{folder}/multinode.toml: ")
+    return str(caught.value)
+
+
+def test_a_directory_without_settings_has_empty_ones(tmp_path: Path) -> None:
+    assert load_settings(tmp_path) == Settings()
+
+
+def test_the_defaults_are_read(tmp_path: Path) -> None:
+    (tmp_path / "multinode.toml").write_text('[defaults]\nhosts = "lab"\njob = "train.yaml"\n')
+    assert load_settings(tmp_path).defaults == Defaults(hosts="lab", job="train.yaml")
+
+
+def test_a_misspelt_key_is_named_with_its_table(tmp_path: Path) -> None:
+    assert "unknown field `hots` - at `$.defaults`" in complaint(tmp_path, '[defaults]\nhots = "x"\n')
+    assert "unknown field `default`" in complaint(tmp_path, '[default]\nhosts = "x"\n')
+
+
+def test_a_value_of_another_type_is_named_with_its_place(tmp_path: Path) -> None:
+    assert "`$.defaults.hosts`" in complaint(tmp_path, "[defaults]\nhosts = 3\n")
+
+
+@pytest.mark.parametrize("text", ["[defaults\n", "hosts", "a = 1\na = 2\n", "a = " + "9" * 5000, "a = " + "[" * 5000])
+def test_what_is_not_toml_is_one_error(tmp_path: Path, text: str) -> None:
+    complaint(tmp_path, text)
+
+
+def test_settings_that_cannot_be_read_are_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "multinode.toml").mkdir()
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        load_settings(tmp_path)
+
+
+def test_the_job_of_the_settings_wins_over_the_one_in_configs(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/default.yaml").touch()
+    settings = Settings(defaults=Defaults(job="~/train.yaml"))
+    assert default_job(settings, tmp_path) == Path.home() / "train.yaml"
+    assert default_job(Settings(), tmp_path) == Path("configs/default.yaml")
+
+
+def test_without_a_default_job_the_error_lists_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    for name in ("b.yaml", "a.yaml", "notes.txt"):
+        (tmp_path / "configs" / name).touch()
+    with pytest.raises(UsageError, match="no job was given") as caught:
+        default_job(Settings(), tmp_path)
+    assert caught.value.hint == "name one: configs/a.yaml, configs/b.yaml"
+
+
+def test_without_any_configuration_the_error_says_what_a_job_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no job was given") as caught:
+        default_job(Settings(), tmp_path)
+    assert caught.value.hint == "name one: a LLaMA-Factory YAML, or -- train.py"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.units import format_duration, format_rate, format_size, goodput_gb_per_s, parse_rate, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "gbit_per_s"),
+    [
+        ("1gbit", 1.0),
+        ("2.5gbit", 2.5),
+        ("100mbit", 0.1),
+        ("64kbit", 64e-6),
+        ("1tbit", 1000.0),
+        ("8bit", 8e-9),
+        ("10GBIT", 10.0),
+        (" 10 Gbit ", 10.0),
+    ],
+)
+def test_rates_are_read_as_tc_reads_them(text: str, gbit_per_s: float) -> None:
+    assert parse_rate(text) == pytest.approx(gbit_per_s)
+
+
+@pytest.mark.parametrize("text", ["", "1", "gbit", "0gbit", "0.0mbit", "-1gbit", "1gbps", "1GB", "1e3mbit", "1,5gbit"])
+def test_what_is_no_rate_is_told_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as 100mbit, 1gbit or 2.5gbit"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("8", 8), ("64K", 65536), ("64k", 65536), ("64KiB", 65536), ("128M", 128 << 20), ("1G", 1 << 30), (" 0 ", 0)],
+)
+def test_sizes_are_read_as_nccl_tests_reads_them(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "1T", "1 M M", "8bits"])
+def test_what_is_no_size_is_told_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as 8, 64K, 128M or 1G"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("link_gbit_per_s", "mtu", "gb_per_s"),
+    [(1, 1500, 0.1177), (10, 1500, 1.177), (25, 1500, 2.94), (100, 1500, 11.77), (100, 9000, 12.5 * 0.99)],
+)
+def test_what_tcp_gets_through_a_link(link_gbit_per_s: float, mtu: int, gb_per_s: float) -> None:
+    assert goodput_gb_per_s(link_gbit_per_s, mtu) == pytest.approx(gb_per_s, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("gbit_per_s", "text"), [(0.1, "100 Mbit/s"), (1, "1 Gbit/s"), (2.5, "2.5 Gbit/s"), (100, "100 Gbit/s")]
+)
+def test_rates_are_written_for_people(gbit_per_s: float, text: str) -> None:
+    assert format_rate(gbit_per_s) == text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1 << 30, "1 GiB"),
+        (5 << 40, "5 TiB"),
+    ],
+)
+def test_sizes_are_written_for_people(size_bytes: int, text: str) -> None:
+    assert format_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (60, "1 min 00 s"),
+        (245.9, "4 min 05 s"),
+        (3599.9, "59 min 59 s"),
+        (7380, "2 h 03 min"),
+    ],
+)
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@given(st.integers(0, 1 << 20), st.sampled_from("KMG"))
+def test_a_size_in_a_unit_is_that_many_of_it(count: int, unit: str) -> None:
+    assert parse_size(f"{count}{unit}") == count * parse_size(f"1{unit}")
+
+
+@given(st.text())
+def test_what_is_no_rate_and_no_size_is_a_value_error_and_nothing_else(text: str) -> None:
+    for parse in (parse_rate, parse_size):
+        try:
+            assert parse(text) >= 0
+        except ValueError as error:
+            assert "write it as" in str(error)  # noqa: PT017 - an error is one of two right answers
