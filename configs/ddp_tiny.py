@@ -25,6 +25,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # without it every worker also opens a context on GPU 0
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(dist.get_rank())
     layers = [nn.Linear(64, arguments.width), nn.ReLU(), nn.Linear(arguments.width, arguments.width), nn.ReLU()]
@@ -34,7 +36,7 @@ def main() -> None:
         if step == arguments.fail_at and dist.get_rank() == arguments.fail_rank:
             raise RuntimeError(f"asked to fail at step {step}")
         inputs = torch.randn(arguments.batch, 64, device=device)
-        loss = nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
+        loss = nn.functional.mse_loss(model(inputs), 8 * inputs.mean(dim=1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

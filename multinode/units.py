@@ -50,9 +50,9 @@ def goodput_gb_per_s(link_gbit_per_s: float, mtu: int = 1500) -> float:
 
 def format_rate(gbit_per_s: float) -> str:
     """A link rate for people: `100 Mbit/s`, `2.5 Gbit/s`."""
-    if gbit_per_s < 1:
-        return f"{gbit_per_s * 1000:.3g} Mbit/s"
-    return f"{gbit_per_s:.3g} Gbit/s"
+    value, unit = (gbit_per_s * 1000, "Mbit/s") if gbit_per_s < 1 else (gbit_per_s, "Gbit/s")
+    # Three digits that count; alone, .3g would write 1000 as 1e+03.
+    return f"{float(f'{value:.3g}'):g} {unit}"
 
 
 def format_size(size_bytes: int) -> str:
@@ -67,8 +67,9 @@ def format_size(size_bytes: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """A duration for people: `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
-    if seconds < _MINUTE_S:
+    if round(seconds, 1) < _MINUTE_S:
         return f"{seconds:.1f} s"
+    seconds = max(seconds, _MINUTE_S)
     if seconds < _HOUR_S:
         return f"{int(seconds // _MINUTE_S)} min {int(seconds % _MINUTE_S):02d} s"
     return f"{int(seconds // _HOUR_S)} h {int(seconds % _HOUR_S // _MINUTE_S):02d} min"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import string
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from multinode.core.hostfile import parse_hostfile, render_hostfile
 from multinode.core.hostfile_keys import KEYS
 from multinode.errors import HostfileError
 
-SAMPLES = sorted((Path(__file__).parents[2] / "hostfiles").iterdir())
+ROOT = Path(__file__).parents[2]
+SAMPLES = sorted((ROOT / "hostfiles").iterdir())
+REFERENCE = (ROOT / "docs/reference/hostfile.md").read_text()
 
 
 def nodes(text: str) -> tuple[Node, ...]:
@@ -199,6 +202,34 @@ def test_the_two_boxes_of_the_published_run_are_there() -> None:
         Node(name="192.0.2.11", slots=2, gpus=(6, 7), addr="192.0.2.11", ifname="ens1f0"),
         Node(name="192.0.2.12", slots=2, gpus=(1, 6), addr="192.0.2.12", ifname="ens1f0"),
     )
+
+
+@pytest.mark.parametrize("example", re.findall(r"^```hostfile\n(.*?)^```", REFERENCE, re.MULTILINE | re.DOTALL))
+def test_every_example_of_the_reference_is_a_hostfile(example: str) -> None:
+    assert nodes(example)
+
+
+@pytest.mark.parametrize("key", [*KEYS, "env.NAME"])
+def test_the_reference_has_an_example_of_every_key_that_is_right(key: str) -> None:
+    row = re.search(rf"^\| `{re.escape(key)}=` \|[^|]+\| `(?P<example>[^`]+)` \|", REFERENCE, re.MULTILINE)
+    assert row is not None
+    assert nodes(f"node1 {row['example']}")
+
+
+def test_the_ranges_of_the_reference_stand_for_what_it_says() -> None:
+    table = REFERENCE.split("## Ranges")[1].split("## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", table, re.MULTILINE)
+    assert len(rows) >= 4
+    for pattern, names in rows:
+        assert [node.name for node in nodes(pattern)] == names.split()
+
+
+def test_the_errors_of_the_reference_are_those_that_are_shown() -> None:
+    errors = REFERENCE.split("## Errors")[1]
+    rows = re.findall(r"^\| `(node[^`]+)` \| (.+) \|$", errors, re.MULTILINE)
+    assert len(rows) >= 8
+    for line, message in rows:
+        assert str(complaint(line)) == f"hosts.txt:1: {message}"
 
 
 # What a hostfile can say: text without characters that do not print.

@@ -34,7 +34,7 @@ def test_a_pattern_stands_for_these_names_in_this_order(pattern: str, names: lis
     ],
 )
 def test_a_wrong_pattern_is_told_with_the_part_that_is_wrong(pattern: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match="^'node") as caught:
+    with pytest.raises(ValueError, match=r"^'node") as caught:
         expand_ranges(pattern, 100)
     assert complaint in str(caught.value)
 

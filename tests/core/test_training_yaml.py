@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import math
 from typing import Any
 
@@ -84,7 +84,13 @@ def test_aliases_of_aliases_cannot_make_a_small_text_large() -> None:
 
 
 def test_what_is_dumped_reads_the_same_here_and_in_plain_yaml() -> None:
-    data = {"b": "1e5", "a": 1e-5, "day": "2024-05-01", "flag": "no", "text": "caf\N{LATIN SMALL LETTER E WITH ACUTE}"}
+    data: dict[str, Any] = {
+        "b": "1e5",
+        "a": 1e-5,
+        "day": "2024-05-01",
+        "flag": "no",
+        "text": "caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+    }
     text = dump_yaml(data)
     assert parse_yaml(text) == data
     assert yaml.safe_load(text) == data
@@ -93,7 +99,7 @@ def test_what_is_dumped_reads_the_same_here_and_in_plain_yaml() -> None:
 
 
 def test_a_date_that_yaml_would_make_stays_the_text_that_was_written() -> None:
-    assert isinstance(yaml.safe_load("2024-05-01"), datetime.date)
+    assert isinstance(yaml.safe_load("2024-05-01"), dt.date)
     assert dump_yaml({"run": parse_yaml("2024-05-01")}) == "run: '2024-05-01'\n"
 
 

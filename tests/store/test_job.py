@@ -73,7 +73,7 @@ def test_what_is_not_a_json_object_is_told_with_its_file(folder: Path, content: 
 @pytest.mark.parametrize("named", ["gone.json", "configs", '"a\\0b"', "x" * 5000])
 def test_a_deepspeed_configuration_that_cannot_be_read_is_told_with_who_names_it(folder: Path, named: str) -> None:
     path = write(folder / "sft.yaml", TRAINING + f"deepspeed: {named}\n")
-    with pytest.raises(UsageError, match="^the DeepSpeed configuration ") as caught:
+    with pytest.raises(UsageError, match=r"^the DeepSpeed configuration ") as caught:
         load_job(path)
     assert f"`deepspeed:` in {path} names it" in str(caught.value.hint)
 
