@@ -64,7 +64,8 @@ class Checkout:
         self._calls.write_text("")
         path = f"{self.programs}:/usr/bin:/bin"
         return subprocess.Popen(
-            [self.root / script],
+            # Started from a background job, we would hand down that Ctrl-C is ignored.
+            ["/usr/bin/env", "--default-signal=INT", self.root / script],
             cwd="/",
             env={"PATH": path, "CALLS": str(self._calls), "NO_GPU": "1"} | env,
             stdin=subprocess.DEVNULL,

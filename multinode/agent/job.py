@@ -84,7 +84,7 @@ def _environment(request: Record, run: RunDir) -> dict[str, str]:
     unset: list[str] = request.get("unset", [])
     prefixes = tuple(name[:-1] for name in unset if name.endswith("*"))
     env = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith(prefixes)}
-    env.update({name: value.replace(_RUN_DIR_MARK, run.path) for name, value in request["env"].items()})
+    env.update({name: _expand_home(value.replace(_RUN_DIR_MARK, run.path)) for name, value in request["env"].items()})
     env.update(MULTINODE_RUN_ID=run.run_id, MULTINODE_RUN_DIR=run.path)
     path_first: Optional[str] = request.get("path_first")
     env["PATH"] = _prepend(_expand_home(path_first) if path_first else None, env.get("PATH") or os.defpath)
