@@ -47,7 +47,7 @@ def _iperf3(nodes: list[dict[str, Any]]) -> float:
     """Goodput of one TCP stream of three seconds from node 0 to node 1, as the receiver counts it, in GB/s."""
     server, client = nodes[1], nodes[0]
     with subprocess.Popen(
-        [*MULTINODE, "lab", "exec", server["name"], "--", "iperf3", "-s", "-1", "-B", server["addr"]],
+        [*MULTINODE, "lab", "exec", server["name"], "--", "iperf3", "-s", "-1", "--forceflush", "-B", server["addr"]],
         stdout=subprocess.PIPE,
         text=True,
     ) as listening:
