@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.analyse.summary import Summary
+from multinode.core.run import NodeRun, Run
+from multinode.errors import MultinodeError, UsageError
+from multinode.store.run_directory import RunDirectory
+from multinode.workflows.runs import load_run, load_runs, node_logs
+
+RUN = Run(
+    run_id="20260102-aa",
+    job="sft.yaml (LLaMA-Factory sft)",
+    engine="torchrun",
+    status="succeeded",
+    started_s=1.5,
+    ended_s=9.5,
+    world_size=2,
+    nodes=(NodeRun(name="box-a", node_rank=0), NodeRun(name="box-b", node_rank=1)),
+)
+SUMMARY = Summary(run_id=RUN.run_id, steps=30, steady_steps=25, rule="steps 6 to 30", samples_per_s=14.0)
+
+
+def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:
+    directory = RunDirectory.create(root, run_id)
+    directory.write("run.json", msgspec.structs.replace(RUN, run_id=run_id))
+    return directory
+
+
+def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:
+    directory = store(tmp_path)
+    directory.write("summary.json", SUMMARY)
+    found = load_run(tmp_path, RUN.run_id)
+    assert (found.run, found.summary, found.directory) == (RUN, SUMMARY, directory.path)
+
+
+def test_a_run_that_got_nowhere_has_no_figures(tmp_path: Path) -> None:
+    store(tmp_path)
+    assert load_run(tmp_path, "last").summary is None
+
+
+def test_runs_are_listed_oldest_first_whatever_they_are_called(tmp_path: Path) -> None:
+    assert load_runs(tmp_path / "runs") == []
+    for age_s, run_id in ((10, "new"), (30, "old"), (20, "middle")):
+        record = store(tmp_path, run_id).path / "run.json"
+        os.utime(record, (1e9 - age_s, 1e9 - age_s))
+    assert [found.run.run_id for found in load_runs(tmp_path)] == ["old", "middle", "new"]
+
+
+def test_a_run_that_never_was_is_an_error_that_says_how_to_list_them(tmp_path: Path) -> None:
+    store(tmp_path)
+    with pytest.raises(UsageError, match="no run begins with '2027'") as caught:
+        load_run(tmp_path, "2027")
+    assert caught.value.hint == "list them: multinode runs"
+
+
+def test_a_record_that_was_torn_is_named_with_its_file(tmp_path: Path) -> None:
+    record = store(tmp_path).path / "run.json"
+    record.write_bytes(record.read_bytes()[:40])
+    with pytest.raises(MultinodeError, match=r"20260102-aa/run\.json cannot be read"):
+        load_run(tmp_path, "last")
+
+
+def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_path: Path) -> None:
+    directory = store(tmp_path)
+    bare = load_run(tmp_path, "last").document()
+    assert bare == {"schema": "multinode.show/1", "run": RUN, "directory": str(directory.path)}
+
+    directory.write("summary.json", SUMMARY)
+    directory.write("contrast.json", {"speedup": 0.5})
+    directory.write("nccl-test.json", {"rows": []})
+    full = load_run(tmp_path, "last").document()
+    assert set(full) - set(bare) == {"summary", "contrast", "nccl_test"}
+    assert full["summary"]["samples_per_s"] == 14.0
+    assert (full["contrast"], full["nccl_test"]) == ({"speedup": 0.5}, {"rows": []})
+
+
+@pytest.mark.parametrize(
+    ("node", "logs"),
+    [
+        (None, [("box-a", b"one\rtwo\n"), ("box-b", b"")]),
+        ("box-a", [("box-a", b"one\rtwo\n")]),
+        ("0", [("box-a", b"one\rtwo\n")]),
+        ("1", [("box-b", b"")]),
+    ],
+)
+def test_logs_are_given_raw_and_of_one_node_by_name_or_node_rank(
+    tmp_path: Path, node: str | None, logs: list[tuple[str, bytes]]
+) -> None:
+    store(tmp_path).append_log(0, b"one\rtwo\n")
+    assert list(node_logs(load_run(tmp_path, "last"), node)) == logs
+
+
+@pytest.mark.parametrize("node", ["box", "2", "-1", ""])
+def test_a_node_that_the_run_does_not_have_is_an_error_that_lists_its_nodes(tmp_path: Path, node: str) -> None:
+    store(tmp_path)
+    with pytest.raises(UsageError, match=f"run 20260102-aa has no node '{node}'") as caught:
+        list(node_logs(load_run(tmp_path, "last"), node))
+    assert caught.value.hint == "it has: box-a, box-b"
