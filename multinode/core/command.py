@@ -14,7 +14,8 @@ __all__ = ["REDACTED", "Command", "is_secret", "quote_path", "render_command"]
 
 REDACTED = "<redacted>"
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+# A tokenizer is not a token: TOKENIZERS_PARALLELISM stands in many a job.
+_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
