@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-__all__ = ["Gpu", "Interface", "NodeFacts", "PathFact", "Route"]
+__all__ = [
+    "ContentFact",
+    "Gpu",
+    "GpuProcess",
+    "Interface",
+    "NodeFacts",
+    "PathFact",
+    "RdmaPort",
+    "Route",
+    "RunProcess",
+]
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +29,12 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
         mtu: in bytes.
         speed_gbit_per_s: what the card says it negotiated.
         kind: `ethernet`, `loopback`, `bridge`, `wireless`, `virtual` or `infiniband`.
+        driver: the software that makes it, where it is not a card: `veth`, `wireguard`, `tun`, `bond`, ...
+        running: whether the kernel calls it RUNNING, which is what NCCL asks.
+        duplex: `full` or `half`, where it is told.
+        card_gbit_per_s: the fastest that the card could do, where it is told.
+        errors: frames lost to errors since the node started, both directions.
+        packets: frames that went through since then, both directions.
     """
 
     name: str
@@ -25,6 +43,30 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None = None
     speed_gbit_per_s: float | None = None
     kind: str = "ethernet"
+    driver: str | None = None
+    running: bool | None = None
+    duplex: str | None = None
+    card_gbit_per_s: float | None = None
+    errors: int | None = None
+    packets: int | None = None
+
+
+class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A port of an RDMA card, from /sys/class/infiniband.
+
+    Attributes:
+        device: `mlx5_0`.
+        port: from 1 on.
+        state: `ACTIVE`, `DOWN`, `INIT`, `ARMED`.
+        link_layer: `InfiniBand` or `Ethernet` (RoCE).
+        rate_gbit_per_s: its rate.
+    """
+
+    device: str
+    port: int
+    state: str | None = None
+    link_layer: str | None = None
+    rate_gbit_per_s: float | None = None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,22 +85,84 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        pid: its id.
+        user: whose it is, where that can be seen.
+        command: its name, likewise.
+        memory_mib: what it holds of the GPU.
+        run_id: the run of ours that it belongs to, where that can be seen.
+    """
+
+    pid: int
+    user: str | None = None
+    command: str | None = None
+    memory_mib: float | None = None
+    run_id: str | None = None
+
+
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as nvidia-smi lists it."""
+    """One GPU as nvidia-smi lists it, and the processes on it."""
 
     index: int
     name: str
     memory_total_mib: float | None = None
     memory_used_mib: float | None = None
     driver: str | None = None
+    uuid: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
+
+
+class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of one of our runs, found by its environment.
+
+    Attributes:
+        pid: its id.
+        run_id: the run's directory on the node, `<run_id>.<node_rank>`.
+        command: its name.
+        supervised: whether a supervisor that lives still looks after the run.
+    """
+
+    pid: int
+    run_id: str
+    command: str | None = None
+    supervised: bool = False
 
 
 class PathFact(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a path of the job exists on the node: `file`, `directory` or `missing`; relative ones start at cwd."""
+    """Whether a path of the job exists on the node; relative ones start at cwd.
+
+    Attributes:
+        path: as it was asked for.
+        kind: `file`, `directory` or `missing`.
+        writable: whether it, or where it would be made, can be written.
+        filesystem: type of the file system it lies on, `ext4`, `nfs4`, as in /proc/self/mountinfo.
+        device: that file system's source, `/dev/nvme0n1p2`, `server:/export`.
+    """
 
     path: str
     kind: str
     writable: bool = False
+    filesystem: str | None = None
+    device: str | None = None
+
+
+class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file, a directory or a git checkout of the job holds, in a form that nodes can compare.
+
+    Attributes:
+        path: as it was asked for, or a file below it.
+        digest: of the content; None where it was not read.
+        size_bytes: its size.
+        reason: why there is no digest.
+    """
+
+    path: str
+    digest: str | None = None
+    size_bytes: int | None = None
+    reason: str | None = None
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +191,24 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         paths: the job's paths.
         port_users: ports that were asked for and are taken, with who holds them where that can be seen.
         env: variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...).
+        machine_id: /etc/machine-id, which tells two containers of one machine from one machine named twice.
+        clock_offset_s: the node's wall clock less the controller's; made by the controller when the answer came.
+        memory_available_gib: what could be had without swapping.
+        memory_limit_gib: what the container or the login session may use, where that is less than the machine has.
+        shm_total_gib: size of /dev/shm; likewise `shm_free_gib`.
+        limits: soft limits by name: `open_files`, `processes`, `locked_memory_bytes`; None is unlimited.
+        container: what kind of container the node is, `docker`, `podman`, `lxc`, ...; None is none that shows.
+        port_range: the ephemeral ports, first and last.
+        tools: absolute paths of the programs that were asked for, on the PATH that a job gets.
+        interactive: those that were not found so and that an interactive login shell finds.
+        nccl_files: values by file, of the NCCL configuration files that the node has.
+        deepspeed_env: values of ~/.deepspeed_env.
+        nccl_version: NCCL of the job's torch.
+        cuda_version: CUDA that the job's torch was built with.
+        rdma: ports of RDMA cards.
+        run_processes: processes of our runs.
+        contents: what was asked for, digested.
+        model: config.json of the job's model, where it was asked for.
         missing: reason by name of every fact that could not be had.
     """
 
@@ -112,4 +234,23 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[PathFact, ...] = ()
     port_users: dict[str, str] = {}
     env: dict[str, str] = {}
+    machine_id: str | None = None
+    clock_offset_s: float | None = None
+    memory_available_gib: float | None = None
+    memory_limit_gib: float | None = None
+    shm_total_gib: float | None = None
+    shm_free_gib: float | None = None
+    limits: dict[str, int | None] = {}
+    container: str | None = None
+    port_range: tuple[int, int] | None = None
+    tools: dict[str, str] = {}
+    interactive: dict[str, str] = {}
+    nccl_files: dict[str, dict[str, str]] = {}
+    deepspeed_env: dict[str, str] = {}
+    nccl_version: str | None = None
+    cuda_version: str | None = None
+    rdma: tuple[RdmaPort, ...] = ()
+    run_processes: tuple[RunProcess, ...] = ()
+    contents: tuple[ContentFact, ...] = ()
+    model: dict[str, Any] | None = None
     missing: dict[str, str] = {}

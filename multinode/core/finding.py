@@ -1,10 +1,10 @@
-"""Finding: a judgement on the facts, with the node, the reason and what mends it."""
+"""Finding: a judgement on the facts, with the node, the reason and what mends it. Rule: what such a finding says."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["SEVERITIES", "Finding"]
+__all__ = ["SEVERITIES", "Finding", "Rule"]
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -25,3 +25,35 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     message: str
     hint: str | None = None
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of finding; the reference of all checks is made from these.
+
+    Attributes:
+        check: the check that it belongs to: its column in the matrix.
+        severity: as in `Finding`.
+        catches: the trouble, in the words of a list.
+        message: the finding's, with `{names}` for what is known only when it is found.
+        hint: likewise.
+    """
+
+    check: str
+    severity: str
+    catches: str
+    message: str
+    hint: str
+
+    def found(self, node: str | None, **values: object) -> Finding:
+        """The finding on `node`; None concerns the cluster as a whole.
+
+        Raises:
+            KeyError: a value that message or hint names was not given.
+        """
+        return Finding(
+            severity=self.severity,
+            node=node,
+            check=self.check,
+            message=self.message.format_map(values),
+            hint=self.hint.format_map(values),
+        )

@@ -1,0 +1,74 @@
+"""Meeting: what came of the connections that nodes tried with each other. Data only; `reach` makes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Attempted", "Listening", "Meeting", "Streamed"]
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's listeners could bind.
+
+    Attributes:
+        node: where.
+        ports: bound: those that were asked for, then ephemeral ones.
+        failed: reason by port, for those that were asked for and could not be bound.
+    """
+
+    node: str
+    ports: tuple[int, ...] = ()
+    failed: dict[int, str] = {}
+
+
+class Attempted(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to connect over the data plane.
+
+    Attributes:
+        node: who tried.
+        peer: whom.
+        addr: the peer's address.
+        port: its port.
+        error: None is success; `refused`, `timed out`, `no route`, `wrong answer`, `large packets lost`, or the
+            system's words.
+        ms: time to the connection or to the failure.
+        path_mtu: what the kernel knows of the path, in bytes.
+    """
+
+    node: str
+    peer: str
+    addr: str
+    port: int
+    error: str | None = None
+    ms: float | None = None
+    path_mtu: int | None = None
+
+
+class Streamed(msgspec.Struct, frozen=True, kw_only=True):
+    """A short TCP stream from `node` to `peer`.
+
+    Attributes:
+        node: the sender.
+        peer: the receiver.
+        gbit_per_s: what arrived; None where the stream failed.
+        error: why it failed.
+    """
+
+    node: str
+    peer: str
+    gbit_per_s: float | None = None
+    error: str | None = None
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it.
+
+    Attributes:
+        listening: by node, in node-rank order.
+        attempts: in the order in which they were planned.
+        streams: likewise; empty where none were tried.
+    """
+
+    listening: tuple[Listening, ...] = ()
+    attempts: tuple[Attempted, ...] = ()
+    streams: tuple[Streamed, ...] = ()
