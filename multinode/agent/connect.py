@@ -1,20 +1,21 @@
-"""The verb `connect`: tries TCP connections to our listeners on other nodes, all at once, and tells how each went."""
+"""Calls at the doors of other nodes: whether they open, whether large packets get through, and a short stream."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
-import select
 import socket
 import time
-from typing import NamedTuple, Optional
+from collections.abc import Iterator
+from typing import Optional
 
-from .channel import Channel, Record
+from .channel import Record
+from .door import ANSWER, STREAM_SKIP_S, WHOLE_BYTES
+from .talks import WRITE, Talk, read_line, write_all
 
-__all__ = ["ANSWER", "run"]
-
-ANSWER = b"multinode\n"
-"""What a listener of ours says to who knows its token."""
+__all__ = ["Attempt", "Call", "Stream"]
 
 _ERRORS = {
     errno.ECONNREFUSED: "refused",
@@ -23,111 +24,120 @@ _ERRORS = {
     errno.ENETUNREACH: "no route",
 }
 _WRONG = "wrong answer"
+_IP_MTU = 14  # linux/in.h
+_TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
+_CHUNK = bytes(1 << 17)
 
 
-def run(request: Record, channel: Channel) -> None:
-    """One record `connected` with a result for each target, in the order of the request."""
-    attempts = [Attempt(target["addr"], target["port"], request["token"]) for target in request["targets"]]
-    deadline = time.monotonic() + float(request["timeout_s"])
-    while True:
-        open_attempts = [attempt for attempt in attempts if attempt.result is None]
-        left_s = deadline - time.monotonic()
-        if not open_attempts or left_s <= 0:
-            break
-        poll = select.poll()
-        for attempt in open_attempts:
-            poll.register(attempt.socket, attempt.awaited)
-        ready = {fd for fd, _ in poll.poll(left_s * 1000)}
-        for attempt in open_attempts:
-            if attempt.socket.fileno() in ready:
-                attempt.advance()
-    channel.emit({"kind": "connected", "results": [attempt.give_up() for attempt in attempts]})
-
-
-class Result(NamedTuple):
-    """How an attempt went; no error is success. `ms` is the time to the connection or to the failure."""
-
-    error: Optional[str]
-    ms: float
-
-
-class Attempt:
-    """One connection: connect, say the token, compare the answer.
+class Call(Talk):
+    """One connection to a door; `result` is its record at the end.
 
     Args:
-        addr: IPv4 address of the listener.
-        port: its port.
-        token: what it wants to hear.
-
-    Attributes:
-        result: None while it goes on.
-        socket: to be polled.
-        awaited: for these events.
+        target: where to: `addr`, an IPv4 address, and `port`.
+        token: what the door wants to hear.
+        timeout_s: how long it may take.
     """
 
-    def __init__(self, addr: str, port: int, token: str) -> None:
-        self.result: Optional[Result] = None
-        self.awaited = select.POLLOUT
-        self._target: Record = {"addr": addr, "port": port}
-        self._token = token.encode() + b"\n"
-        self._answer = b""
-        self._started = time.monotonic()
+    def __init__(self, target: Record, token: str, timeout_s: float) -> None:
+        self.result: Optional[Record] = None
+        self._target = target
+        self._token = token.encode()
+        self._began = time.monotonic()
         self._connected_ms: Optional[float] = None
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self.socket.settimeout(0)
+        super().__init__(socket.socket(socket.AF_INET, socket.SOCK_STREAM), self._began + timeout_s)
+
+    def over(self, error: Optional[Exception]) -> None:
+        """Make the result."""
+        ms = self._elapsed_ms() if self._connected_ms is None else self._connected_ms
+        where = {"addr": self._target["addr"], "port": self._target["port"]}
+        self.result = {**where, "error": self._explain(error), "ms": round(ms, 3), **self._found()}
+
+    def _found(self) -> Record:
+        return {}
+
+    def _greet(self, word: bytes) -> Iterator[int]:
         try:
-            number = self.socket.connect_ex((addr, port))
-        except (OSError, OverflowError) as error:
-            self._end(str(error))
-            return
-        if number not in (0, errno.EINPROGRESS):
-            self._end(_explain(number))
-
-    def advance(self) -> None:
-        """Go on, after one of the awaited events."""
-        try:
-            if self._connected_ms is None:
-                self._say_token()
-            else:
-                self._hear_answer()
-        except OSError as error:
-            # Who resets a connection that was made is somebody else.
-            self._end(_WRONG if self._connected_ms is not None else _explain(error.errno))
-
-    def give_up(self) -> Record:
-        """The result, as a record; an attempt that still goes on has timed out."""
-        if self.result is None:
-            self._end("timed out" if self._connected_ms is None else _WRONG)
-        result = self.result or Result("timed out", 0.0)
-        return {**self._target, "ok": result.error is None, "error": result.error, "ms": round(result.ms, 3)}
-
-    def _say_token(self) -> None:
-        number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            number = self.socket.connect_ex((self._target["addr"], self._target["port"]))
+        except OverflowError as error:
+            raise OSError(str(error)) from error
+        if number == errno.EINPROGRESS:
+            yield WRITE
+            number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
-            self._end(_explain(number))
-            return
+            raise OSError(number, os.strerror(number))
         self._connected_ms = self._elapsed_ms()
-        # A fresh connection has room for a line.
-        self.socket.send(self._token)
-        self.awaited = select.POLLIN
+        yield from write_all(self.socket, self._token + b" " + word + b"\n")
+        yield from self._expect(ANSWER)
 
-    def _hear_answer(self) -> None:
-        data = self.socket.recv(len(ANSWER))
-        self._answer += data
-        if self._answer == ANSWER:
-            self._end(None)
-        elif not data or not ANSWER.startswith(self._answer):
-            self._end(_WRONG)
+    def _expect(self, answer: bytes) -> Iterator[int]:
+        line = yield from read_line(self.socket)
+        if line != answer:
+            raise EOFError
 
-    def _end(self, error: Optional[str]) -> None:
-        self.socket.close()
-        self.result = Result(error, self._connected_ms or self._elapsed_ms())
+    def _explain(self, error: Optional[Exception]) -> Optional[str]:
+        if error is None:
+            return None
+        if self._connected_ms is not None:
+            # The connection was made: who then resets it, closes it or keeps silent is somebody else.
+            return _WRONG
+        if isinstance(error, TimeoutError) and error.errno is None:
+            return "timed out"
+        number = error.errno if isinstance(error, OSError) else None
+        return str(error) if number is None else _ERRORS.get(number, os.strerror(number))
 
     def _elapsed_ms(self) -> float:
-        return (time.monotonic() - self._started) * 1000
+        return (time.monotonic() - self._began) * 1000
 
 
-def _explain(number: Optional[int]) -> str:
-    if number is None:
-        return "unknown error"
-    return _ERRORS.get(number, os.strerror(number))
+class Attempt(Call):
+    """Connects, says the token, compares the answer; where `whole` is asked for, sends more than a packet holds."""
+
+    def __init__(self, target: Record, token: str, timeout_s: float) -> None:
+        self._answered = False
+        self._path_mtu: Optional[int] = None
+        super().__init__(target, token, timeout_s)
+
+    def steps(self) -> Iterator[int]:
+        """Greet; send a payload and hear that it came."""
+        whole = bool(self._target.get("whole"))
+        yield from self._greet(b"whole" if whole else b"hello")
+        self._answered = True
+        if whole:
+            yield from write_all(self.socket, bytes(WHOLE_BYTES))
+            yield from self._expect(ANSWER)
+        with contextlib.suppress(OSError):
+            self._path_mtu = self.socket.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+
+    def _found(self) -> Record:
+        return {"path_mtu": self._path_mtu}
+
+    def _explain(self, error: Optional[Exception]) -> Optional[str]:
+        if isinstance(error, TimeoutError) and self._answered:
+            return "large packets lost"
+        return super()._explain(error)
+
+
+class Stream(Call):
+    """Sends for a moment; the door tells what arrived after the beginning."""
+
+    def __init__(self, target: Record, token: str, timeout_s: float) -> None:
+        self._arrived: Record = {"size_bytes": None, "time_s": None}
+        super().__init__(target, token, timeout_s)
+
+    def steps(self) -> Iterator[int]:
+        """Greet; send for the time that was asked for; hear how much arrived in which time."""
+        yield from self._greet(b"stream")
+        # Little is kept waiting in the kernel, so that the stream ends soon after its time.
+        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, len(_CHUNK))
+        end = time.monotonic() + STREAM_SKIP_S + float(self._target["seconds"])
+        while time.monotonic() < end:
+            yield WRITE
+            with contextlib.suppress(BlockingIOError):
+                self.socket.send(_CHUNK)
+        self.socket.shutdown(socket.SHUT_WR)
+        line = yield from read_line(self.socket)
+        answer = json.loads(line)
+        self._arrived = {name: answer[name] for name in self._arrived}
+
+    def _found(self) -> Record:
+        return self._arrived

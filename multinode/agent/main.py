@@ -17,11 +17,9 @@ from .channel import AgentError, Channel, Record
 __all__ = ["main"]
 
 # Imported only when asked for: start-up is paid on every node for every call.
-_VERBS = ("connect", "follow", "listen", "probe", "stop", "supervise")
+_VERBS = ("follow", "meet", "probe", "stop", "supervise")
 _JOB_PROGRAM = "collectives"
 _SCHEMA = 1
-# Not a verb of the controller's: a worker of a collective benchmark, which torchrun starts on the archive.
-_WORKER = ["collectives"]
 
 
 def main() -> NoReturn:
@@ -29,9 +27,6 @@ def main() -> NoReturn:
     if sys.argv[1:] == [_JOB_PROGRAM]:
         # No verb: torchrun starts it as a worker of a job, so it has no channel, and its errors are its own.
         importlib.import_module(f".{_JOB_PROGRAM}", __package__).main()
-        sys.exit(0)
-    if sys.argv[1:] == _WORKER:
-        importlib.import_module(".collectives", __package__).main()
         sys.exit(0)
     channel = Channel(umask=os.umask(0o077))
     try:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pwd
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Optional
 
 from .channel import Channel, Record
-from .gpus import parse_gpus, query_gpus
+from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
 from .interpreter import find_interpreter, parse_packages, query_packages
+from .machine import read_machine
 from .network import find_routes, list_interfaces
 from .ports import find_port_users, find_taken_ports
-from .processes import boot_id
 from .programs import find_program
 from .queries import Query, QueryFailed
+from .rdma import list_rdma_ports
+from .run_processes import find_run_processes
+from .tools import find_tools, parse_tools, query_interactive
 
 __all__ = ["run", "select_variables"]
 
-_GIB = 1 << 30
-_KIB_PER_GIB = 1 << 20
 _RESOLVE_S = 3.0
 _NOT_ASKED = "not asked for"
 _MATTERS = re.compile(
@@ -66,7 +64,9 @@ class Probe:
         facts["env"] = select_variables(dict(os.environ))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
-        return {**facts, "missing": self._missing}
+        facts.update(self._read_tools(python, facts["packages"]))
+        # The clock last: the controller compares it with its own when the answer comes.
+        return {**facts, "missing": self._missing, "time_s": time.time()}
 
     def _try(self, name: str, read: Callable[[], Any]) -> Optional[Any]:
         try:
@@ -88,18 +88,9 @@ class Probe:
         return None
 
     def _read_machine(self) -> Record:
-        return {
-            "hostname": os.uname().nodename,
-            "user": self._try("user", lambda: pwd.getpwuid(os.getuid()).pw_name),
-            "home": os.path.expanduser("~"),
-            "boot_id": self._try("boot_id", _read_boot_id),
-            "time_s": time.time(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_total_gib": self._try("memory_total_gib", _read_memory_gib),
-            "disk_free_gib": self._try("disk_free_gib", _read_disk_free_gib),
-            "agent_python": ".".join(map(str, sys.version_info[:3])),
-            "ssh_address": self._try("ssh_address", _read_ssh_address),
-        }
+        facts, missing = read_machine()
+        self._missing.update(missing)
+        return facts
 
     def _read_network(self) -> Record:
         interfaces = self._try("interfaces", list_interfaces) or []
@@ -115,16 +106,22 @@ class Probe:
             taken += self._try(f"port {port}", lambda port=port: find_taken_ports([port])) or []  # type: ignore[misc]
         return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
 
-    def _query_gpus(self) -> Optional[Query]:
+    def _query_gpus(self) -> Optional[tuple[Query, Query]]:
         program = find_program("nvidia-smi", self._path)
         if program is None:
             self._missing["gpus"] = "nvidia-smi not found"
             return None
-        return query_gpus(program)
+        return query_gpus(program), query_processes(program)
 
-    def _read_gpus(self, query: Optional[Query]) -> Record:
-        found = None if query is None else self._try("gpus", lambda: parse_gpus(query.answer()))
-        return {"gpus": found or []}
+    def _read_gpus(self, queries: Optional[tuple[Query, Query]]) -> Record:
+        ours = self._try("run_processes", find_run_processes) or []
+        gpus: list[Record] = []
+        if queries is not None:
+            table, processes = queries
+            found = self._try("gpus", lambda: parse_gpus(table.answer())) or []
+            holders = self._try("gpu_processes", lambda: parse_processes(processes.answer())) or []
+            gpus = join_processes(found, holders, {process["pid"]: process["run_id"] for process in ours})
+        return {"gpus": gpus, "run_processes": ours, "rdma": list_rdma_ports()}
 
     def _read_packages(self, query: Optional[Query]) -> Record:
         found = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
@@ -134,6 +131,25 @@ class Probe:
             self._missing["python_version"] = self._missing["packages"]
         version, packages = found or (None, {})
         return {"python_version": version, "packages": packages}
+
+    def _read_tools(self, python: Optional[str], packages: dict[str, str]) -> Record:
+        names: list[str] = self._request.get("tools", [])
+        tools = find_tools(names, python, self._path)
+        lost = [name for name in names if name not in tools]
+        # An interpreter without torch is found as often as none.
+        torchless = bool(names) and (python is None or ("packages" not in self._missing and "torch" not in packages))
+        if torchless:
+            lost.append("python3")
+        found = self._try("interactive", lambda: parse_tools(query_interactive(lost).answer(), lost)) if lost else {}
+        interactive = dict(found or {})
+        other = interactive.pop("python3", None)
+        if other is not None and other != python and self._has_torch(other):
+            interactive["python3"] = other
+        return {"tools": tools, "interactive": interactive}
+
+    def _has_torch(self, python: str) -> bool:
+        found = self._try("interactive", lambda: parse_packages(query_packages(python, None).answer()))
+        return found is not None and "torch" in found[1]
 
 
 class _Resolver:
@@ -179,32 +195,3 @@ def _look_at(path: str, cwd: str) -> Record:
     while not os.path.exists(full):
         full = os.path.dirname(full)
     return {"path": path, "kind": kind, "writable": os.access(full, os.W_OK)}
-
-
-def _read_boot_id() -> str:
-    found = boot_id()
-    if found is None:
-        raise OSError("the kernel shows no boot id")
-    return found
-
-
-def _read_memory_gib() -> float:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemTotal"].split()[0]) / _KIB_PER_GIB
-
-
-def _read_disk_free_gib() -> float:
-    path = os.path.expanduser("~/.multinode")
-    stat = None
-    with contextlib.suppress(FileNotFoundError):
-        stat = os.statvfs(path)
-    stat = stat or os.statvfs(os.path.dirname(path))
-    return stat.f_bavail * stat.f_frsize / _GIB
-
-
-def _read_ssh_address() -> str:
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    if len(words) != 4:  # noqa: PLR2004 - client address and port, our address and port (ssh(1))
-        raise OSError("SSH_CONNECTION is not set")
-    return words[2]

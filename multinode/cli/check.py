@@ -25,21 +25,31 @@ def check(
     hosts: Hosts = None,
     nodes: Nodes = None,
     master_port: MasterPort = 29500,
+    bandwidth: Annotated[
+        bool | None,
+        typer.Option(help="Stream for a moment between all pairs; by default up to 8 nodes.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look at every node: SSH, interpreter, versions, network, ports, paths; say what is wrong and what mends it."""
+    """Look at every node and at the network between them; say what would break a training, and what mends it."""
     from multinode.cli.inputs import read_cluster, read_job
+    from multinode.cli.live import show_stage
     from multinode.cli.output import print_document
     from multinode.transport.agent import AgentTransport
     from multinode.transport.ssh import SshTransport
-    from multinode.workflows.check import check_cluster
 
     cluster, _ = read_cluster(hosts, nodes)
-    what = read_job(job, None, []) if job is not None else None
     transport = SshTransport()
+    transport.open_early(cluster.nodes)
+    from multinode.workflows.check import CheckOptions, check_cluster
+
+    what = read_job(job, None, []) if job is not None else None
     agent = AgentTransport(transport)
     try:
-        report = check_cluster(agent, cluster, what, master_port)
+        with show_stage() as say:
+            report = check_cluster(
+                agent, cluster, what, CheckOptions(master_port=master_port, bandwidth=bandwidth), say
+            )
     finally:
         agent.close()
         transport.close()

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 
 from multinode.core.progress import RunProgress
 from multinode.report.progress_table import progress_line, progress_table
 
-__all__ = ["LiveView", "live_view"]
+__all__ = ["LiveView", "live_view", "show_stage"]
 
 _PLAIN_EVERY_S = 5.0
 
@@ -66,3 +67,14 @@ class _PlainLines:
             self._states = states
             self._shown = now
             self.say(progress_line(progress))
+
+
+@contextlib.contextmanager
+def show_stage() -> Iterator[Callable[[str], None]]:
+    """Shows what is being done: one line that changes on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(escape(text))

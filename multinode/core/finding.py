@@ -44,16 +44,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str
 
-    def found(self, node: str | None, **values: object) -> Finding:
-        """The finding on `node`; None concerns the cluster as a whole.
+    def found(self, on: str | None, /, **values: object) -> Finding:
+        """The finding on a node, which message and hint may name `{node}`; None concerns the cluster as a whole.
 
         Raises:
             KeyError: a value that message or hint names was not given.
         """
+        known = {"node": on} | values
         return Finding(
             severity=self.severity,
-            node=node,
+            node=on,
             check=self.check,
-            message=self.message.format_map(values),
-            hint=self.hint.format_map(values),
+            message=self.message.format_map(known),
+            hint=self.hint.format_map(known),
         )

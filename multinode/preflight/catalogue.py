@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from multinode.core.finding import SEVERITIES, Finding
-from multinode.preflight.checks import gpus, paths, software
+from multinode.core.finding import SEVERITIES, Finding, Rule
+from multinode.preflight.checks import (
+    access,
+    gpus,
+    link,
+    machine,
+    occupancy,
+    paths,
+    ports,
+    rdma,
+    resources,
+    software,
+    streams,
+)
 from multinode.preflight.inspection import Inspection
 
-__all__ = ["CHECKS", "Check", "check_all", "check_before_launch", "sort_findings"]
+__all__ = ["CHECKS", "CHECK_NAMES", "RULES", "Check", "check_all", "check_before_launch", "sort_findings"]
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -27,12 +40,48 @@ class Check(msgspec.Struct, frozen=True):
 
 CHECKS = (
     Check(software.check_interpreter, before_launch=True),
+    Check(software.check_interactive),
     Check(software.check_packages, before_launch=True),
+    Check(software.check_tools),
     Check(software.check_versions),
+    Check(machine.check_same_machine),
+    Check(machine.check_container_network),
+    Check(machine.check_clocks),
+    Check(resources.check_shared_memory),
+    Check(resources.check_disk),
+    Check(resources.check_memory),
+    Check(resources.check_limits),
     Check(gpus.check_backend, before_launch=True),
+    Check(gpus.check_presence, before_launch=True),
+    Check(gpus.check_counts),
+    Check(gpus.check_models),
+    Check(gpus.check_drivers),
+    Check(gpus.check_torch_builds),
+    Check(occupancy.check_gpus_free),
+    Check(occupancy.check_leftovers),
+    Check(rdma.check_rdma),
+    Check(link.check_link_up, before_launch=True),
+    Check(link.check_link_speeds),
+    Check(link.check_link_health),
+    Check(link.check_mtus),
+    Check(streams.check_streams),
     Check(paths.check_workdir, before_launch=True),
     Check(paths.check_paths),
+    Check(ports.check_master_port, before_launch=True),
+    Check(ports.check_ports, before_launch=True),
 )
+
+
+def _rules() -> Iterator[Rule]:
+    yield from access.ACCESS_RULES
+    for module in dict.fromkeys(sys.modules[check.judge.__module__] for check in CHECKS):
+        yield from (value for value in vars(module).values() if isinstance(value, Rule))
+
+
+# Every kind of finding; those of one check stand together, in the order of the checks.
+RULES = tuple(_rules())
+# The rows of the matrix.
+CHECK_NAMES = tuple(dict.fromkeys(rule.check for rule in RULES))
 
 
 def check_all(inspection: Inspection) -> Iterator[Finding]:

@@ -1,49 +1,58 @@
-"""The checks that a launch runs first: those whose failure would leave it hanging or dead."""
+"""The checks that a launch makes first: those whose failure would leave it hanging or dead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
-from multinode.core.cluster import Cluster
-from multinode.core.collective_test import CollectiveTest
-from multinode.core.facts import NodeFacts
+import msgspec
+
+from multinode.core.dataplane import choose_endpoints
 from multinode.core.finding import Finding
-from multinode.core.job import Job
 from multinode.errors import NodeFailed
-from multinode.preflight.checks import (
-    check_backend,
-    check_interpreter,
-    check_packages,
-    check_port,
-    check_port_free,
-    check_workdir,
-)
-from multinode.preflight.connect import probe_port
+from multinode.preflight.catalogue import check_before_launch, sort_findings
+from multinode.preflight.inspection import Inspection
+from multinode.preflight.pairs import launch_pairs
+from multinode.preflight.reach import Agenda, hold_meeting
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["check_before_launch", "check_rendezvous", "raise_first_error"]
+__all__ = ["check_launch", "raise_first_error", "with_endpoints", "with_meeting"]
+
+_EPHEMERAL_PORTS = 2
 
 
-def check_before_launch(
-    cluster: Cluster, facts: Mapping[str, NodeFacts], job: Job | CollectiveTest, master_port: int
-) -> Iterator[Finding]:
-    """What the facts alone tell."""
-    yield from check_interpreter(cluster, facts)
-    yield from check_packages(cluster, facts, job)
-    yield from check_backend(cluster, facts, job)
-    yield from check_workdir(cluster, facts)
-    yield from check_port_free(cluster, facts, master_port)
+def with_endpoints(inspection: Inspection) -> Inspection:
+    """The same with each node's place on the data plane.
+
+    Raises:
+        UsageError: it cannot be chosen.
+    """
+    places = choose_endpoints(inspection.cluster, inspection.facts)
+    endpoints = {node.name: place for node, place in zip(inspection.cluster.nodes, places, strict=True)}
+    return msgspec.structs.replace(inspection, endpoints=endpoints)
 
 
-def check_rendezvous(agent: AgentTransport, cluster: Cluster, addr: str, port: int) -> Iterator[Finding]:
-    """Whether the other nodes reach MASTER_PORT on node 0: a listener there, a connection from each.
+def check_launch(inspection: Inspection) -> tuple[Finding, ...]:
+    """What the checks find that a launch makes."""
+    return sort_findings(check_before_launch(inspection))
+
+
+def with_meeting(agent: AgentTransport, inspection: Inspection) -> Inspection:
+    """The same after the nodes have called at node 0 and at their neighbours.
 
     Raises:
         NodeError, NodeFailed: a node could not be asked.
     """
-    listening, answers = probe_port(agent, cluster, addr, port)
-    reached = {outcome.node.name: outcome.value for outcome in answers}
-    yield from check_port(cluster, port, listening, reached)
+    nodes = inspection.cluster.nodes
+    agenda = Agenda(
+        pairs=launch_pairs([node.name for node in nodes]),
+        master_port=inspection.master_port,
+        ephemeral=_EPHEMERAL_PORTS,
+    )
+    addresses = {name: place.addr for name, place in inspection.endpoints.items() if place.addr is not None}
+    meeting, errors = hold_meeting(agent, nodes, addresses, agenda)
+    for error in errors:
+        raise error
+    return msgspec.structs.replace(inspection, meeting=meeting)
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

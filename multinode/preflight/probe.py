@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -26,6 +27,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
         peers: addresses to which routes are asked for.
         paths: paths of the job.
         ports: ports that node 0 should have free.
+        tools: programs of the job, looked for beside its interpreter and on PATH.
         packages: whether versions in the job's environment are read (it starts the job's interpreter).
     """
 
@@ -33,6 +35,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
+    tools: tuple[str, ...] = ()
     packages: bool = True
 
 
@@ -55,15 +58,27 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
         "peers": list(questions.peers),
         "paths": list(questions.paths),
         "ports": list(questions.ports),
+        "tools": list(questions.tools),
         "packages": questions.packages,
     }
+    asked_s = time.time()
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)
+    answered_s = time.time()
     try:
         facts = msgspec.convert(record | {"node": node.name}, NodeFacts, strict=False)
         _check_addresses(facts)
     except (msgspec.ValidationError, ValueError) as error:
         raise NodeFailed(f"its facts cannot be read: {error}", node=node.name) from error
-    return facts
+    return msgspec.structs.replace(facts, clock_offset_s=_clock_offset(facts.time_s, asked_s, answered_s))
+
+
+def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:
+    """How far the node's clock is ahead of ours, in seconds; 0 where its time lies between question and answer."""
+    if time_s is None:
+        return None
+    # The node reads its clock last, so the time from there to here is small; that a busy controller comes late to
+    # read an answer must not look like a clock that is behind.
+    return 0.0 if asked_s <= time_s <= answered_s else time_s - answered_s
 
 
 def _check_addresses(facts: NodeFacts) -> None:

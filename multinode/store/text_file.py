@@ -1,4 +1,4 @@
-"""read_text: a file that the user names, or one clear line about why it cannot be read."""
+"""Text files that the user names: read, or written anew, or one clear line about why not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from multinode.errors import UsageError
 
-__all__ = ["read_text"]
+__all__ = ["read_text", "write_new_text"]
 
 _MOST_BYTES = 16 << 20
 
@@ -29,3 +29,19 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
         raise UsageError(f"{what} {str(path)!r} cannot be a path", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None
+
+
+def write_new_text(path: Path, text: str) -> None:
+    """Write a file that does not exist yet; one that does is never overwritten.
+
+    Raises:
+        UsageError: it exists, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already, and is not overwritten", hint="name another: -o FILE") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
+        raise UsageError(f"{path} cannot be written: {reason}", hint="name another: -o FILE") from None

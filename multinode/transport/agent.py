@@ -51,10 +51,7 @@ class AgentTransport:
         stream = self.open(node, verb, request | {"then": True}, deadline_s=deadline_s)
         if stream.first is None:
             raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
-        with self._lock:
-            before, self._kept[node.name] = self._kept.get(node.name), stream
-        if before is not None:
-            before.close()
+        self.keep(node, stream)
         return stream.first
 
     def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
@@ -76,6 +73,13 @@ class AgentTransport:
                 if kept.answer(deadline_s) is None:
                     return kept
         return self._start(node, verb, request, deadline_s)
+
+    def keep(self, node: Node, stream: AgentStream) -> None:
+        """Keep the channel of a verb that was asked with `then` and has given its last record, for the next verb."""
+        with self._lock:
+            before, self._kept[node.name] = self._kept.get(node.name), stream
+        if before is not None:
+            before.close()
 
     def close(self) -> None:
         """End the agents that wait for a further verb, and see them gone."""

@@ -1,35 +1,46 @@
-"""check: ask every node, judge the facts, prove the connections. Reports on the others when one cannot be reached."""
+"""check: ask every node, prove the connections, judge. Reports on the others when one cannot be reached."""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from multinode.core.cluster import Cluster
-from multinode.core.dataplane import choose_endpoints, route_notes
-from multinode.core.facts import NodeFacts
 from multinode.core.finding import Finding
 from multinode.core.job import Job, LlamaFactoryJob, job_paths
 from multinode.errors import MultinodeError, NodeError, UsageError
-from multinode.preflight.checks import (
-    check_interpreter,
-    check_packages,
-    check_paths,
-    check_port_free,
-    check_ssh,
-    check_versions,
-    check_workdir,
-)
-from multinode.preflight.launch_checks import check_rendezvous
+from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
+from multinode.preflight.checks.access import check_ssh
+from multinode.preflight.checks.software import needed_tools
+from multinode.preflight.inspection import Inspection
+from multinode.preflight.launch_checks import with_endpoints
+from multinode.preflight.pairs import choose_pairs
 from multinode.preflight.probe import Questions, peer_addresses, probe
+from multinode.preflight.reach import Agenda, hold_meeting
 from multinode.transport.agent import AgentTransport
 from multinode.workflows.lab import refresh_lab
 
-__all__ = ["CHECKS", "CheckReport", "CheckedNode", "check_cluster"]
+__all__ = ["CheckOptions", "CheckReport", "CheckedNode", "check_cluster"]
 
-# The columns of the matrix, in the order in which a person mends things.
-CHECKS = ("ssh", "interpreter", "packages", "versions", "interface", "workdir", "paths", "master-port")
+# Up to so many nodes a short stream between all pairs takes seconds; above that it is made on request.
+_STREAMS_NODES = 8
+_STREAM_S = 0.3
+
+
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How nodes are checked.
+
+    Attributes:
+        master_port: port of the rendezvous.
+        bandwidth: whether nodes stream to each other; None does where they are few.
+    """
+
+    master_port: int = 29500
+    bandwidth: bool | None = None
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +50,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
         name: its name.
         node_rank: its node rank.
         reached: whether it answered.
-        addr: its data-plane address, where it could be found; likewise `ifname`.
+        addr: its data-plane address, where it could be found; likewise `ifname` and `link_gbit_per_s`.
         python: the job's interpreter.
         packages: versions in the job's environment.
     """
@@ -49,8 +60,17 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     reached: bool
     addr: str | None = None
     ifname: str | None = None
+    link_gbit_per_s: float | None = None
     python: str | None = None
     packages: dict[str, str] = {}
+
+
+class StreamSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """One short TCP stream, from `source` to `target`."""
+
+    source: str
+    target: str
+    gbit_per_s: float | None
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +82,17 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
         nodes: in node-rank order.
         checks: the checks that were made.
         findings: errors first.
+        streams: the short TCP streams between the nodes, in Gbit/s of payload.
+        time_s: how long it took.
     """
 
     schema: str = "multinode.check/1"
     ok: bool
     nodes: tuple[CheckedNode, ...]
-    checks: tuple[str, ...] = CHECKS
+    checks: tuple[str, ...] = CHECK_NAMES
     findings: tuple[Finding, ...]
+    streams: tuple[StreamSpeed, ...] = ()
+    time_s: float
 
     @property
     def unreached(self) -> tuple[str, ...]:
@@ -76,90 +100,97 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(node.name for node in self.nodes if not node.reached)
 
 
-def check_cluster(agent: AgentTransport, cluster: Cluster, job: Job | None, master_port: int) -> CheckReport:
-    """Check the nodes, and the job on them where there is one. Never raises for what a node does; it is a finding."""
+def check_cluster(
+    agent: AgentTransport,
+    cluster: Cluster,
+    job: Job | None,
+    options: CheckOptions,
+    say: Callable[[str], None] = lambda _: None,
+) -> CheckReport:
+    """Check the nodes, and the job on them where there is one. Never raises for what a node does; it is a finding.
+
+    Args:
+        agent: the way to the nodes.
+        cluster: the nodes.
+        job: what shall run on them.
+        options: how they are checked.
+        say: is told each stage in a few words.
+    """
+    began = time.monotonic()
     refresh_lab(cluster)
-    questions = Questions(
+    say(f"probing {len(cluster.nodes)} nodes")
+    outcomes = probe(agent, cluster, _questions(cluster, job, options))
+    facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
+    inspection = Inspection(cluster=cluster, facts=facts, job=job, master_port=options.master_port)
+    inspection, findings = _inspect_network(agent, inspection, options, say)
+    findings = [*check_ssh(outcomes.errors), *findings, *check_all(inspection)]
+    meeting = inspection.meeting
+    return CheckReport(
+        ok=not any(finding.severity == "error" for finding in findings),
+        nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
+        findings=sort_findings(findings),
+        streams=tuple(
+            StreamSpeed(source=one.node, target=one.peer, gbit_per_s=one.gbit_per_s)
+            for one in (meeting.streams if meeting else ())
+        ),
+        time_s=time.monotonic() - began,
+    )
+
+
+def _questions(cluster: Cluster, job: Job | None, options: CheckOptions) -> Questions:
+    return Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
         paths=job_paths(job) if isinstance(job, LlamaFactoryJob) else (),
-        ports=(master_port,),
-    )
-    outcomes = probe(agent, cluster, questions)
-    facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
-    findings = [
-        *check_ssh(outcomes.errors),
-        *check_interpreter(cluster, facts),
-        *(check_packages(cluster, facts, job) if job is not None else ()),
-        *check_versions(cluster, facts),
-        *check_workdir(cluster, facts),
-        *check_paths(cluster, facts),
-        *check_port_free(cluster, facts, master_port),
-    ]
-    reached = msgspec.structs.replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in facts))
-    places, network = _check_network(agent, cluster, reached, facts, master_port)
-    findings += network
-    return CheckReport(
-        ok=not any(finding.severity == "error" for finding in findings),
-        nodes=tuple(_checked(cluster, index, facts, places) for index in range(len(cluster.nodes))),
-        findings=tuple(
-            sorted(_once(findings), key=lambda finding: ("error", "warning", "note").index(finding.severity))
-        ),
+        ports=(options.master_port,),
+        tools=needed_tools(job) or ("torchrun",),
     )
 
 
-def _check_network(
-    agent: AgentTransport, cluster: Cluster, reached: Cluster, facts: dict[str, NodeFacts], master_port: int
-) -> tuple[dict[str, tuple[str | None, str | None]], list[Finding]]:
-    """Each reached node's place on the data plane, and what stands in the way of the rendezvous."""
-    if not reached.nodes:
-        return {}, []
+def _inspect_network(
+    agent: AgentTransport, inspection: Inspection, options: CheckOptions, say: Callable[[str], None]
+) -> tuple[Inspection, list[Finding]]:
+    """The data plane of the nodes that answered, and what came of their connections."""
+    nodes = tuple(node for node, _ in inspection.known)
+    if not nodes:
+        return inspection, []
+    reached = msgspec.structs.replace(inspection, cluster=msgspec.structs.replace(inspection.cluster, nodes=nodes))
     try:
-        endpoints = choose_endpoints(reached, facts)
+        reached = with_endpoints(reached)
     except UsageError as error:
-        return {}, [
-            Finding(severity="error", node=error.node, check="interface", message=error.message, hint=error.hint)
-        ]
-    places = {node.name: (place.addr, place.ifname) for node, place in zip(reached.nodes, endpoints, strict=True)}
-    findings = [
-        Finding(
-            severity="warning", node=None, check="interface", message=note, hint="see: ip route get ADDRESS on the node"
-        )
-        for note in route_notes(reached, endpoints, facts)
-    ]
-    # Without node 0 there is nobody to listen, and a port that is in use has been reported with its user.
-    port_taken = any(
-        str(master_port) in found.port_users for name, found in facts.items() if name == cluster.nodes[0].name
+        return inspection, [_finding("interface", error)]
+    inspection = msgspec.structs.replace(inspection, endpoints=reached.endpoints)
+    addresses = {name: place.addr for name, place in reached.endpoints.items() if place.addr is not None}
+    present = [node for node in nodes if node.name in addresses]
+    if len(present) < 2:  # noqa: PLR2004 - a network needs two
+        return inspection, []
+    say(f"connecting {len(present)} nodes with each other")
+    bandwidth = len(present) <= _STREAMS_NODES if options.bandwidth is None else options.bandwidth
+    agenda = Agenda(
+        pairs=choose_pairs([node.name for node in present], random.Random()),  # noqa: S311 - no secret
+        master_port=options.master_port,
+        stream_s=_STREAM_S if bandwidth else None,
     )
-    if cluster.nodes[0].name in facts and len(reached.nodes) > 1 and endpoints[0].addr is not None and not port_taken:
-        findings += _rendezvous(agent, reached, endpoints[0].addr, master_port)
-    return places, findings
+    meeting, errors = hold_meeting(agent, present, addresses, agenda, say)
+    findings = [_finding("ssh" if isinstance(error, NodeError) else "ports", error) for error in errors]
+    return msgspec.structs.replace(inspection, meeting=meeting), findings
 
 
-def _rendezvous(agent: AgentTransport, reached: Cluster, addr: str, port: int) -> list[Finding]:
-    try:
-        return list(check_rendezvous(agent, reached, addr, port))
-    except MultinodeError as error:
-        check = "ssh" if isinstance(error, NodeError) else "master-port"
-        return [Finding(severity="error", node=error.node, check=check, message=error.message, hint=error.hint)]
+def _finding(check: str, error: MultinodeError) -> Finding:
+    return Finding(severity="error", node=error.node, check=check, message=error.message, hint=error.hint)
 
 
-def _checked(
-    cluster: Cluster, index: int, facts: dict[str, NodeFacts], places: dict[str, tuple[str | None, str | None]]
-) -> CheckedNode:
-    name = cluster.nodes[index].name
-    found = facts.get(name)
-    addr, ifname = places.get(name, (None, None))
+def _checked(inspection: Inspection, index: int) -> CheckedNode:
+    name = inspection.cluster.nodes[index].name
+    found = inspection.facts.get(name)
+    place = inspection.endpoints.get(name)
     return CheckedNode(
         name=name,
         node_rank=index,
         reached=found is not None,
-        addr=addr,
-        ifname=ifname,
+        addr=place.addr if place else None,
+        ifname=place.ifname if place else None,
+        link_gbit_per_s=place.link_gbit_per_s if place else None,
         python=found.python if found else None,
         packages=found.packages if found else {},
     )
-
-
-def _once(findings: list[Finding]) -> list[Finding]:
-    return list(dict.fromkeys(findings))

@@ -25,7 +25,8 @@ from multinode.errors import Interrupted, RunFailed
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
 from multinode.launch.stop_request import StopRequest
-from multinode.preflight.launch_checks import check_before_launch, check_rendezvous, raise_first_error
+from multinode.preflight.inspection import Inspection
+from multinode.preflight.launch_checks import check_launch, raise_first_error, with_endpoints, with_meeting
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
@@ -112,7 +113,7 @@ def launch(what: Launch, outside: Outside) -> Launched:
     outside.say(f"probing {_nodes(what.cluster)}")
     facts = _probe(what, outside.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
-    findings = _check(what, plan, facts, outside) if what.check else ()
+    findings = _check(what, facts, outside) if what.check else ()
     directory = RunDirectory.create(outside.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
     outside.say(f"run {plan.run_id}: starting {plan.world_size} workers on {_nodes(what.cluster)}")
@@ -176,13 +177,17 @@ def _probe(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
 
 
-def _check(what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], outside: Outside) -> tuple[Finding, ...]:
-    findings = tuple(check_before_launch(what.cluster, facts, what.job, plan.master_port))
+def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple[Finding, ...]:
+    inspection = with_endpoints(
+        Inspection(cluster=what.cluster, facts=facts, job=what.job, master_port=what.options.master_port)
+    )
+    findings = check_launch(inspection)
     raise_first_error(findings)
-    if len(plan.nodes) > 1:
-        outside.say(f"checking that every node reaches {plan.master_addr}:{plan.master_port}")
-        findings += tuple(check_rendezvous(outside.agent, what.cluster, plan.master_addr, plan.master_port))
-        raise_first_error(findings)
+    if len(what.cluster.nodes) == 1:
+        return findings
+    outside.say("checking that the nodes reach each other")
+    findings = check_launch(with_meeting(outside.agent, inspection))
+    raise_first_error(findings)
     return findings
 
 

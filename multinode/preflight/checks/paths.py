@@ -36,7 +36,6 @@ def check_paths(inspection: Inspection) -> Iterator[Finding]:
                     node.name,
                     path=path.path,
                     quoted=shlex.quote(path.path),
-                    node=node.name,
                     parent=_parent(path.path, found),
                 )
 

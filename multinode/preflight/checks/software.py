@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from multinode.core.collective_test import CollectiveTest
 from multinode.core.finding import Finding, Rule
-from multinode.core.job import LlamaFactoryJob
+from multinode.core.job import Job, LlamaFactoryJob
 from multinode.preflight.inspection import Inspection
 
-__all__ = ["check_interpreter", "check_packages", "check_versions"]
+__all__ = [
+    "check_interactive",
+    "check_interpreter",
+    "check_packages",
+    "check_tools",
+    "check_versions",
+    "needed_tools",
+]
 
 # Different versions of these on two nodes break the rendezvous, the collectives or the numbers.
 _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
+
+_PACKAGES = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
 
 NO_INTERPRETER = Rule(
     check="interpreter",
@@ -27,6 +37,22 @@ NOT_INSTALLED = Rule(
     message="{words} not installed for {python}",
     hint="on the node: {python} -m pip install {packages}; or correct python=",
 )
+OTHER_SHELL = Rule(
+    check="interpreter",
+    severity="error",
+    catches="the training environment is found in an interactive shell only (conda, modules, .bashrc)",
+    message="over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: what sets "
+    "that up (conda, a module, ~/.bashrc) is not read when a command runs over SSH",
+    hint="name it in the hostfile, on the line of {node}: python={other}",
+)
+TOOL_MISSING = Rule(
+    check="packages",
+    severity="error",
+    catches="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
+    message="{tool} was not found beside {python}, nor on the PATH of a non-interactive shell{elsewhere}: the job "
+    "could not be started",
+    hint="on the node: {python} -m pip install {package}; or name the environment that has it in the hostfile: python=",
+)
 VERSIONS_DIFFER = Rule(
     check="versions",
     severity="error",
@@ -39,19 +65,46 @@ VERSIONS_DIFFER = Rule(
 def check_interpreter(inspection: Inspection) -> Iterator[Finding]:
     """The job's interpreter exists on every node."""
     for node, found in inspection.known:
-        if found.python is None:
+        if found.python is None and "python3" not in found.interactive:
             yield NO_INTERPRETER.found(node.name, reason=found.missing.get("python", "none was found"))
+
+
+def check_interactive(inspection: Inspection) -> Iterator[Finding]:
+    """The interpreter that a non-interactive shell finds is the one with torch."""
+    for node, found in inspection.known:
+        other = found.interactive.get("python3")
+        if node.python is None and other is not None and other != found.python:
+            yield OTHER_SHELL.found(node.name, python=found.python or "no python3", words="torch", other=other)
+
+
+def check_tools(inspection: Inspection) -> Iterator[Finding]:
+    """The programs that start the job are there."""
+    for node, found in inspection.known:
+        for tool in needed_tools(inspection.job) if found.tools or found.interactive else ():
+            # Where a package is missing altogether, that is what has to be mended.
+            package = _PACKAGES[tool]
+            if tool not in found.tools and package in found.packages:
+                other = found.interactive.get(tool)
+                elsewhere = f" (an interactive shell finds {other})" if other else ""
+                yield TOOL_MISSING.found(
+                    node.name, tool=tool, package=package, python=found.python, elsewhere=elsewhere
+                )
+
+
+def needed_tools(job: Job | CollectiveTest | None) -> tuple[str, ...]:
+    """The programs that start a job of this kind."""
+    return ("torchrun", "llamafactory-cli") if isinstance(job, LlamaFactoryJob) else ()
 
 
 def check_packages(inspection: Inspection) -> Iterator[Finding]:
     """What the job imports is installed for its interpreter on every node."""
-    if inspection.job is None:
-        return
     needed = ("torch", "llamafactory") if isinstance(inspection.job, LlamaFactoryJob) else ("torch",)
     for node, found in inspection.known:
         if found.python is None or "packages" in found.missing:
             continue
         missing = [name for name in needed if name not in found.packages]
+        if missing and "python3" in found.interactive:
+            continue
         if missing:
             yield NOT_INSTALLED.found(
                 node.name, words=" and ".join(missing), packages=" ".join(missing), python=found.python
@@ -67,7 +120,6 @@ def check_versions(inspection: Inspection) -> Iterator[Finding]:
             if found.packages[package] != expected:
                 yield VERSIONS_DIFFER.found(
                     name,
-                    node=name,
                     package=package,
                     version=found.packages[package],
                     expected=expected,

@@ -1,0 +1,179 @@
+"""The machine that this node is: its name, kernel, memory, disk and limits, and whether it is a container.
+
+Reads files of the kernel; starts nothing and knows nothing of networks, GPUs or jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+from .channel import Record
+from .processes import boot_id
+
+__all__ = ["find_container", "find_memory_limit", "read_machine"]
+
+_GIB = 1 << 30
+_KIB_PER_GIB = 1 << 20
+_SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is put there
+_LIMITS = {
+    "open_files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
+    "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
+}
+# Parts of a control group's path, by what makes such groups. Kubernetes comes first: below it others run the container.
+_GROUPS = {"kubernetes": "kubepods", "docker": "docker", "podman": "libpod", "containerd": "containerd", "lxc": "lxc"}
+_KIND = re.compile(r"[a-z][a-z0-9._-]{0,31}")
+
+
+def read_machine() -> tuple[Record, dict[str, str]]:
+    """The facts by the names of NodeFacts, and by the same names why one is None."""
+    readers: dict[str, Callable[[], Any]] = {
+        "user": lambda: pwd.getpwuid(os.getuid()).pw_name,
+        "boot_id": _read_boot_id,
+        "machine_id": _read_machine_id,
+        "memory_total_gib": lambda: _read_meminfo_gib("MemTotal"),
+        "memory_available_gib": lambda: _read_meminfo_gib("MemAvailable"),
+        "memory_limit_gib": _read_memory_limit_gib,
+        "disk_free_gib": _read_disk_free_gib,
+        "shm_total_gib": lambda: os.statvfs(_SHM).f_blocks * os.statvfs(_SHM).f_frsize / _GIB,
+        "shm_free_gib": lambda: os.statvfs(_SHM).f_bavail * os.statvfs(_SHM).f_frsize / _GIB,
+        "container": lambda: find_container(dict(os.environ)),
+        "ssh_address": _read_ssh_address,
+    }
+    facts: Record = {
+        "hostname": os.uname().nodename,
+        "home": os.path.expanduser("~"),
+        "cores": len(os.sched_getaffinity(0)),
+        "agent_python": ".".join(map(str, sys.version_info[:3])),
+        "limits": {name: _soft_limit(number) for name, number in _LIMITS.items()},
+    }
+    answers = {name: _ask(read) for name, read in readers.items()}
+    facts.update({name: value for name, (value, _) in answers.items()})
+    return facts, {name: reason for name, (_, reason) in answers.items() if reason is not None}
+
+
+def find_memory_limit(root: str = "/") -> Optional[int]:
+    """The lowest limit, in bytes, of the control groups that we are in; None where none limits memory.
+
+    Version 1 and version 2 alike (cgroups(7)); the groups above ours limit us as well.
+
+    Args:
+        root: where proc and sys lie.
+    """
+    limits = list(_group_limits(root))
+    return min(limits) if limits else None
+
+
+def find_container(env: dict[str, str], root: str = "/") -> str:
+    """What kind of container we are in.
+
+    Args:
+        env: our environment.
+        root: where dev, proc and run lie.
+
+    Raises:
+        LookupError: none shows.
+    """
+    groups = _read(root, "proc/1/cgroup") or ""
+    # SSH hands down nothing of what the container was started with; its first process still has it.
+    entries = (_read(root, "proc/1/environ") or "").split("\0")
+    env = {**dict(entry.split("=", 1) for entry in entries if "=" in entry), **env}
+    if "KUBERNETES_SERVICE_HOST" in env:
+        return "kubernetes"
+    for kind, part in _GROUPS.items():
+        if part in groups:
+            return kind
+    told = env.get("container") or _read(root, "run/systemd/container") or ""
+    if _KIND.fullmatch(told.strip()):
+        return told.strip()
+    for kind, mark in (("docker", ".dockerenv"), ("podman", "run/.containerenv")):
+        if os.path.exists(os.path.join(root, mark)):
+            return kind
+    raise LookupError("no sign of a container")
+
+
+def _ask(read: Callable[[], Any]) -> tuple[Any, Optional[str]]:
+    try:
+        return read(), None
+    except (OSError, ValueError, LookupError) as error:
+        return None, str(error)
+
+
+def _group_limits(root: str) -> Iterator[int]:
+    for line in (_read(root, "proc/self/cgroup") or "").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            mount, name = "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the machine's and the mount its own: what is not there limits nothing.
+        parts = path.strip("/").split("/")
+        for depth in range(len(parts), -1, -1):
+            text = (_read(root, os.path.join(mount, *parts[:depth], name)) or "").strip()
+            # Version 2 writes `max` for none; version 1 a number beyond any machine's memory.
+            if text.isdigit():
+                yield int(text)
+
+
+def _read(root: str, path: str) -> Optional[str]:
+    with contextlib.suppress(OSError), open(os.path.join(root, path), encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return None
+
+
+def _soft_limit(number: int) -> Optional[int]:
+    soft, _ = resource.getrlimit(number)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _read_boot_id() -> str:
+    found = boot_id()
+    if found is None:
+        raise OSError("the kernel shows no boot id")
+    return found
+
+
+def _read_machine_id() -> str:
+    with open("/etc/machine-id", encoding="ascii") as file:
+        found = file.read().strip()
+    if not found:
+        raise OSError("/etc/machine-id is empty")
+    return found
+
+
+def _read_meminfo_gib(name: str) -> float:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines[name].split()[0]) / _KIB_PER_GIB
+
+
+def _read_memory_limit_gib() -> float:
+    limit = find_memory_limit()
+    if limit is None or limit / _GIB >= _read_meminfo_gib("MemTotal"):
+        raise LookupError("no limit below the machine's memory")
+    return limit / _GIB
+
+
+def _read_disk_free_gib() -> float:
+    path = os.path.expanduser("~/.multinode")
+    stat = None
+    with contextlib.suppress(FileNotFoundError):
+        stat = os.statvfs(path)
+    stat = stat or os.statvfs(os.path.dirname(path))
+    return stat.f_bavail * stat.f_frsize / _GIB
+
+
+def _read_ssh_address() -> str:
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    if len(words) != 4:  # noqa: PLR2004 - client address and port, our address and port (ssh(1))
+        raise OSError("SSH_CONNECTION is not set")
+    return words[2]

@@ -1,0 +1,74 @@
+"""RDMA: NCCL takes InfiniBand and RoCE without being asked, so either every node has it or none may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from multinode.core.cluster import Node
+from multinode.core.facts import NodeFacts
+from multinode.core.finding import Finding, Rule
+from multinode.preflight.checks.gpus import used_gpus
+from multinode.preflight.inspection import Inspection
+
+__all__ = ["check_rdma"]
+
+RDMA_ON_SOME = Rule(
+    check="rdma",
+    severity="warning",
+    catches="RDMA that works on some nodes only: NCCL takes it there, and the others cannot follow",
+    message="RDMA is active on {having} ({ports}), and here {what}: NCCL would take it there and cannot here, and the "
+    "first collective may hang or fall back without a word",
+    hint="on every node in the hostfile: env.NCCL_NET=Socket (a network plugin ignores NCCL_IB_DISABLE=1)",
+)
+RDMA_IDLE = Rule(
+    check="rdma",
+    severity="note",
+    catches="RDMA cards without an active port",
+    message="its RDMA ports are not active ({ports}): NCCL passes them over and uses the network interface",
+    hint="if it should be used: ibstat on {node} shows cable and subnet manager; else nothing needs to be done",
+)
+RDMA_EVERYWHERE = Rule(
+    check="rdma",
+    severity="note",
+    catches="RDMA on every node: NCCL's traffic does not go where multinode counts it",
+    message="RDMA is active on every node ({ports}): NCCL will use it beside the network interface, whose counters "
+    "then do not show the training's traffic",
+    hint="to stay on the interface: env.NCCL_NET=Socket on every node in the hostfile; the log says `Using network`",
+)
+
+_SHOWN = 4
+
+
+def check_rdma(inspection: Inspection) -> Iterator[Finding]:
+    """RDMA is active on all nodes where NCCL runs, or on none."""
+    nodes = [(node, found) for node, found in inspection.known if used_gpus(inspection, node, found)]
+    # gloo knows no RDMA, and a single node no network.
+    if len(nodes) < 2 or all(_is_off(node, found) for node, found in nodes):  # noqa: PLR2004
+        return
+    having = [(node, found) for node, found in nodes if _active(found)]
+    if having and len(having) == len(nodes):
+        yield RDMA_EVERYWHERE.found(None, ports=_ports(having[0][1]))
+        return
+    for node, found in nodes:
+        if having and not _active(found):
+            what = f"it is not ({_ports(found)})" if found.rdma else "there is none"
+            listed = ", ".join(one.name for one, _ in having[:_SHOWN])
+            yield RDMA_ON_SOME.found(node.name, having=listed, ports=_ports(having[0][1]), what=what)
+        elif found.rdma and not having:
+            yield RDMA_IDLE.found(node.name, ports=_ports(found))
+
+
+def _active(found: NodeFacts) -> bool:
+    return any(port.state == "ACTIVE" for port in found.rdma)
+
+
+def _is_off(node: Node, found: NodeFacts) -> bool:
+    """Whether NCCL has been told to leave RDMA alone; the environment wins over its files."""
+    files = {name: value for values in found.nccl_files.values() for name, value in values.items()}
+    env = files | found.env | node.env
+    return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"
+
+
+def _ports(found: NodeFacts) -> str:
+    words = ([f"{port.device}:{port.port}", port.link_layer, port.state] for port in found.rdma[:_SHOWN])
+    return ", ".join(" ".join(filter(None, each)) for each in words)

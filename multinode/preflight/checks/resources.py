@@ -1,0 +1,243 @@
+"""Resources: what a machine has to offer is enough for the job: memory, /dev/shm, disk, limits of the login."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from multinode.core.facts import NodeFacts
+from multinode.core.finding import Finding, Rule
+from multinode.core.job import LlamaFactoryJob, ScriptJob
+from multinode.preflight.checks.gpus import used_gpus, worker_count
+from multinode.preflight.inspection import Inspection
+
+__all__ = ["check_disk", "check_limits", "check_memory", "check_shared_memory"]
+
+SMALL_SHM = Rule(
+    check="machine",
+    severity="warning",
+    catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
+    message="no more than {total} fit into /dev/shm, and {users} share data there: a worker may die with `Bus error` "
+    "or `No space left on device`",
+    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {node}: "
+    "sudo mount -o remount,size=16G /dev/shm",
+)
+FULL_SHM = Rule(
+    check="machine",
+    severity="warning",
+    catches="a /dev/shm full of what dead processes left there",
+    message="{free} are left of {total} in /dev/shm, and {users} share data there: a worker may die with `Bus error`",
+    hint="on {node}, see what lies there and remove what is nobody's any more: ls -lat /dev/shm",
+)
+DISK_FULL = Rule(
+    check="machine",
+    severity="error",
+    catches="no space left where a run keeps its log and samples",
+    message="{free} are left on the disk of the home directory, where a run keeps its log: the run would fail at once",
+    hint="make room on {node}; see what takes it: du -xh --max-depth=2 ~ | sort -h | tail",
+)
+DISK_LOW = Rule(
+    check="machine",
+    severity="warning",
+    catches="less than 1 GiB left where a run keeps its log and samples",
+    message="{free} are left on the disk of the home directory, where a run keeps its log: a checkpoint beside it may "
+    "not fit",
+    hint="make room on {node}; see what takes it: du -xh --max-depth=2 ~ | sort -h | tail",
+)
+OFFLOAD_TOO_LARGE = Rule(
+    check="machine",
+    severity="warning",
+    catches="DeepSpeed offload to a node without the memory for it",
+    message="the DeepSpeed JSON offloads {what} to the CPU: for {billions:.3g} billion parameters ({source}) on "
+    "{nodes} nodes that is about {need:.0f} GiB on each, and this one may use {there:.0f} GiB: the kernel would kill a "
+    "worker (exit code -9)",
+    hint="remove {keys} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
+)
+MEMORY_LIMITED = Rule(
+    check="machine",
+    severity="note",
+    catches="a container or login session that may use only a part of the machine's memory",
+    message="it may use {limit:.3g} of the machine's {total:.3g} GiB of memory: beyond that the kernel kills a worker "
+    "(exit code -9), whatever `free` says",
+    hint="docker: --memory; systemd: systemctl set-property user-$UID.slice MemoryMax=infinity",
+)
+FEW_OPEN_FILES = Rule(
+    check="machine",
+    severity="warning",
+    catches="a limit on open files that a training reaches",
+    message="a process may open {limit} files: sockets to every other worker and data loaders reach that (`Too many "
+    "open files`)",
+    hint="on {node}, as root, and then log in anew: {raise_files}",
+)
+LOW_OPEN_FILES = Rule(
+    check="machine",
+    severity="note",
+    catches="a limit on open files that a large training may reach",
+    message="a process may open {limit} files: many data loader workers or a large cluster may reach that (`Too many "
+    "open files`)",
+    hint="on {node}, as root, and then log in anew: {raise_files}",
+)
+FEW_PROCESSES = Rule(
+    check="machine",
+    severity="warning",
+    catches="a limit on processes and threads that a training reaches",
+    message="user {user} may have {limit} processes and threads: each worker has dozens (`Resource temporarily "
+    "unavailable`)",
+    hint="on {node}, as root: printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
+)
+LOCKED_MEMORY = Rule(
+    check="rdma",
+    severity="warning",
+    catches="a limit on locked memory where RDMA needs to lock its buffers",
+    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the card "
+    "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
+    hint="docker: --ulimit memlock=-1; else on {node}, as root: "
+    "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
+)
+
+_GIB = 1 << 30
+_MIB_PER_GIB = 1024
+_SMALL_SHM_GIB = 1.0
+# What docker gives a container that asks for nothing.
+_DOCKER_SHM_GIB = 64 / _MIB_PER_GIB
+_LOW_DISK_GIB = 1.0
+_NO_DISK_GIB = 50 / _MIB_PER_GIB
+_FEW_FILES, _LOW_FILES = 1024, 4096
+_RAISE_FILES = "printf '* - nofile 65536\\n' > /etc/security/limits.d/multinode-nofile.conf"
+_FEW_PROCESSES = 1024
+_LOCKED_BYTES = 1 << 28
+_ALL = 0.95
+# Bytes for each parameter, the least of what DeepSpeed's own estimate takes (estimate_zero2_model_states_mem_needs,
+# estimate_zero3_model_states_mem_needs): fp32 weights, two moments and gradients; and half-precision weights.
+_OPTIMIZER_BYTES = 16
+_PARAM_BYTES = 2
+_BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
+
+
+def check_shared_memory(inspection: Inspection) -> Iterator[Finding]:
+    """Shared memory has room for what workers put there."""
+    for node, found in inspection.known:
+        total, free = found.shm_total_gib, found.shm_free_gib
+        users = _shm_users(inspection, on_gpus=len(used_gpus(inspection, node, found)) > 1)
+        if users is None and isinstance(inspection.job, ScriptJob) and total is not None and total <= _DOCKER_SHM_GIB:
+            users = "data loader workers, if the script has any,"
+        if users is None or total is None:
+            continue
+        if total < _SMALL_SHM_GIB:
+            yield SMALL_SHM.found(node.name, total=_size(total), users=users)
+        elif free is not None and free < _DOCKER_SHM_GIB:
+            yield FULL_SHM.found(node.name, free=_size(free), total=_size(total), users=users)
+
+
+def check_disk(inspection: Inspection) -> Iterator[Finding]:
+    """There is room for a run's log and samples."""
+    for node, found in inspection.known:
+        free = found.disk_free_gib
+        if free is not None and free < _LOW_DISK_GIB:
+            yield (DISK_FULL if free < _NO_DISK_GIB else DISK_LOW).found(node.name, free=_size(free))
+
+
+def check_memory(inspection: Inspection) -> Iterator[Finding]:
+    """What DeepSpeed offloads fits into memory, and nothing limits it unseen."""
+    for node, found in inspection.known:
+        there, limit = found.memory_total_gib, found.memory_limit_gib
+        if there is None:
+            continue
+        if limit is not None and limit < _ALL * there:
+            yield MEMORY_LIMITED.found(node.name, limit=limit, total=there)
+        needed = _offloaded(inspection, found)
+        usable = min(there, limit or there)
+        if needed is not None and needed["need"] > usable:
+            yield OFFLOAD_TOO_LARGE.found(node.name, there=usable, nodes=len(inspection.cluster.nodes), **needed)
+
+
+def check_limits(inspection: Inspection) -> Iterator[Finding]:
+    """The limits that a job inherits from its login let it work."""
+    for node, found in inspection.known:
+        files, processes = found.limits.get("open_files"), found.limits.get("processes")
+        if files is not None and files < _LOW_FILES:
+            rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
+            yield rule.found(node.name, limit=files, raise_files=_RAISE_FILES)
+        # The kernel does not hold root to it.
+        if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
+            yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
+        locked = found.limits.get("locked_memory_bytes")
+        if locked is not None and locked < _LOCKED_BYTES and _locks_for_rdma(found):
+            yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
+
+
+def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
+    """Who needs /dev/shm for this job; None is nobody that we know of."""
+    if isinstance(inspection.job, LlamaFactoryJob):
+        loaders = inspection.job.config.get("dataloader_num_workers")
+        if isinstance(loaders, int) and loaders > 0:
+            return f"{loaders} data loader workers of each training worker"
+    workers = worker_count(inspection)
+    return f"NCCL's {workers} workers" if on_gpus and workers is not None and workers > 1 else None
+
+
+def _locks_for_rdma(found: NodeFacts) -> bool:
+    """Whether NCCL would lock memory here, and the limit holds: it does not for root, but for a container's root."""
+    free_to_lock = found.user == "root" and found.container is None
+    return bool(found.gpus) and not free_to_lock and any(port.state == "ACTIVE" for port in found.rdma)
+
+
+def _offloaded(inspection: Inspection, found: NodeFacts) -> dict[str, Any] | None:
+    """What is offloaded to a node's memory, in GiB, in the words of the rule; None where nothing is known to be."""
+    job = inspection.job
+    if not isinstance(job, LlamaFactoryJob) or job.deepspeed_text is None:
+        return None
+    keys = _offload_keys(job.deepspeed_text)
+    full = job.config.get("finetuning_type") == "full"
+    # Of LoRA the optimizer is small.
+    each = (_OPTIMIZER_BYTES if full and "offload_optimizer" in keys else 0) + _PARAM_BYTES * ("offload_param" in keys)
+    counted = _count_parameters(found.model, str(job.config.get("model_name_or_path", "")))
+    if counted is None or each == 0:
+        return None
+    parameters, source = counted
+    return {
+        "what": " and ".join(key.removeprefix("offload_") for key in keys).replace("param", "parameters"),
+        "keys": " and ".join(keys),
+        "billions": parameters / 1e9,
+        "source": source,
+        "need": parameters * each / len(inspection.cluster.nodes) / _GIB,
+    }
+
+
+def _offload_keys(deepspeed: str) -> list[str]:
+    try:
+        zero = json.loads(deepspeed)["zero_optimization"]
+        keys = ("offload_optimizer", "offload_param")
+        return [key for key in keys if isinstance(zero.get(key), dict) and zero[key].get("device") == "cpu"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _count_parameters(model: dict[str, Any] | None, name: str) -> tuple[float, str] | None:
+    """Parameters of a decoder and how they are known: by its config.json, or by its name (`...-8B`)."""
+    try:
+        return _count_by_config(model or {}), "by its config.json"
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        match = _BILLIONS.search(name.rstrip("/").rpartition("/")[2])
+    return None if match is None else (float(match[1]) * 1e9, "by its name")
+
+
+def _count_by_config(model: dict[str, Any]) -> float:
+    """Dense decoder of the Llama family; of a mixture of experts one expert is counted, which is too few.
+
+    Raises:
+        KeyError, TypeError, ValueError, ArithmeticError: the config is of something else.
+    """
+    hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
+    head = int(model.get("head_dim") or hidden // heads)
+    shared_heads = int(model.get("num_key_value_heads") or heads)
+    attention = 2 * hidden * head * (heads + shared_heads)
+    layer = attention + 3 * hidden * int(model["intermediate_size"])
+    embeddings = int(model["vocab_size"]) * hidden * (1 if model.get("tie_word_embeddings") else 2)
+    return float(int(model["num_hidden_layers"]) * layer + embeddings)
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * _MIB_PER_GIB:.0f} MiB"

@@ -1,0 +1,198 @@
+"""Why an SSH connection does not come about, and what mends it: one text for each reason."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import fabric
+import msgspec
+import paramiko
+
+from multinode.core.cluster import Node
+from multinode.errors import AuthError, ConnectError, HostKeyError, NodeError, ResolveError
+
+__all__ = [
+    "LOCKED_KEY",
+    "NO_NAME",
+    "REFUSALS",
+    "Refusal",
+    "explain_changed_key",
+    "explain_no_connection",
+    "explain_refused_key",
+    "explain_unknown_key",
+]
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason.
+
+    Attributes:
+        kind: the error that it becomes.
+        catches: the trouble, in the words of a list.
+        message: what is wrong, with `{names}` for what is known only when it happens.
+        hint: what mends it, likewise.
+    """
+
+    kind: type[NodeError]
+    catches: str
+    message: str
+    hint: str
+
+    def error(self, node: Node, **values: object) -> NodeError:
+        """The error, on a node."""
+        known = {"ssh": _typed(node), "accept": _typed(node, accept=True)} | values
+        return self.kind(
+            self.message.format_map(known), node=node.name, ran=_typed(node), hint=self.hint.format_map(known)
+        )
+
+
+NO_NAME = Refusal(
+    kind=ResolveError,
+    catches="a node's name does not resolve",
+    message="the name {host!r} does not resolve to an address",
+    hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
+)
+UNKNOWN_KEY = Refusal(
+    kind=HostKeyError,
+    catches="a host key that known_hosts does not have",
+    message="{whose} is not known ({fingerprint})",
+    hint="compare the fingerprint and accept it once: {accept}",
+)
+CHANGED_KEY = Refusal(
+    kind=HostKeyError,
+    catches="a host key that is not the one of known_hosts",
+    message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
+    "something stands between you and it",
+    hint="if it was reinstalled: ssh-keygen -f {file} -R {name} && {accept}",
+)
+LOCKED_KEY = Refusal(
+    kind=AuthError,
+    catches="a key that is protected by a passphrase and not loaded",
+    message="its key is protected by a passphrase",
+    hint="load it into the agent first: ssh-add",
+)
+REFUSED_KEY = Refusal(
+    kind=AuthError,
+    catches="a node refuses our keys; which keys and which user were tried",
+    message="it refused our keys for user {user!r} (tried: {tried})",
+    hint="give it your key: ssh-copy-id {port}{destination}, or name user= and key= in the hostfile",
+)
+REFUSED = Refusal(
+    kind=ConnectError,
+    catches="no sshd listens on the node's port",
+    message="no SSH connection to {where}: refused",
+    hint="no sshd listens there: start it on the node, or name another port= in the hostfile",
+)
+TIMED_OUT = Refusal(
+    kind=ConnectError,
+    catches="a node that is down, or a firewall that drops SSH",
+    message="no SSH connection to {where}: timed out",
+    hint="the node is down, or a firewall drops the packets: try to ping it",
+)
+NO_ROUTE = Refusal(
+    kind=ConnectError,
+    catches="no route to a node",
+    message="no SSH connection to {where}: no route to it",
+    hint="the node is down or in another network: check its address and power",
+)
+NO_BANNER = Refusal(
+    kind=ConnectError,
+    catches="sshd is frozen, overloaded or drops connections (MaxStartups); or something else listens on its port",
+    message="no SSH connection to {where}: the port answers, but not as sshd does in time",
+    hint="sshd hangs, has no place for another login (MaxStartups in its sshd_config), or something else listens there",
+)
+OTHERWISE = Refusal(
+    kind=ConnectError,
+    catches="an SSH connection that fails in another way, in the words of the system",
+    message="no SSH connection to {where}: {reason}",
+    hint="see what OpenSSH says: {ssh} -v",
+)
+REFUSALS = (
+    NO_NAME,
+    REFUSED,
+    TIMED_OUT,
+    NO_ROUTE,
+    NO_BANNER,
+    UNKNOWN_KEY,
+    CHANGED_KEY,
+    REFUSED_KEY,
+    LOCKED_KEY,
+    OTHERWISE,
+)
+
+
+def explain_unknown_key(connection: fabric.Connection, node: Node, hostname: str, key: paramiko.PKey) -> NodeError:
+    """The host, or its jump host, shows a key that known_hosts does not have."""
+    own = hostname == _known_name(connection)
+    whose = "its host key" if own else f"the host key of its jump host {hostname}"
+    return UNKNOWN_KEY.error(node, whose=whose, fingerprint=f"{key.get_name()} {key.fingerprint}")
+
+
+def explain_changed_key(connection: fabric.Connection, node: Node, error: paramiko.BadHostKeyException) -> NodeError:
+    """The host shows another key than known_hosts has."""
+    return CHANGED_KEY.error(
+        node,
+        shown=error.key.fingerprint,
+        known=error.expected_key.fingerprint,
+        file=shlex.split(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts"))[0],
+        name=shlex.quote(_known_name(connection)),
+    )
+
+
+def explain_refused_key(connection: fabric.Connection, node: Node) -> NodeError:
+    """The host takes none of our keys."""
+    tried = list(connection.connect_kwargs.get("key_filename") or [])
+    if connection.connect_kwargs.get("look_for_keys", True):
+        tried.append("the keys in ~/.ssh")
+    if connection.connect_kwargs.get("allow_agent", True) and os.environ.get("SSH_AUTH_SOCK"):
+        tried.append("the agent's keys")
+    return REFUSED_KEY.error(
+        node,
+        user=connection.user,
+        tried=", ".join(tried) or "none, there is no key",
+        port="" if connection.port == paramiko.config.SSH_PORT else f"-p {connection.port} ",
+        destination=shlex.quote(f"{connection.user}@{connection.host}"),
+    )
+
+
+def explain_no_connection(connection: fabric.Connection, node: Node, error: Exception) -> NodeError:
+    """Nothing that speaks SSH was reached."""
+    first = error
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        first = next(iter(error.errors.values()))
+    where = f"{connection.host} port {connection.port}"
+    return _refusal(error, first).error(node, where=where, reason=str(first) or type(first).__name__)
+
+
+def _refusal(error: Exception, first: Exception) -> Refusal:
+    if isinstance(first, ConnectionRefusedError):
+        return REFUSED
+    if isinstance(first, TimeoutError):
+        return TIMED_OUT
+    if isinstance(first, OSError) and first.errno in {101, 113}:
+        return NO_ROUTE
+    if isinstance(error, (EOFError, ConnectionResetError)) or "banner" in str(error).lower():
+        return NO_BANNER
+    return OTHERWISE
+
+
+def _typed(node: Node, *, accept: bool = False) -> str:
+    """The ssh command that a person would type to see the same."""
+    words = ["ssh"]
+    if node.ssh_config is not None:
+        words += ["-F", node.ssh_config]
+    if node.port is not None:
+        words += ["-p", str(node.port)]
+    if node.key is not None:
+        words += ["-i", node.key]
+    if node.jump is not None:
+        words += ["-J", node.jump]
+    if accept:
+        words += ["-o", "StrictHostKeyChecking=ask"]
+    destination = f"{node.user}@{node.name}" if node.user else node.name
+    return shlex.join([*words, destination, "true"])
+
+
+def _known_name(connection: fabric.Connection) -> str:
+    return connection.host if connection.port == paramiko.config.SSH_PORT else f"[{connection.host}]:{connection.port}"

@@ -1,0 +1,62 @@
+"""Inspections for tests of checks: two nodes that are well, but for what a test changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.dataplane import Endpoint
+from multinode.core.facts import Gpu, Interface, NodeFacts
+from multinode.core.finding import SEVERITIES, Finding
+from multinode.core.job import LlamaFactoryJob, ScriptJob
+from multinode.preflight.inspection import Inspection
+
+PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}
+SCRIPT = ScriptJob(argv=("train.py",))
+SFT = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
+
+
+def facts(name: str, number: int = 1) -> NodeFacts:
+    """Facts of a node that is well; `number` is the last of its data-plane address."""
+    return NodeFacts(
+        node=name,
+        python="/env/bin/python",
+        packages=PACKAGES,
+        cwd="/work",
+        gpus=(Gpu(index=0, name="NVIDIA GeForce RTX 4090"),),
+        port_range=(32768, 60999),
+        interfaces=(
+            Interface(name="eth0", addresses=(f"10.0.0.{number}/24",), up=True, mtu=1500, speed_gbit_per_s=1.0),
+        ),
+    )
+
+
+def inspection(names: str = "ab", **changes: Any) -> Inspection:
+    """Nodes of these one-letter names, all well."""
+    everything: dict[str, Any] = {
+        "cluster": Cluster(nodes=tuple(Node(name=name) for name in names), source="hosts"),
+        "facts": {name: facts(name, number) for number, name in enumerate(names, 1)},
+        "endpoints": {
+            name: Endpoint(addr=f"10.0.0.{number}", ifname="eth0", link_gbit_per_s=1.0)
+            for number, name in enumerate(names, 1)
+        },
+        "job": SFT,
+    }
+    return Inspection(**{**everything, **changes})
+
+
+def but(before: Inspection, name: str, **changes: Any) -> Inspection:
+    """The same with other facts of one node."""
+    changed = msgspec.structs.replace(before.facts[name], **changes)
+    return msgspec.structs.replace(before, facts=before.facts | {name: changed})
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    """The one finding, which must be something its user can act on."""
+    (finding,) = findings
+    assert finding.severity in SEVERITIES
+    assert finding.hint
+    return finding

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.core.finding import Finding
+from multinode.errors import NodeFailed
+from multinode.preflight.launch_checks import check_launch, raise_first_error, with_endpoints
+
+from .inspecting import but, inspection
+
+
+def test_nodes_that_are_well_may_launch() -> None:
+    assert [one for one in check_launch(inspection()) if one.severity == "error"] == []
+    assert check_launch(inspection(facts={})) == ()
+
+
+def test_what_would_break_the_launch_is_found_first() -> None:
+    broken = but(inspection(), "b", python=None, missing={"workdir": "/work does not exist"})
+    assert [one.check for one in check_launch(broken)] == ["interpreter", "workdir"]
+
+
+def test_the_data_plane_is_chosen_from_the_facts() -> None:
+    chosen = with_endpoints(inspection(endpoints={}))
+    assert [(name, place.addr, place.ifname) for name, place in chosen.endpoints.items()] == [
+        ("a", "10.0.0.1", "eth0"),
+        ("b", "10.0.0.2", "eth0"),
+    ]
+
+
+def test_the_first_error_stops_a_launch_and_names_the_others() -> None:
+    warning = Finding(severity="warning", node="a", check="x", message="slow")
+    first = Finding(severity="error", node="a", check="x", message="no torch", hint="pip install torch")
+    second = Finding(severity="error", node="b", check="x", message="no torch")
+    raise_first_error([warning])
+    with pytest.raises(NodeFailed) as caught:
+        raise_first_error([warning, first, second])
+    assert (caught.value.node, caught.value.message, caught.value.hint) == ("a", "no torch", "pip install torch")
+    assert caught.value.detail == "also b: no torch"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from multinode.core.collective_test import CollectiveTest
+from multinode.errors import ConnectError
+from multinode.preflight.checks.access import check_ssh
+from multinode.preflight.checks.gpus import check_backend
+from multinode.preflight.checks.software import check_interpreter, check_packages, check_versions
+
+from .inspecting import PACKAGES, SCRIPT, but, inspection, only
+
+WELL = inspection()
+
+
+def test_what_ssh_says_is_a_finding_with_its_hint() -> None:
+    finding = only(check_ssh([ConnectError("no SSH connection to b port 22: refused", node="b", hint="start sshd")]))
+    assert (finding.node, finding.check, finding.hint) == ("b", "ssh", "start sshd")
+
+
+def test_a_missing_interpreter_is_told_with_the_reason() -> None:
+    without = but(WELL, "b", python=None, missing={"python": "/env/bin/python does not exist"})
+    finding = only(check_interpreter(without))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert finding.message == "no interpreter for the job: /env/bin/python does not exist"
+    assert "python=" in str(finding.hint)
+
+
+def test_a_package_that_the_job_needs_is_missed_and_one_that_it_does_not_need_is_not() -> None:
+    without = but(WELL, "b", packages={"torch": "2.8.0"})
+    assert list(check_packages(inspection(facts=without.facts, job=SCRIPT))) == []
+    assert list(check_packages(inspection(facts=without.facts, job=None))) == []
+    finding = only(check_packages(without))
+    assert finding.message == "llamafactory not installed for /env/bin/python"
+    assert "/env/bin/python -m pip install llamafactory" in str(finding.hint)
+    assert "torch and llamafactory" in only(check_packages(but(WELL, "b", packages={}))).message
+
+
+def test_packages_that_could_not_be_read_are_not_said_to_be_missing() -> None:
+    unread = but(WELL, "b", packages={}, missing={"packages": "the interpreter did not answer in 15 s"})
+    assert list(check_packages(unread)) == []
+    assert list(check_packages(but(WELL, "b", packages={}, python=None))) == []
+
+
+def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> None:
+    finding = only(check_versions(but(WELL, "b", packages=PACKAGES | {"torch": "2.7.1"})))
+    assert finding.node == "b"
+    assert finding.message.startswith("torch is 2.7.1 here and 2.8.0 on a")
+    assert finding.hint == "on b: /env/bin/python -m pip install torch==2.8.0"
+
+
+def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
+    bare = but(WELL, "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
+    nccl = inspection(facts=bare.facts, job=CollectiveTest(sizes_bytes=(8,), backend="nccl"))
+    finding = only(check_backend(nccl))
+    assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
+    gloo = inspection(facts=bare.facts, job=CollectiveTest(sizes_bytes=(8,), backend="gloo"))
+    assert list(check_backend(gloo)) == list(check_backend(bare)) == []
