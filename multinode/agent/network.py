@@ -12,6 +12,7 @@ import subprocess
 from typing import Optional
 
 from .channel import Record
+from .ethtool import read_card_speed
 from .programs import find_program
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "parse_speed",
     "prefix_length",
     "read_interfaces_by_ioctl",
+    "read_port_range",
 ]
 
 _IP_DEADLINE_S = 5.0
@@ -30,21 +32,26 @@ _MBIT_PER_GBIT = 1000
 _UNKNOWN_MBIT = 1 << 31
 
 _SIOCGIFCONF = 0x8912
+_SIOCGIFFLAGS = 0x8913
 _SIOCGIFNETMASK = 0x891B
 _IFREQ_BYTES = 40
 _MAX_ADDRESSES = 1024
 _IFF_UP = 1
+_IFF_RUNNING = 0x40
+_IFREQ_FLAGS = "16sH22x"
+_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 # ARPHRD numbers in /sys/class/net/X/type (linux/if_arp.h).
 _HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 # What `ip -details` and DEVTYPE call devices that end in software. veth, bond, vlan and macvlan carry Ethernet to
 # somewhere else, and count as what they imitate.
-_SOFTWARE_KINDS = {"bridge": "bridge", "openvswitch": "bridge", "wlan": "wireless"}
+_BRIDGES = {"bridge", "openvswitch"}
+_CARD_TYPES = {"", "wlan", "wwan"}
 _TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "gretap", "ipip", "sit", "ifb", "vrf"}
 
 
 def list_interfaces() -> list[Record]:
-    """All interfaces with name, addresses, up, mtu, speed_gbit_per_s and kind.
+    """All interfaces, in the kernel's order, each by the names of its fact.
 
     Raises:
         OSError: neither iproute2 nor the kernel's own calls told them.
@@ -106,6 +113,17 @@ def prefix_length(mask: bytes) -> int:
     return bin(int.from_bytes(mask, "big")).count("1")
 
 
+def read_port_range() -> tuple[int, int]:
+    """First and last of the ephemeral ports.
+
+    Raises:
+        OSError, ValueError: the kernel does not tell them.
+    """
+    with open(_PORT_RANGE, encoding="ascii") as file:
+        first, last = file.read().split()
+    return int(first), int(last)
+
+
 def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
     """For each peer the source address that the kernel picks, and the interface that has it."""
     owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
@@ -140,27 +158,60 @@ def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
 
 
 def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Record:
-    flags = int(_read(name, "flags") or "0", 16)
+    flags = _read_flags(name)
+    driver = _find_driver(name, info_kind)
+    duplex = _read(name, "duplex")
     return {
         "name": name,
         "addresses": addresses,
-        "up": bool(flags & _IFF_UP) and _read(name, "operstate") in ("up", "unknown"),
+        "up": bool((flags or 0) & _IFF_UP) and _read(name, "operstate") in ("up", "unknown"),
         "mtu": _read_int(name, "mtu"),
         "speed_gbit_per_s": parse_speed(_read(name, "speed")),
-        "kind": _find_kind(name, info_kind),
+        "kind": _find_kind(name, driver),
+        "driver": driver,
+        "running": None if flags is None else bool(flags & _IFF_RUNNING),
+        "duplex": duplex if duplex in ("full", "half") else None,
+        "card_gbit_per_s": read_card_speed(name) if os.path.exists(f"/sys/class/net/{name}/device") else None,
+        "errors": _count(name, "errors"),
+        "packets": _count(name, "packets"),
     }
 
 
-def _find_kind(name: str, info_kind: Optional[str]) -> str:
+def _read_flags(name: str) -> Optional[int]:
+    # The file `flags` below /sys lacks what the kernel works out when it is asked, RUNNING among it.
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+            answer = fcntl.ioctl(query, _SIOCGIFFLAGS, struct.pack(_IFREQ_FLAGS, os.fsencode(name), 0))
+    except OSError:
+        return None
+    flags: int = struct.unpack(_IFREQ_FLAGS, answer)[1]
+    return flags
+
+
+def _find_driver(name: str, info_kind: Optional[str]) -> Optional[str]:
+    if info_kind:
+        return info_kind
+    for mark, driver in (("tun_flags", "tun"), ("bonding", "bond"), ("bridge", "bridge")):
+        if os.path.exists(f"/sys/class/net/{name}/{mark}"):
+            return driver
     device = dict(line.split("=", 1) for line in (_read(name, "uevent") or "").splitlines() if "=" in line)
-    software = info_kind or device.get("DEVTYPE", "")
-    if software in _SOFTWARE_KINDS:
-        return _SOFTWARE_KINDS[software]
-    if software in _TUNNELS or os.path.exists(f"/sys/class/net/{name}/tun_flags"):
+    kind = device.get("DEVTYPE", "")
+    return None if kind in _CARD_TYPES else kind
+
+
+def _find_kind(name: str, driver: Optional[str]) -> str:
+    if driver in _BRIDGES:
+        return "bridge"
+    if driver in _TUNNELS:
         return "virtual"
-    if os.path.exists(f"/sys/class/net/{name}/wireless"):
+    if any(os.path.exists(f"/sys/class/net/{name}/{mark}") for mark in ("wireless", "phy80211")):
         return "wireless"
     return _HARDWARE_KINDS.get(_read_int(name, "type") or 0, "virtual")
+
+
+def _count(ifname: str, what: str) -> Optional[int]:
+    both = [_read_int(ifname, f"statistics/{way}_{what}") for way in ("rx", "tx")]
+    return None if None in both else sum(filter(None, both))
 
 
 def _read(ifname: str, attribute: str) -> Optional[str]:

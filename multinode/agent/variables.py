@@ -31,7 +31,7 @@ _USER_FILE = ".nccl.conf"
 def select_variables(env: dict[str, str]) -> dict[str, str]:
     """Those that would change a run; what looks like a secret never leaves the node."""
     matter = ((name, value) for name, value in env.items() if _MATTERS.fullmatch(name) and not _SECRET.search(name))
-    return {_clean(name): _clean(value) for name, value in islice(matter, _MOST_VARIABLES)}
+    return {name[:_MOST_CHARACTERS]: value[:_MOST_CHARACTERS] for name, value in islice(matter, _MOST_VARIABLES)}
 
 
 def read_nccl_files(
@@ -46,7 +46,7 @@ def read_nccl_files(
     """
     own = env.get("NCCL_CONF_FILE") or os.path.join(home or _find_home(), _USER_FILE)
     texts = {path: _read(path) for path in (own, system_file)}
-    return {_clean(path): select_variables(parse_nccl_file(text)) for path, text in texts.items() if text is not None}
+    return {path: select_variables(parse_nccl_file(text)) for path, text in texts.items() if text is not None}
 
 
 def read_deepspeed_env(home: str) -> dict[str, str]:
@@ -88,7 +88,3 @@ def _read(path: str) -> Optional[str]:
         # What we may not read, NCCL may not read either: it goes on without.
         return None
 
-
-def _clean(text: str) -> str:
-    # Bytes that are no UTF-8 come from the environment as what JSON cannot carry.
-    return text[:_MOST_CHARACTERS].encode(errors="replace").decode()

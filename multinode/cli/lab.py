@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli import lab_fault
 from multinode.cli.options import Json
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Virtual nodes on this machine, each with its own sshd, disk, hostname and shaped network card.",
 )
+
+app.add_typer(lab_fault.app, name="fault")
 
 _LINK_ROW = "{:<18}{:>14}{:>18}{:>18}"
 _NODE_ROW = "{:<10}{:<7}{:<17}{:<17}{:<10}{}"

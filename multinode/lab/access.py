@@ -13,22 +13,27 @@ from multinode.lab.state import STATE_DIR, node_dir, write_file
 __all__ = [
     "HOSTFILE",
     "REFRESH_SCRIPT",
+    "SSHD_CONFIG",
     "SSH_CONFIG",
     "NodeFile",
     "make_keys",
     "node_files",
+    "sshd_config",
     "write_access_files",
 ]
 
 HOSTFILE = STATE_DIR / "hostfile"
 SSH_CONFIG = STATE_DIR / "ssh_config"
 
+# On a node.
+SSHD_CONFIG = "/etc/ssh/sshd_config"
+
 _CLIENT_KEY = STATE_DIR / "client_key"
 _KNOWN_HOSTS = STATE_DIR / "known_hosts"
 # sshd runs it at the beginning of every session, before the command; `lab exec` does the same.
 REFRESH_SCRIPT = "/etc/ssh/sshrc"
 
-_SSHD_CONFIG = """\
+_SSHD_CONFIG_TEXT = """\
 ListenAddress {address}
 HostKey /etc/ssh/ssh_host_ed25519_key
 PermitRootLogin prohibit-password
@@ -91,7 +96,7 @@ def node_files(spec: LabSpec, node_rank: int, machine_id: str) -> list[NodeFile]
         NodeFile(path="/etc/hostname", text=f"{name}\n"),
         NodeFile(path="/etc/hosts", text=_hosts(spec, node_rank)),
         NodeFile(path="/etc/machine-id", text=f"{machine_id}\n", mode=0o444),
-        NodeFile(path="/etc/ssh/sshd_config", text=_SSHD_CONFIG.format(address=address)),
+        NodeFile(path=SSHD_CONFIG, text=sshd_config(address)),
         NodeFile(path="/etc/ssh/ssh_host_ed25519_key", text=_host_key(name).read_text(), mode=0o600),
         NodeFile(path="/etc/ssh/ssh_host_ed25519_key.pub", text=f"{_public(_host_key(name))}\n"),
         NodeFile(path=REFRESH_SCRIPT, text=_REFRESH_TEXT),
@@ -100,6 +105,11 @@ def node_files(spec: LabSpec, node_rank: int, machine_id: str) -> list[NodeFile]
         NodeFile(path="/root/.ssh/known_hosts", text=_known_hosts(spec), mode=0o600),
         NodeFile(path="/root/.ssh/config", text=_ssh_config(spec, "~/.ssh/id_ed25519", known_hosts), mode=0o600),
     ]
+
+
+def sshd_config(address: str) -> str:
+    """How a node's sshd is configured that listens at this address."""
+    return _SSHD_CONFIG_TEXT.format(address=address)
 
 
 def _hostfile(spec: LabSpec) -> str:

@@ -221,7 +221,7 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None], on_link: Callable[[Link
     make_namespaces(spec)
     make_links(spec)
     say("starting nodes")
-    nodes = start_nodes(spec, sys.executable)
+    nodes = start_nodes(spec, sys.executable, range(spec.node_count))
     lab = Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
     say("measuring links")
     for speed in measure_links(lab):

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from multinode.lab.programs import run_batch
+from multinode.lab.programs import run_batch, run_program
 from multinode.lab.shaping import shape_lines
 from multinode.lab.spec import (
     DATA_IFNAME,
     MANAGEMENT_IFNAME,
+    LabNode,
     LabSpec,
     controller_address,
     node_addresses,
     node_name,
 )
 
-__all__ = ["CONTROLLER_IFNAME", "SWITCH_NAMESPACE", "make_links", "make_namespaces", "shape_node"]
+__all__ = [
+    "CONTROLLER_IFNAME",
+    "SWITCH_NAMESPACE",
+    "make_links",
+    "make_namespaces",
+    "set_port",
+    "shape_link",
+    "shape_node",
+]
 
 SWITCH_NAMESPACE = "mn-switch"
 CONTROLLER_IFNAME = "mn-mgmt"
@@ -66,9 +75,30 @@ def shape_node(node_rank: int, rate_gbit_per_s: float | None) -> None:
     Raises:
         MultinodeError: `tc` refused, or the namespace is gone.
     """
-    ends = [(f"mn-{node_name(node_rank)}", DATA_IFNAME), (SWITCH_NAMESPACE, f"data{node_rank}")]
-    for namespace, ifname in ends:
-        run_batch(["tc", "-netns", namespace], shape_lines(ifname, rate_gbit_per_s))
+    _shape_ends(node_name(node_rank), DATA_IFNAME, f"data{node_rank}", rate_gbit_per_s)
+
+
+def shape_link(node: LabNode, ifname: str, rate_gbit_per_s: float | None) -> None:
+    """Give one of a node's links this rate in both directions, for now; None takes the shaping away.
+
+    Raises:
+        MultinodeError: `tc` refused, or the namespace is gone.
+    """
+    _shape_ends(node.name, ifname, node.port_of(ifname), rate_gbit_per_s)
+
+
+def set_port(node: LabNode, ifname: str, *, up: bool) -> None:
+    """Set the switch's end of one of a node's links up or down; down takes the carrier from the node's end.
+
+    Raises:
+        MultinodeError: `ip` refused, or the namespace is gone.
+    """
+    run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", node.port_of(ifname), "up" if up else "down"])
+
+
+def _shape_ends(name: str, ifname: str, port: str, rate_gbit_per_s: float | None) -> None:
+    for namespace, end in ((f"mn-{name}", ifname), (SWITCH_NAMESPACE, port)):
+        run_batch(["tc", "-netns", namespace], shape_lines(end, rate_gbit_per_s))
 
 
 def _switch_lines(spec: LabSpec) -> Iterator[str]:

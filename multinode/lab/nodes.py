@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from multinode.lab.shaping import speed_text
 from multinode.lab.spec import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_name
 from multinode.lab.state import node_dir
 
-__all__ = ["start_nodes", "write_speed"]
+__all__ = ["log_path", "start_nodes", "write_speed"]
 
 _INIT_PROGRAM = Path(__file__).with_name("node_init.py")
 # What the kernel would say of the whole machine, or of a veth, and says otherwise on a node.
@@ -51,20 +52,20 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def start_nodes(spec: LabSpec, python: str) -> tuple[LabNode, ...]:
-    """Start every node of the lab; `python` runs their first processes.
+def start_nodes(spec: LabSpec, python: str, ranks: Sequence[int]) -> tuple[LabNode, ...]:
+    """Start these nodes of the lab; `python` runs their first processes.
 
     Raises:
         NodeFailed: a node could not be set up, or its sshd does not answer.
     """
-    orders = [_order(spec, rank) for rank in range(spec.node_count)]
+    orders = [_order(spec, rank) for rank in ranks]
     pids = _start_inits(orders, python)
-    addresses = [node_addresses(spec, rank) for rank in range(spec.node_count)]
+    addresses = [node_addresses(spec, rank) for rank in ranks]
     for order, address in zip(orders, addresses, strict=True):
         _wait_for_sshd(order.name, address.management)
     sshds = children_of(set(pids), "sshd")
     nodes = []
-    for rank, (order, pid) in enumerate(zip(orders, pids, strict=True)):
+    for rank, order, address, pid in zip(ranks, orders, addresses, pids, strict=True):
         init, sshd = process_ref(pid), sshds.get(pid)
         if init is None or sshd is None:
             raise NodeFailed("it died while it was set up", node=order.name, detail=_log_tail(order.name))
@@ -72,8 +73,8 @@ def start_nodes(spec: LabSpec, python: str) -> tuple[LabNode, ...]:
             LabNode(
                 name=order.name,
                 node_rank=rank,
-                addr=addresses[rank].data,
-                management_addr=addresses[rank].management,
+                addr=address.data,
+                management_addr=address.management,
                 rate_gbit_per_s=spec.rate_gbit_per_s,
                 cores=order.cores,
                 boot_id=order.boot_id,
@@ -119,8 +120,9 @@ def _start_inits(orders: list[_Order], python: str) -> list[int]:
 
 
 def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:
-    Path(order.store).mkdir(mode=0o700)
-    with _log_path(order.name).open("wb") as log:
+    # It is there already when a node is started again.
+    Path(order.store).mkdir(mode=0o700, exist_ok=True)
+    with log_path(order.name).open("ab") as log:
         process = subprocess.Popen(
             [python, "-I", "-S", str(_INIT_PROGRAM)],
             stdin=subprocess.PIPE,
@@ -167,12 +169,13 @@ def _wait_for_sshd(name: str, address: str) -> None:
     )
 
 
-def _log_path(name: str) -> Path:
+def log_path(name: str) -> Path:
+    """What a node's sshd says."""
     return node_dir(name) / "sshd.log"
 
 
 def _log_tail(name: str) -> str:
     try:
-        return "\n".join(_log_path(name).read_text(errors="replace").splitlines()[-10:])
+        return "\n".join(log_path(name).read_text(errors="replace").splitlines()[-10:])
     except OSError as error:
-        raise MultinodeError(f"{_log_path(name)} cannot be read: {error}") from error
+        raise MultinodeError(f"{log_path(name)} cannot be read: {error}") from error

@@ -7,20 +7,25 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from multinode.lab.spec import ProcessRef
 
 __all__ = [
     "NamespaceId",
     "children_of",
+    "has_environment",
     "init_environment",
     "is_alive",
+    "is_stopped",
     "kill_all",
     "kill_process",
     "namespace_id",
     "poll",
     "process_ref",
+    "processes_in",
     "processes_of_lab",
+    "signal_all",
 ]
 
 _MARKER = "MULTINODE_LAB_OF"
@@ -87,8 +92,34 @@ def processes_of_lab(network_namespaces: set[NamespaceId]) -> list[int]:
         pid
         for pid in _pids()
         if namespace_id(_PROC / str(pid) / "ns/net") in network_namespaces
-        or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and _has_environment(pid, marker))
+        or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and has_environment(pid, marker))
     ]
+
+
+def processes_in(kind: Literal["net", "pid"], namespace: NamespaceId) -> list[int]:
+    """Every process in this network or PID namespace; those that have ended and wait to be collected do not count."""
+    return [
+        pid
+        for pid in _pids()
+        if namespace_id(_PROC / str(pid) / "ns" / kind) == namespace and process_ref(pid) is not None
+    ]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, or gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "TZX"
+
+
+def has_environment(pid: int, entry: bytes) -> bool:
+    """Whether a process was started with this `NAME=value`."""
+    try:
+        return entry in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def kill_process(process: ProcessRef) -> bool:
@@ -101,9 +132,14 @@ def kill_process(process: ProcessRef) -> bool:
 
 def kill_all(pids: list[int]) -> None:
     """SIGKILL to each; those that have gone meanwhile are passed over."""
+    signal_all(pids, signal.SIGKILL)
+
+
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    """A signal to each; those that have gone meanwhile are passed over."""
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue
 
@@ -114,13 +150,6 @@ def poll(seconds: float) -> Iterator[None]:
     while time.monotonic() < deadline:
         yield
         time.sleep(_POLL_S)
-
-
-def _has_environment(pid: int, entry: bytes) -> bool:
-    try:
-        return entry in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 def _pids() -> list[int]:

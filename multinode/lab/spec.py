@@ -105,10 +105,9 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Its network namespace, as `ip netns` names it."""
         return f"mn-{self.name}"
 
-    @property
-    def switch_port(self) -> str:
-        """The switch's end of its training link, in the namespace `mn-switch`."""
-        return f"data{self.node_rank}"
+    def port_of(self, ifname: str) -> str:
+        """The switch's end of the link of one of its cards, in the namespace `mn-switch`."""
+        return f"{'data' if ifname == self.ifname else 'mgmt'}{self.node_rank}"
 
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +138,11 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 return node
         names = f"{self.nodes[0].name} to {self.nodes[-1].name}"
         raise UsageError(f"the lab has no node {name!r}", hint=f"its nodes are {names}")
+
+    def with_node(self, node: LabNode) -> Lab:
+        """The same lab with this node in place of the one of its name."""
+        nodes = tuple(node if one.name == node.name else one for one in self.nodes)
+        return msgspec.structs.replace(self, nodes=nodes)
 
 
 def node_name(node_rank: int) -> str:

@@ -60,6 +60,7 @@ CHECKS = (
     Check(occupancy.check_gpus_free),
     Check(occupancy.check_leftovers),
     Check(rdma.check_rdma),
+    Check(rdma.check_locked_memory),
     Check(link.check_link_up, before_launch=True),
     Check(link.check_link_speeds),
     Check(link.check_link_health),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import ClassVar, get_args, Literal
+from collections.abc import Mapping
 
 import msgspec
 
@@ -55,9 +55,15 @@ _VERSION = re.compile(
     re.IGNORECASE,
 )
 
-SshdHow = Literal["stop", "freeze", "new-host-key", "refuse-key", "crowded"]
-NodeHow = Literal["kill", "freeze"]
-Firewall = Literal["drop", "reject"]
+_FIREWALL_WORDS = {"drop": "dropped", "reject": "rejected"}
+_SSHD_WORDS = {
+    "stop": "is stopped",
+    "freeze": "is frozen: it accepts and says nothing",
+    "new-host-key": "has another host key than known_hosts says",
+    "refuse-key": "authorises no key",
+    "crowded": "drops new connections: all its places are taken",
+}
+_NODE_WORDS = {"kill": "killed, links and all", "freeze": "all its processes are frozen"}
 
 
 class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -123,53 +129,46 @@ class Ports(_Fault, frozen=True, kw_only=True, tag="ports"):
 
     first: int
     last: int
-    action: Firewall
+    action: str
 
     def __post_init__(self) -> None:
         """Judge the range."""
         good = 1 <= self.first <= self.last <= _MAX_PORT
         _require(good, f"{self.first}-{self.last} is not a range of ports", "for example 29500 or 30000-60999")
-        _require_one_of(self.action, Firewall)
+        _require_one_of(self.action, _FIREWALL_WORDS)
 
     def describe(self) -> str:
         """A few words."""
-        verb = {"drop": "dropped", "reject": "rejected"}[self.action]
-        return f"connections to ports {self.first}-{self.last} on {DATA_IFNAME} are {verb}"
+        ports = f"{self.first}-{self.last} on {DATA_IFNAME}"
+        return f"connections to ports {ports} are {_FIREWALL_WORDS[self.action]}"
 
 
 class SshdState(_Fault, frozen=True, kw_only=True, tag="sshd"):
     """The SSH daemon is stopped or frozen, or does not take this client, or not now."""
 
-    how: SshdHow
-    _words: ClassVar[dict[str, str]] = {
-        "stop": "is stopped",
-        "freeze": "is frozen: it accepts and says nothing",
-        "new-host-key": "has another host key than known_hosts says",
-        "refuse-key": "authorises no key",
-        "crowded": "drops new connections: all its places are taken",
-    }
+    how: str
 
     def __post_init__(self) -> None:
         """Judge the word."""
-        _require_one_of(self.how, SshdHow)
+        _require_one_of(self.how, _SSHD_WORDS)
 
     def describe(self) -> str:
         """A few words."""
-        return f"sshd {self._words[self.how]}"
+        return f"sshd {_SSHD_WORDS[self.how]}"
 
 
 class NodeState(_Fault, frozen=True, kw_only=True, tag="node"):
     """The node lost its power, or none of its processes runs any more."""
 
-    how: NodeHow
+    how: str
 
     def __post_init__(self) -> None:
         """Judge the word."""
-        _require_one_of(self.how, NodeHow)
+        _require_one_of(self.how, _NODE_WORDS)
 
     def describe(self) -> str:
         """A few words."""
-        return {"kill": "killed, links and all", "freeze": "all its processes are frozen"}[self.how]
+        return _NODE_WORDS[self.how]
 
 
 class DiskFull(_Fault, frozen=True, kw_only=True, tag="disk"):
@@ -188,7 +187,9 @@ class Package(_Fault, frozen=True, kw_only=True, tag="package"):
 
     def __post_init__(self) -> None:
         """Judge both."""
-        _require(bool(_PACKAGE.fullmatch(self.name)), f"{self.name!r} is not the name of a package", "for example torch")
+        _require(
+            bool(_PACKAGE.fullmatch(self.name)), f"{self.name!r} is not the name of a package", "for example torch"
+        )
         good = bool(_VERSION.fullmatch(self.version))
         _require(good, f"{self.version!r} is not a version", "for example 2.4.1 or 2.4.1+cpu")
 
@@ -366,13 +367,14 @@ def _check_address(text: str) -> None:
     try:
         ipaddress.IPv4Interface(text)
     except ValueError as error:
-        raise UsageError(f"{text!r} is not an address with its network: {error}", hint="write it as 172.18.0.1/16") from error
+        raise UsageError(
+            f"{text!r} is not an address with its network: {error}", hint="write it as 172.18.0.1/16"
+        ) from error
     _require("/" in text, f"{text!r} does not say its network", "write it as 172.18.0.1/16")
 
 
-def _require_one_of(word: str, words: object) -> None:
-    known = get_args(words)
-    _require(word in known, f"{word!r} is none of the faults of this kind", f"one of {', '.join(known)}")
+def _require_one_of(word: str, words: Mapping[str, str]) -> None:
+    _require(word in words, f"{word!r} is none of the faults of this kind", f"one of {', '.join(words)}")
 
 
 def _require(good: bool, message: str, hint: str) -> None:  # noqa: FBT001 - reads as a sentence

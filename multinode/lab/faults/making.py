@@ -41,7 +41,7 @@ def make_fault(lab: Lab, fault: Fault) -> None:
         effect.check(current, fault)
         record = add_record(fault, node.boot_id)
         try:
-            effect.make(_scene(current, record))
+            effect.make(_scene(current, record), fault)
         except BaseException:
             # What cannot be undone now stays on record, for `clear`.
             with contextlib.suppress(MultinodeError):
@@ -88,7 +88,7 @@ def _current(lab: Lab) -> Lab:
 
 def _undo(record: Record) -> None:
     lab = require_lab()
-    renewed = effect_of(record.fault).undo(_scene(lab, record))
+    renewed = effect_of(record.fault).undo(_scene(lab, record), record.fault)
     if renewed is not None:
         save_lab(lab.with_node(renewed))
     remove_record(record)

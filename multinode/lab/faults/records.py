@@ -38,7 +38,9 @@ def load_records() -> tuple[Record, ...]:
     except FileNotFoundError:
         return ()
     except msgspec.DecodeError as error:
-        raise MultinodeError(f"{_FILE} cannot be read: {error}", hint="multinode lab down ends its faults, too") from error
+        raise MultinodeError(
+            f"{_FILE} cannot be read: {error}", hint="multinode lab down ends its faults, too"
+        ) from error
 
 
 def add_record(fault: Fault, boot_id: str) -> Record:

@@ -10,7 +10,7 @@ from multinode.core.finding import Finding, Rule
 from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.inspection import Inspection
 
-__all__ = ["check_rdma"]
+__all__ = ["check_locked_memory", "check_rdma"]
 
 RDMA_ON_SOME = Rule(
     check="rdma",
@@ -36,7 +36,19 @@ RDMA_EVERYWHERE = Rule(
     hint="to stay on the interface: env.NCCL_NET=Socket on every node in the hostfile; the log says `Using network`",
 )
 
+LOCKED_MEMORY = Rule(
+    check="rdma",
+    severity="warning",
+    catches="a limit on locked memory where RDMA needs to lock its buffers",
+    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the card "
+    "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
+    hint="docker: --ulimit memlock=-1; else on {node}, as root: "
+    "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
+)
+
 _SHOWN = 4
+# Less than a few channels of NCCL need for their buffers.
+_LOCKED_BYTES = 1 << 28
 
 
 def check_rdma(inspection: Inspection) -> Iterator[Finding]:
@@ -56,6 +68,17 @@ def check_rdma(inspection: Inspection) -> Iterator[Finding]:
             yield RDMA_ON_SOME.found(node.name, having=listed, ports=_ports(having[0][1]), what=what)
         elif found.rdma and not having:
             yield RDMA_IDLE.found(node.name, ports=_ports(found))
+
+
+def check_locked_memory(inspection: Inspection) -> Iterator[Finding]:
+    """NCCL may lock the buffers that it hands to an RDMA card."""
+    for node, found in inspection.known:
+        locked = found.limits.get("locked_memory_bytes")
+        # The kernel does not hold root to the limit; it does hold a container's root to it.
+        is_free = (found.user == "root" and found.container is None) or _is_off(node, found)
+        on_gpus = bool(used_gpus(inspection, node, found))
+        if locked is not None and locked < _LOCKED_BYTES and on_gpus and _active(found) and not is_free:
+            yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
 
 
 def _active(found: NodeFacts) -> bool:

@@ -87,15 +87,6 @@ FEW_PROCESSES = Rule(
     "unavailable`)",
     hint="on {node}, as root: printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
 )
-LOCKED_MEMORY = Rule(
-    check="rdma",
-    severity="warning",
-    catches="a limit on locked memory where RDMA needs to lock its buffers",
-    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the card "
-    "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
-    hint="docker: --ulimit memlock=-1; else on {node}, as root: "
-    "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
-)
 
 _GIB = 1 << 30
 _MIB_PER_GIB = 1024
@@ -107,7 +98,6 @@ _NO_DISK_GIB = 50 / _MIB_PER_GIB
 _FEW_FILES, _LOW_FILES = 1024, 4096
 _RAISE_FILES = "printf '* - nofile 65536\\n' > /etc/security/limits.d/multinode-nofile.conf"
 _FEW_PROCESSES = 1024
-_LOCKED_BYTES = 1 << 28
 _ALL = 0.95
 # Bytes for each parameter, the least of what DeepSpeed's own estimate takes (estimate_zero2_model_states_mem_needs,
 # estimate_zero3_model_states_mem_needs): fp32 weights, two moments and gradients; and half-precision weights.
@@ -163,9 +153,6 @@ def check_limits(inspection: Inspection) -> Iterator[Finding]:
         # The kernel does not hold root to it.
         if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
             yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
-        locked = found.limits.get("locked_memory_bytes")
-        if locked is not None and locked < _LOCKED_BYTES and _locks_for_rdma(found):
-            yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
 
 
 def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
@@ -176,12 +163,6 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
             return f"{loaders} data loader workers of each training worker"
     workers = worker_count(inspection)
     return f"NCCL's {workers} workers" if on_gpus and workers is not None and workers > 1 else None
-
-
-def _locks_for_rdma(found: NodeFacts) -> bool:
-    """Whether NCCL would lock memory here, and the limit holds: it does not for root, but for a container's root."""
-    free_to_lock = found.user == "root" and found.container is None
-    return bool(found.gpus) and not free_to_lock and any(port.state == "ACTIVE" for port in found.rdma)
 
 
 def _offloaded(inspection: Inspection, found: NodeFacts) -> dict[str, Any] | None:

@@ -1,0 +1,316 @@
+"""`multinode lab fault`: takes one thing of the lab away at a time. Prints; what it does is in multinode.lab.faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Json
+
+if TYPE_CHECKING:
+    from multinode.lab.faults import Fault
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="Take one thing of the lab away at a time, until `multinode lab fault clear`; without a verb: list.",
+)
+
+_SCHEMA = "multinode.lab-fault/1"
+
+Node = Annotated[str, typer.Argument(metavar="NODE|all", help="Whom to take it from.")]
+OneNode = Annotated[str, typer.Argument(metavar="NODE", help="Whom to take it from.")]
+
+
+@app.callback()
+def fault(context: typer.Context) -> None:
+    """Take one thing of the lab away at a time, until `multinode lab fault clear`; without a verb: list."""
+    if context.invoked_subcommand is None:
+        list_()
+
+
+@app.command(name="list")
+def list_(as_json: Json = False) -> None:
+    """Say what is in force, oldest first."""
+    from multinode.cli.output import print_document
+    from multinode.lab.cluster import require_lab
+    from multinode.lab.faults import list_faults
+
+    require_lab()
+    faults = list_faults()
+    if as_json:
+        print_document({"schema": _SCHEMA, "faults": faults})
+        return
+    _print_faults(faults)
+    if not faults:
+        typer.echo("no fault is in force", err=True)
+
+
+@app.command()
+def clear(
+    node: Annotated[str, typer.Argument(metavar="[NODE|all]", help="Whom to give back what was taken.")] = "all",
+    as_json: Json = False,
+) -> None:
+    """Give back what was taken, newest first; a killed node is started anew, with a fresh disk."""
+    from multinode.cli.output import print_document
+    from multinode.lab.cluster import require_lab
+    from multinode.lab.faults import clear_faults, list_faults
+
+    cleared = clear_faults(require_lab(), None if node == "all" else node)
+    if as_json:
+        print_document({"schema": _SCHEMA, "cleared": cleared, "faults": list_faults()})
+        return
+    _print_faults(cleared)
+    typer.echo(f"{len(cleared)} faults cleared" if cleared else "no fault was in force", err=True)
+
+
+@app.command()
+def link(
+    node: Node,
+    down: Annotated[bool, typer.Option("--down", help="No carrier, as when the cable is pulled.")] = False,
+    rate: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Carry this at most, and say otherwise: 100mbit.")
+    ] = None,
+    interface: Annotated[str, typer.Option(metavar="IFNAME", help="The card: ens1f0, or eth0 for management.")] = (
+        "ens1f0"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Pull a cable, or have a link carry less than its card says."""
+    from multinode.cli.inputs import parse_option
+    from multinode.lab.faults import LinkDown, LinkSlow
+    from multinode.units import parse_rate
+
+    _require_one({"--down": down or None, "--rate": rate}, f"multinode lab fault link {node} --down")
+    if rate is None:
+        _make(node, lambda name: LinkDown(node=name, ifname=interface), as_json)
+    else:
+        value = parse_option("--rate", rate, parse_rate)
+        _make(node, lambda name: LinkSlow(node=name, ifname=interface, rate_gbit_per_s=value), as_json)
+
+
+@app.command()
+def mtu(
+    node: Node,
+    size: Annotated[int, typer.Argument(metavar="MTU", help="Larger than the 1500 of the switch, such as 9000.")],
+    as_json: Json = False,
+) -> None:
+    """Let the training card send frames that its switch port drops: large ones vanish, small ones arrive.
+
+    A TCP stream suffers where both ends have the fault: take `all`.
+    """
+    from multinode.lab.faults import Mtu
+
+    _make(node, lambda name: Mtu(node=name, mtu=size), as_json)
+
+
+@app.command()
+def ports(
+    node: Node,
+    drop: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer nothing: 30000-60999 or 29500.")] = None,
+    reject: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer with a refusal.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn away TCP connections to these ports that come in on the training card, as a firewall does."""
+    from multinode.cli.inputs import parse_option
+    from multinode.lab.faults import Ports
+    from multinode.lab.faults.kinds import parse_ports
+
+    _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
+    if drop is not None:
+        first, last = parse_option("--drop", drop, parse_ports)
+        _make(node, lambda name: Ports(node=name, first=first, last=last, action="drop"), as_json)
+    elif reject is not None:
+        first, last = parse_option("--reject", reject, parse_ports)
+        _make(node, lambda name: Ports(node=name, first=first, last=last, action="reject"), as_json)
+
+
+@app.command()
+def sshd(
+    node: Node,
+    how: Annotated[str, typer.Argument(metavar="stop|freeze|new-host-key|refuse-key|crowded", help="What it does.")],
+    as_json: Json = False,
+) -> None:
+    """Have the SSH daemon stop, hang, change its host key, refuse this client's key, or take no further client.
+
+    Sessions that have begun go on.
+    """
+    from multinode.lab.faults import SshdState
+
+    _make(node, lambda name: SshdState(node=name, how=how), as_json)
+
+
+@app.command(name="node")
+def node_(
+    node: Node,
+    how: Annotated[str, typer.Argument(metavar="kill|freeze", help="No power, or no process that runs.")],
+    as_json: Json = False,
+) -> None:
+    """Kill the node without a farewell, or freeze all its processes."""
+    from multinode.lab.faults import NodeState
+
+    _make(node, lambda name: NodeState(node=name, how=how), as_json)
+
+
+@app.command()
+def disk(
+    node: Node,
+    how: Annotated[str, typer.Argument(metavar="full", help="To the last byte.")],
+    as_json: Json = False,
+) -> None:
+    """Leave no room on the node's disk."""
+    from multinode.errors import UsageError
+    from multinode.lab.faults import DiskFull
+
+    if how != "full":
+        raise UsageError(f"a disk cannot be {how!r}", hint=f"multinode lab fault disk {node} full")
+    _make(node, lambda name: DiskFull(node=name), as_json)
+
+
+@app.command()
+def package(
+    node: Node,
+    requirement: Annotated[str, typer.Argument(metavar="NAME=VERSION", help="Such as torch=2.4.1.")],
+    as_json: Json = False,
+) -> None:
+    """Have the job's interpreter report another version of a package."""
+    from multinode.cli.inputs import parse_option
+    from multinode.lab.faults import Package
+    from multinode.lab.faults.kinds import parse_pair
+
+    package_name, version = parse_option("NAME=VERSION", requirement, parse_pair)
+    _make(node, lambda name: Package(node=name, name=package_name, version=version), as_json)
+
+
+@app.command()
+def file(
+    node: Node,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="From the root, as the node sees it.")],
+    missing: Annotated[bool, typer.Option("--missing", help="The file or directory is gone.")] = False,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="The file is this, or is there at all.")] = None,
+    append: Annotated[str | None, typer.Option(metavar="TEXT", help="The file has this at its end.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take a file away from this node alone, or change it there."""
+    from multinode.lab.faults import FileMissing, FileText
+
+    options = {"--missing": missing or None, "--text": text, "--append": append}
+    _require_one(options, f"multinode lab fault file {node} {path} --missing")
+    if missing:
+        _make(node, lambda name: FileMissing(node=name, path=path), as_json)
+    else:
+        content = append if text is None else text
+        _make(node, lambda name: FileText(node=name, path=path, text=content or "", append=text is None), as_json)
+
+
+@app.command()
+def variable(
+    node: Node,
+    assignment: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="Such as NCCL_SOCKET_IFNAME=eth0.")],
+    as_json: Json = False,
+) -> None:
+    """Set a variable in the environment of every SSH session that begins."""
+    from multinode.cli.inputs import parse_option
+    from multinode.lab.faults import Variable
+    from multinode.lab.faults.kinds import parse_pair
+
+    variable_name, value = parse_option("NAME=VALUE", assignment, parse_pair)
+    _make(node, lambda name: Variable(node=name, name=variable_name, value=value), as_json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def clock(
+    node: Node,
+    offset: Annotated[str, typer.Argument(metavar="OFFSET", help="+90s, -5m, +2h or +1d.")],
+    as_json: Json = False,
+) -> None:
+    """Have the wall clock of every SSH session that begins be wrong."""
+    from multinode.cli.inputs import parse_option
+    from multinode.lab.faults import Clock
+    from multinode.lab.faults.kinds import parse_offset
+
+    offset_s = parse_option("OFFSET", offset, parse_offset)
+    _make(node, lambda name: Clock(node=name, offset_s=offset_s), as_json)
+
+
+@app.command()
+def address(
+    node: OneNode,
+    network: Annotated[str, typer.Argument(metavar="ADDRESS/PREFIX", help="Such as 10.213.1.100/24.")],
+    as_json: Json = False,
+) -> None:
+    """Add a second card ens1f1 with this address: two cards in one subnet."""
+    from multinode.lab.faults import Address
+
+    _make_all([Address(node=node, address=network)], as_json)
+
+
+@app.command()
+def interface(
+    node: Node,
+    ifname: Annotated[str, typer.Argument(metavar="IFNAME", help="Such as br-1234 or tailscale0.")],
+    network: Annotated[str, typer.Option("--address", metavar="ADDRESS/PREFIX", help="What it has.")] = (
+        "172.18.0.1/16"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Add an interface that is up, has an address, and leads nowhere."""
+    from multinode.lab.faults import Interface
+
+    _make(node, lambda name: Interface(node=name, name=ifname, address=network), as_json)
+
+
+@app.command()
+def route(
+    node: OneNode,
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The node that it then sends to through eth0.")],
+    as_json: Json = False,
+) -> None:
+    """Send to a peer's training address through the management card; the answers come as before."""
+    from multinode.lab.faults import Route
+
+    _make_all([Route(node=node, peer=peer)], as_json)
+
+
+def _make(node: str, fault_of: Callable[[str], Fault], as_json: bool) -> None:
+    """Make one fault on a node, or the same on all."""
+    from multinode.lab.cluster import require_lab
+
+    names = [one.name for one in require_lab().nodes] if node == "all" else [node]
+    _make_all([fault_of(name) for name in names], as_json)
+
+
+def _make_all(faults: Sequence[Fault], as_json: bool) -> None:
+    from multinode.cli.output import print_document
+    from multinode.lab.cluster import require_lab
+    from multinode.lab.faults import list_faults, make_fault
+
+    for one in faults:
+        make_fault(require_lab(), one)
+        if not as_json:
+            _print_faults([one])
+    if as_json:
+        print_document({"schema": _SCHEMA, "faults": list_faults()})
+
+
+def _print_faults(faults: Sequence[Fault]) -> None:
+    for one in faults:
+        typer.echo(f"{one.node}: {one.describe()}")
+
+
+def _require_one(options: Mapping[str, object], example: str) -> None:
+    """See that just one of these options was given.
+
+    Raises:
+        UsageError: none was, or more.
+    """
+    from multinode.errors import UsageError
+
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) != 1:
+        said = " and ".join(given) or "nothing"
+        raise UsageError(f"{said} was given, and it is one of {', '.join(options)}", hint=example)

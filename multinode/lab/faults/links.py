@@ -1,0 +1,168 @@
+"""Faults of the network: links, frame size, firewall, interfaces, routes. All of it outlives the node's processes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.lab.faults.kinds import (
+    PORT_MTU,
+    SECOND_IFNAME,
+    Address,
+    Interface,
+    LinkDown,
+    LinkSlow,
+    Mtu,
+    Ports,
+    Route,
+)
+from multinode.lab.faults.scene import Scene
+from multinode.lab.network import set_port, shape_link
+from multinode.lab.programs import run_batch, run_program
+from multinode.lab.spec import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
+
+__all__ = [
+    "add_interface",
+    "check_interface",
+    "check_route",
+    "close_ports",
+    "divert",
+    "enlarge",
+    "open_ports",
+    "plug",
+    "pull",
+    "remove_interface",
+    "slow",
+    "undivert",
+    "unenlarge",
+    "unslow",
+]
+
+# What the kernel gives a virtual link.
+_GSO_SEGMENTS = 65535
+
+
+class _Named(msgspec.Struct):
+    """An entry of `ip -json link`; the rest of it does not matter here."""
+
+    ifname: str
+
+
+def pull(scene: Scene, fault: LinkDown) -> None:
+    """Take the carrier away, as a pulled cable does: at the switch's end, so that the node's own settings stand."""
+    set_port(scene.node, fault.ifname, up=False)
+
+
+def plug(scene: Scene, fault: LinkDown) -> None:
+    """Put the cable back."""
+    set_port(scene.node, fault.ifname, up=True)
+
+
+def slow(scene: Scene, fault: LinkSlow) -> None:
+    """Shape both ends; what the card says of its speed stays as it was."""
+    shape_link(scene.node, fault.ifname, fault.rate_gbit_per_s)
+
+
+def unslow(scene: Scene, fault: LinkSlow) -> None:
+    """Shape both ends as the lab has them."""
+    shape_link(scene.node, fault.ifname, scene.node.rate_gbit_per_s if fault.ifname == DATA_IFNAME else None)
+
+
+def enlarge(scene: Scene, fault: Mtu) -> None:
+    """Let the card send frames that its switch port drops.
+
+    Virtual links pass segments of 64 kB whatever the MTU says, for a card would have cut them; so the node has to cut
+    its segments itself.
+    """
+    _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {fault.mtu} gso_max_segs 1")
+
+
+def unenlarge(scene: Scene, fault: Mtu) -> None:
+    """Let the card be as it was made."""
+    del fault
+    _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {PORT_MTU} gso_max_segs {_GSO_SEGMENTS}")
+
+
+def close_ports(scene: Scene, fault: Ports) -> None:
+    """Turn away what opens a connection; as behind most firewalls, connections that stand are let be."""
+    table = _table(scene)
+    verdict = {"drop": "drop", "reject": "reject with tcp reset"}[fault.action]
+    rule = f'iifname "{DATA_IFNAME}" tcp dport {fault.first}-{fault.last} tcp flags & (syn | ack) == syn {verdict}'
+    chain = f"chain input {{ type filter hook input priority 0; policy accept; {rule}; }}"
+    _nft(scene.node, f"table {table} {{ {chain} }}\n")
+
+
+def open_ports(scene: Scene, fault: Ports) -> None:
+    """Take the firewall away."""
+    del fault
+    # Deleting fails where there is nothing to delete: make it first.
+    _nft(scene.node, f"add table {_table(scene)}\ndelete table {_table(scene)}\n")
+
+
+def check_interface(lab: Lab, fault: Interface | Address) -> None:
+    """See that neither the interface nor the address is there already."""
+    name, node = _name(fault), lab.node(fault.node)
+    if name in _interfaces(node):
+        raise UsageError(f"{node.name} has an interface {name} already", hint="name another one, or clear its fault")
+    address = fault.address.partition("/")[0]
+    for other in lab.nodes:
+        if address in {other.addr, other.management_addr}:
+            raise UsageError(f"{address} is an address of {other.name}", hint="give one that no node has")
+
+
+def add_interface(scene: Scene, fault: Interface | Address) -> None:
+    """Add a virtual interface that is up and leads nowhere."""
+    name = _name(fault)
+    _ip(
+        scene.node,
+        f"link add {name} type dummy",
+        f"addr add {fault.address} brd + dev {name}",
+        f"link set {name} up",
+    )
+
+
+def remove_interface(scene: Scene, fault: Interface | Address) -> None:
+    """Take the interface away."""
+    if _name(fault) in _interfaces(scene.node):
+        _ip(scene.node, f"link del {_name(fault)}")
+
+
+def check_route(lab: Lab, fault: Route) -> None:
+    """See that there is such a peer."""
+    lab.node(fault.peer)
+
+
+def divert(scene: Scene, fault: Route) -> None:
+    """Send to the peer's training address through the management network, still from our own training address."""
+    peer, node = scene.lab.node(fault.peer), scene.node
+    _ip(
+        node,
+        f"route replace {peer.addr}/32 via {peer.management_addr} dev {MANAGEMENT_IFNAME} src {node.addr}",
+    )
+
+
+def undivert(scene: Scene, fault: Route) -> None:
+    """Send to the peer over the training network again."""
+    # Unlike `del`, `flush` is content when nothing is there.
+    _ip(scene.node, f"route flush {scene.lab.node(fault.peer).addr}/32")
+
+
+def _name(fault: Interface | Address) -> str:
+    return fault.name if isinstance(fault, Interface) else SECOND_IFNAME
+
+
+def _interfaces(node: LabNode) -> set[str]:
+    told = run_program(["ip", "-netns", node.namespace, "-json", "link", "show"])
+    return {one.ifname for one in msgspec.json.decode(told, type=list[_Named])}
+
+
+def _ip(node: LabNode, *lines: str) -> None:
+    run_batch(["ip", "-netns", node.namespace], lines)
+
+
+def _table(scene: Scene) -> str:
+    return f"inet mn-fault-{scene.record.number}"
+
+
+def _nft(node: LabNode, text: str) -> None:
+    run_program(["ip", "netns", "exec", node.namespace, "nft", "-f", "-"], stdin=text)

@@ -1,0 +1,65 @@
+"""Writes docs/reference/checks.md from the rules of the checks; with --check, says whether the file is current."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from multinode.core.finding import SEVERITIES, Rule
+from multinode.preflight.catalogue import CHECK_NAMES, CHECKS, RULES
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"
+
+_HEADER = """\
+# The checks
+
+Written by `scripts/make_check_reference.py` from the rules in `multinode/preflight/checks/`; `scripts/check` sees that
+it is current.
+
+`multinode check` asks each node once, lets the nodes call at each other's ports, and then judges. A word in braces
+stands for what is known only when it is found. An *error* would leave the training hanging or dead, a *warning* may, a
+*note* is good to know. Exit code: 0 without errors, 1 with one, 3 where a node could not be reached; the others are
+reported all the same.
+
+`launch`, `nccl-test` and `contrast` make those checks first whose findings would leave a run hanging or dead
+({launch} of {count} functions), and stop on errors; `--no-check` leaves them out.
+"""
+
+
+def main() -> int:
+    """Write the reference, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file is not current")
+    arguments = parser.parse_args()
+    text = render_reference()
+    if not arguments.check:
+        REFERENCE.write_text(text)
+        return 0
+    if REFERENCE.is_file() and REFERENCE.read_text() == text:
+        return 0
+    print("docs/reference/checks.md is not current; write it anew: .venv/bin/python scripts/make_check_reference.py")
+    return 1
+
+
+def render_reference() -> str:
+    """The whole document."""
+    count = sum(check.before_launch for check in CHECKS)
+    parts = [_HEADER.format(launch=count, count=len(CHECKS))]
+    for name in CHECK_NAMES:
+        rules = sorted((one for one in RULES if one.check == name), key=lambda one: SEVERITIES.index(one.severity))
+        parts += [f"\n## `{name}`\n\n", "| catches | | message | hint |\n|---|---|---|---|\n", *map(_row, rules)]
+    return "".join(parts)
+
+
+def _row(rule: Rule) -> str:
+    return f"| {_cell(rule.catches)} | {rule.severity} | {_cell(rule.message)} | {_cell(rule.hint)} |\n"
+
+
+def _cell(text: str) -> str:
+    # Braces and angle brackets stay text; a bar would end the cell.
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
