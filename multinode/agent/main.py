@@ -17,7 +17,16 @@ from .channel import AgentError, Channel, Record
 __all__ = ["main"]
 
 # Imported only when asked for: start-up is paid on every node for every call.
-_VERBS = ("follow", "meet", "probe", "stop", "supervise")
+_VERBS = {
+    "clean": ".runs:clean",
+    "fetch": ".fetch:run",
+    "follow": ".follow:run",
+    "meet": ".meet:run",
+    "probe": ".probe:run",
+    "runs": ".runs:run",
+    "stop": ".stop:run",
+    "supervise": ".supervise:run",
+}
 _JOB_PROGRAM = "collectives"
 _SCHEMA = 1
 
@@ -55,7 +64,8 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
 def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:
     if len(arguments) != 1 or arguments[0] not in _VERBS:
         raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"one of {', '.join(_VERBS)}")
-    importlib.import_module(f".{arguments[0]}", __package__).run(request, channel)
+    module, _, function = _VERBS[arguments[0]].partition(":")
+    getattr(importlib.import_module(module, __package__), function)(request, channel)
 
 
 def _parse_request(line: bytes) -> Record:

@@ -65,7 +65,7 @@ def clear(
         print_document({"schema": _SCHEMA, "cleared": cleared, "faults": list_faults()})
         return
     _print_faults(cleared)
-    typer.echo(f"{len(cleared)} faults cleared" if cleared else "no fault was in force", err=True)
+    typer.echo(f"faults cleared: {len(cleared)}" if cleared else "no fault was in force", err=True)
 
 
 @app.command()
@@ -203,8 +203,8 @@ def file(
     if missing:
         _make(node, lambda name: FileMissing(node=name, path=path), as_json)
     else:
-        content = append if text is None else text
-        _make(node, lambda name: FileText(node=name, path=path, text=content or "", append=text is None), as_json)
+        content = _line((append if text is None else text) or "")
+        _make(node, lambda name: FileText(node=name, path=path, text=content, append=text is None), as_json)
 
 
 @app.command()
@@ -300,6 +300,11 @@ def _make_all(faults: Sequence[Fault], as_json: bool) -> None:
 def _print_faults(faults: Sequence[Fault]) -> None:
     for one in faults:
         typer.echo(f"{one.node}: {one.describe()}")
+
+
+def _line(text: str) -> str:
+    """A line of a file as a shell gives it, without the end that it has there."""
+    return text if text.endswith("\n") or not text else f"{text}\n"
 
 
 def _require_one(options: Mapping[str, object], example: str) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides, WorkersPerNode
+from multinode.cli.options import Check, Fetch, Grace, Hosts, Json, MasterPort, Nodes, Overrides, WorkersPerNode
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.workflows.launch import Launch, Launched
+    from multinode.workflows.launch import Launch
 
 __all__ = ["register"]
 
@@ -37,16 +37,20 @@ def launch(
     lease: Annotated[
         float, typer.Option(min=5.0, help="Seconds that the nodes go on without word from this command.")
     ] = 120.0,
-    grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds between TERM and KILL when the run is stopped.")
-    ] = 10.0,
+    grace: Grace = 10.0,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave once the job runs on every node; it needs no lease then.")
+    ] = False,
+    fetch: Fetch = None,
     check: Check = True,
     profile: Annotated[bool, typer.Option("--profile/--no-profile", help="Record the workers' steps.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and start nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
+    from multinode.cli.fetching import fetch_results
     from multinode.cli.inputs import read_cluster, read_job
+    from multinode.cli.result import tell_result
     from multinode.cli.running import outside
 
     cluster, text = read_cluster(hosts, nodes)
@@ -62,7 +66,9 @@ def launch(
             hostfile=text,
             job=what_job,
             options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, profile=profile),
-            execute=ExecuteOptions(lease_s=lease, grace_s=grace),
+            execute=ExecuteOptions(
+                lease_s=None if detach else lease, grace_s=grace, leave_when_running=detach, leave_on_stop=False
+            ),
             check=check,
         )
 
@@ -73,14 +79,8 @@ def launch(
         from multinode.workflows.launch import launch as run_launch
 
         launched = run_launch(make_launch(), around)
-    if as_json:
-        _print_json(launched)
-    else:
-        _print_result(launched)
-    raise typer.Exit(_EXIT_CODES[launched.run.status])
-
-
-_EXIT_CODES = {"succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}
+        fetch_results(around, launched, cluster, fetch)
+    tell_result(launched, as_json=as_json)
 
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
@@ -94,20 +94,3 @@ def _print_plan(what: Launch, *, as_json: bool) -> None:
         print_document(redact_plan(plan))
     else:
         typer.echo(plan_text(plan))
-
-
-def _print_json(launched: Launched) -> None:
-    from multinode.cli.output import print_document
-    from multinode.report.launch_document import launch_document
-
-    print_document(launch_document(launched.run, launched.summary, str(launched.directory)))
-
-
-def _print_result(launched: Launched) -> None:
-    from multinode.cli.output import print_failure
-    from multinode.report.launch_document import launch_sentence
-
-    if launched.run.first_failure is not None:
-        print_failure(launched.run.first_failure, str(launched.directory))
-    typer.echo(launch_sentence(launched.run, launched.summary))
-    typer.echo(f"everything of it: {launched.directory}", err=True)

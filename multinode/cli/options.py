@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Check", "Hosts", "Json", "MasterPort", "Nodes", "Overrides", "WorkersPerNode"]
+__all__ = ["Check", "Fetch", "Grace", "Hosts", "Json", "MasterPort", "Nodes", "Overrides", "WorkersPerNode"]
 
 Hosts = Annotated[
     str | None, typer.Option(help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.")
@@ -19,3 +19,8 @@ Overrides = Annotated[
 MasterPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of the rendezvous on node 0.")]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Check first what would break the run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Grace = Annotated[float, typer.Option(min=0.0, help="Seconds between TERM and KILL when the run is stopped.")]
+Fetch = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATH", help="Copy this file or directory of node 0 home at the end. Repeatable."),
+]

@@ -16,8 +16,11 @@ __all__ = ["outside"]
 
 
 @contextlib.contextmanager
-def outside(cluster: Cluster) -> Iterator[Outside]:
-    """The outside of a workflow: SSH, the directory of runs, a live view on stderr, and Ctrl-C as a stop request."""
+def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False) -> Iterator[Outside]:
+    """The outside of a workflow: SSH, the directory of runs, a live view on stderr, and Ctrl-C as a stop request.
+
+    `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing.
+    """
     from multinode.transport.ssh import SshTransport
 
     transport = SshTransport()
@@ -32,7 +35,7 @@ def outside(cluster: Cluster) -> Iterator[Outside]:
         from multinode.workflows.launch import Outside
 
         stop = StopRequest()
-        with live_view() as view, stop_on_signals(stop):
+        with live_view(quiet=quiet) as view, stop_on_signals(stop, leaves=leaves):
             root = runs_root(dict(os.environ), Path.cwd())
             around = Outside(transport, root, stop=stop, observe=view.show, say=view.say)
             try:

@@ -54,28 +54,69 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
 def logs(
     run_id: RunId = "last",
     node: Annotated[str | None, typer.Option(help="Only this node: its name or node rank.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only the node of this worker, without lines that name other ranks.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, to the run's end.")
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, progress bars and all.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print a run's logs, a node after the other; progress bars are reduced to their last state."""
     from multinode.cli.output import print_document
-    from multinode.workflows.runs import load_run, node_logs
+    from multinode.workflows.runs import choose_nodes, load_run, node_logs
 
     found = load_run(_root(), run_id)
-    texts = [(name, data if raw else _clean(data)) for name, data in node_logs(found, node)]
+    nodes = choose_nodes(found, node, rank)
+    if follow and found.run.status == "running":
+        _follow(found.run.run_id, tuple(one.node_rank for one in nodes), rank)
+        return
+    texts = [(name, data if raw else _clean(data, rank)) for name, data in node_logs(found, nodes)]
     if as_json:
-        nodes = [{"name": name, "log": data.decode(errors="replace")} for name, data in texts]
-        print_document({"schema": "multinode.logs/1", "run_id": found.run.run_id, "nodes": nodes})
+        records = [{"name": name, "log": data.decode(errors="replace")} for name, data in texts]
+        print_document({"schema": "multinode.logs/1", "run_id": found.run.run_id, "nodes": records})
         return
     for name, data in texts:
         typer.echo(f"--- {name}", err=True)
         typer.get_binary_stream("stdout").write(data)
 
 
-def _clean(data: bytes) -> bytes:
-    from multinode.core.log import clean_log
+def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
+    """Whole lines as they come, each behind its node's name where there are several."""
+    import contextlib
 
-    return clean_log(data.decode(errors="replace")).rstrip("\n").encode() + b"\n"
+    from multinode.cli.running import outside
+    from multinode.workflows.attach import find_known
+    from multinode.workflows.follow_logs import follow_logs, needs_follower
+
+    known = find_known(_root(), run_id)
+    with contextlib.ExitStack() as stack:
+        around = stack.enter_context(outside(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
+        begun: dict[str, bytes] = {}
+        with contextlib.suppress(KeyboardInterrupt):
+            for name, data in follow_logs(known, node_ranks, around):
+                *lines, begun[name] = (begun.get(name, b"") + data).split(b"\n")
+                for line in lines:
+                    _print_line(name if len(node_ranks) > 1 else None, line, rank)
+        for name, line in begun.items():
+            if line:
+                _print_line(name if len(node_ranks) > 1 else None, line, rank)
+
+
+def _print_line(name: str | None, line: bytes, rank: int | None) -> None:
+    text = _clean(line, rank).decode().rstrip("\n")
+    if text or not line:
+        typer.echo(f"{name} | {text}" if name is not None else text)
+
+
+def _clean(data: bytes, rank: int | None) -> bytes:
+    from multinode.core.log import clean_log, only_rank
+
+    text = clean_log(data.decode(errors="replace"))
+    if rank is not None:
+        text = only_rank(text, rank)
+    return text.rstrip("\n").encode() + b"\n"
 
 
 def _root() -> Path:

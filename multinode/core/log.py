@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean_log", "last_lines"]
+__all__ = ["clean_log", "last_lines", "only_rank"]
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+_RANK = re.compile(r"\[rank(\d{1,9})\]")
 
 
 def clean_log(text: str) -> str:
@@ -18,6 +19,12 @@ def last_lines(text: str, count: int) -> str:
     """The last `count` lines that say something."""
     lines = [line for line in clean_log(text).split("\n") if line.strip()]
     return "\n".join(lines[-count:])
+
+
+def only_rank(text: str, rank: int) -> str:
+    """Without the lines that begin with the mark of another rank, as torch sets it: `[rank3]: ...`."""
+    marked = ((line, _RANK.match(line)) for line in text.split("\n"))
+    return "\n".join(line for line, mark in marked if mark is None or int(mark[1]) == rank)
 
 
 def _clean_line(line: str) -> str:

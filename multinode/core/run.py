@@ -73,6 +73,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         first_failure: None when it succeeded.
         lease_s: how long the nodes go on without word from the controller.
         kind: `launch`, `nccl-test`, `contrast`.
+        detached: whether it goes on without a controller.
     """
 
     schema: str = "multinode.run/1"
@@ -87,3 +88,4 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     first_failure: Failure | None = None
     lease_s: float | None = None
     kind: str = "launch"
+    detached: bool = False

@@ -32,6 +32,8 @@ __all__ = [
 
 SWITCH_NAMESPACE = "mn-switch"
 CONTROLLER_IFNAME = "mn-mgmt"
+# The training network's switch, in its namespace.
+DATA_BRIDGE = "data"
 
 _DOCKER_ADDRESS = "172.17.0.1/16"
 
@@ -102,11 +104,11 @@ def _shape_ends(name: str, ifname: str, port: str, rate_gbit_per_s: float | None
 
 
 def _switch_lines(spec: LabSpec) -> Iterator[str]:
-    for bridge in ("mgmt", "data"):
+    for bridge in ("mgmt", DATA_BRIDGE):
         yield f"link add {bridge} type bridge mcast_snooping 0"
         yield f"link set {bridge} up"
     for rank in range(spec.node_count):
-        for bridge, ifname in (("mgmt", MANAGEMENT_IFNAME), ("data", DATA_IFNAME)):
+        for bridge, ifname in (("mgmt", MANAGEMENT_IFNAME), (DATA_BRIDGE, DATA_IFNAME)):
             port = f"{bridge}{rank}"
             yield f"link add {port} type veth peer name {ifname} netns mn-{node_name(rank)}"
             yield f"link set {port} master {bridge} up"

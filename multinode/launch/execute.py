@@ -65,7 +65,8 @@ class _Loop:
         self._options = options
         self._events: queue.Queue[Event] = queue.Queue(maxsize=4096)
         self._tracker = Tracker(plan, directory)
-        self._started_s = time.time()
+        before = directory.read("run.json", Run) if options.attach else None
+        self._started_s = before.started_s if before else time.time()
         self._started = time.monotonic()
         self._stopping = 0
         self._give_up = float("inf")
@@ -77,6 +78,7 @@ class _Loop:
                 request=supervise_request(plan, node_plan, options),
                 events=self._events,
                 silence_s=options.silence_s,
+                have=directory.sizes(node_plan.node_rank) if options.attach else None,
             )
             for node, node_plan in zip(cluster.nodes, plan.nodes, strict=True)
         ]
@@ -94,29 +96,44 @@ class _Loop:
                 session.stop(self._options.grace_s)
             raise
         observe(self._progress())
-        run = self._record(self._status(stop))
+        left = self._may_leave(stop)
+        if left:
+            for session in self._sessions:
+                session.leave()
+        run = self._record("running" if left else self._status(stop))
         self._save(run)
         return run
 
     def _follow(self, stop: StopRequest, observe: Observer) -> None:
         renewed = observed = time.monotonic()
-        while not self._tracker.all_over and time.monotonic() < self._give_up:
+        while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave(stop):
             with contextlib.suppress(queue.Empty):
                 self._tracker.take(self._events.get(timeout=_TICK_S))
             self._react(stop)
             now = time.monotonic()
-            if now - renewed >= self._options.lease_s / 4:
+            lease_s = self._options.lease_s
+            if lease_s is not None and now - renewed >= lease_s / 4:
                 renewed = now
                 for session in self._sessions:
-                    session.renew_lease(self._options.lease_s)
+                    session.renew_lease(lease_s)
             if now - observed >= _OBSERVE_EVERY_S:
                 observed = now
                 observe(self._progress())
-        self._tracker.give_up()
+        if not self._may_leave(stop):
+            self._tracker.give_up()
+
+    def _may_leave(self, stop: StopRequest) -> bool:
+        """Whether the run may go on alone now."""
+        if self._stopping or self._tracker.all_over:
+            return False
+        if self._options.leave_on_stop and stop.count:
+            return True
+        return self._options.leave_when_running and self._tracker.all_running
 
     def _react(self, stop: StopRequest) -> None:
         """Stop all nodes when one has failed or the user asks; a second request cuts the grace period short."""
-        wanted = min(2, max(stop.count, 1 if self._tracker.any_failed else 0))
+        asked = 0 if self._options.leave_on_stop else stop.count
+        wanted = min(2, max(asked, 1 if self._tracker.any_failed else 0))
         if wanted <= self._stopping:
             return
         grace_s = self._options.grace_s if wanted == 1 else 0.0
@@ -154,6 +171,7 @@ class _Loop:
             first_failure=failure,
             lease_s=self._options.lease_s,
             kind=self._options.kind,
+            detached=self._options.lease_s is None,
         )
 
     def _save(self, run: Run) -> None:

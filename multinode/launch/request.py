@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from multinode.core.plan import LaunchPlan, NodePlan, node_run_id
+from multinode.core.redaction import redact_plan
 
 __all__ = ["ExecuteOptions", "supervise_request"]
 
@@ -15,18 +16,24 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is executed.
 
     Attributes:
-        lease_s: how long a node goes on without word from the controller.
+        lease_s: how long a node goes on without word from the controller; None is without end (detached).
         grace_s: how long a stop waits between TERM and KILL.
         silence_s: how long a node may be silent before its connection is taken for dead; it speaks every second.
         verify_s: how long a node has, after a stop and its grace period, to verify that nothing is left.
         kind: what the run is for: `launch`, `nccl-test` or `contrast`.
+        attach: the run goes on already: follow it rather than start it.
+        leave_when_running: follow until the job runs on every node, then let it go on alone.
+        leave_on_stop: the first request to stop ends the following and not the run.
     """
 
-    lease_s: float = 120.0
+    lease_s: float | None = 120.0
     grace_s: float = 10.0
     silence_s: float = 10.0
     verify_s: float = 20.0
     kind: str = "launch"
+    attach: bool = False
+    leave_when_running: bool = False
+    leave_on_stop: bool = False
 
 
 def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions) -> dict[str, Any]:
@@ -40,7 +47,8 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "unset": list(command.unset),
         "cwd": command.cwd,
         "path_first": command.path_first,
-        "files": [{"path": file.path, "text": file.text} for file in node.files],
+        # The plan travels too, so that another machine with the hostfile can take the run up.
+        "files": [*({"path": file.path, "text": file.text} for file in node.files), _plan_file(plan)],
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
         "sample_ifnames": [node.ifname] if node.ifname else [],
@@ -50,3 +58,7 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "detach": False,
         "offsets": {},
     }
+
+
+def _plan_file(plan: LaunchPlan) -> dict[str, str]:
+    return {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}

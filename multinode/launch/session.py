@@ -21,6 +21,8 @@ from multinode.transport.agent import AgentStream, AgentTransport, Record
 __all__ = ["Event", "NodeSession"]
 
 _START_DEADLINE_S = 30.0
+# A run without a lease goes on without us; so long we seek it before we say that it is lost.
+_DETACHED_S = 300.0
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 
 
@@ -50,6 +52,7 @@ class NodeSession:
         request: what its supervisor is asked to do.
         events: where records go.
         silence_s: how long the node may say nothing before the connection is taken for dead.
+        have: bytes of each file that came earlier; None starts the run, anything else follows one that goes on.
     """
 
     def __init__(  # noqa: PLR0913 - the six things that a session is made of, each a value or a seam of its own
@@ -61,6 +64,7 @@ class NodeSession:
         request: Record,
         events: queue.Queue[Event],
         silence_s: float,
+        have: dict[str, int] | None = None,
     ) -> None:
         self._agent = agent
         self._node = node
@@ -68,7 +72,9 @@ class NodeSession:
         self._request = request
         self._events = events
         self._silence_s = silence_s
-        self._offsets: dict[str, int] = {}
+        self._offsets: dict[str, int] = dict(have or {})
+        self._starts = have is None
+        self._left = False
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follow-{node.name}", daemon=True)
@@ -86,6 +92,13 @@ class NodeSession:
         self._wanted = {"op": "stop", "grace_s": grace_s}
         self._send(self._wanted)
 
+    def leave(self) -> None:
+        """Follow no more; the run goes on."""
+        self._left = True
+        stream = self._stream
+        if stream is not None:
+            stream.close_stdin()
+
     def _send(self, message: Record) -> None:
         stream = self._stream
         if stream is None:
@@ -99,7 +112,8 @@ class NodeSession:
         try:
             self._start_and_read()
         except MultinodeError as error:
-            self._tell(error=error, over=True)
+            if not self._left:
+                self._tell(error=error, over=True)
         except BaseException as error:
             self._tell(error=MultinodeError(f"a defect in multinode: {error!r}", node=self._node.name), over=True)
             raise
@@ -107,7 +121,7 @@ class NodeSession:
     def _start_and_read(self) -> None:
         """Start the run and read to its end; whenever contact is lost, seek it again and go on where it broke off."""
         try:
-            self._read_to_end(self._open("supervise", self._request))
+            self._read_to_end(self._open("supervise", self._request) if self._starts else self._follow_again())
         except ContactLost as error:
             lost = error
         else:
@@ -121,6 +135,9 @@ class NodeSession:
             else:
                 return
 
+    def _follow_again(self) -> AgentStream:
+        return self._open("follow", {"schema": 1, "run_id": self._request["run_id"], "offsets": self._offsets})
+
     def _open(self, verb: str, request: Record) -> AgentStream:
         return self._agent.open(self._node, verb, request, deadline_s=_START_DEADLINE_S)
 
@@ -132,14 +149,13 @@ class NodeSession:
             NodeFailed: the node knows nothing of the run.
         """
         self._tell(error=lost)
-        end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or 0) + self._silence_s
+        end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or _DETACHED_S) + self._silence_s
         for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or self._left:
                 break
             time.sleep(wait_s)
             try:
-                request = {"schema": 1, "run_id": self._request["run_id"], "offsets": self._offsets}
-                return self._open("follow", request)
+                return self._follow_again()
             except NodeError as error:
                 lost = error
         raise lost

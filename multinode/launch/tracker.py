@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -46,6 +46,9 @@ class Tracker:
         self._tracks = [
             _NodeTrack(NodeRun(name=node.name, node_rank=node.node_rank), node) for node in self._start.nodes
         ]
+        for track in self._tracks:
+            # What came to an earlier controller; a new run has nothing yet.
+            _take_samples(track, directory.sample_lines(track.run.node_rank))
 
     @property
     def progress(self) -> RunProgress:
@@ -61,6 +64,11 @@ class Tracker:
     def all_over(self) -> bool:
         """Whether nothing more will come from any node."""
         return all(track.over for track in self._tracks)
+
+    @property
+    def all_running(self) -> bool:
+        """Whether the job runs on every node."""
+        return all(track.run.state == "running" for track in self._tracks)
 
     @property
     def any_failed(self) -> bool:
@@ -131,10 +139,14 @@ class Tracker:
         if name == "log":
             self._directory.append_log(track.run.node_rank, data)
             return
-        self._directory.append_samples(track.run.node_rank, data)
-        samples = list(parse_samples(data.splitlines()))
-        track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
-        track.progress = advance_node(track.progress, samples)
+        self._directory.append_samples(track.run.node_rank, name.removeprefix("samples/"), data)
+        _take_samples(track, data.splitlines())
+
+
+def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
+    samples = list(parse_samples(lines))
+    track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
+    track.progress = advance_node(track.progress, samples)
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:

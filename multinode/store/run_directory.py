@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -17,7 +19,10 @@ __all__ = ["RunDirectory", "list_runs", "runs_root"]
 T = TypeVar("T")
 
 _DIR_MODE = 0o700
+_LOCK = "lock"
 _FILE_MODE = 0o600
+# Names of files come from the nodes.
+_SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
 
 def runs_root(environ: dict[str, str], cwd: Path) -> Path:
@@ -78,6 +83,45 @@ class RunDirectory:
             hint="list them: multinode runs",
         )
 
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Hold the run: at any time one process follows it and writes its files.
+
+        Raises:
+            UsageError: another one does.
+        """
+        with _writing(self.path / _LOCK):
+            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, _FILE_MODE)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
+                raise UsageError(
+                    f"run {self.run_id} is followed by another multinode already (pid {pid})",
+                    hint=f"watch what it writes: multinode logs -f {self.run_id}",
+                ) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a process of this machine follows the run now."""
+        try:
+            fd = os.open(self.path / _LOCK, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     @property
     def run_id(self) -> str:
         """The run's name."""
@@ -120,9 +164,23 @@ class RunDirectory:
         """Append to a node's log, as the job wrote it."""
         _append(self.log_path(node_rank), data)
 
-    def append_samples(self, node_rank: int, data: bytes) -> None:
-        """Append whole JSON lines to a node's samples."""
-        _append(self.path / "samples" / f"node-{node_rank}.jsonl", data)
+    def append_samples(self, node_rank: int, name: str, data: bytes) -> None:
+        """Append to one of a node's files of samples: `name` is as on the node.
+
+        Raises:
+            MultinodeError: it cannot be written, or is not the name of such a file.
+        """
+        if not _SAMPLES_NAME.fullmatch(name):
+            raise MultinodeError(f"not the name of a file of samples: {name!r}")
+        folder = self.path / "samples" / f"node-{node_rank}"
+        with _writing(folder):
+            folder.mkdir(mode=_DIR_MODE, exist_ok=True)
+        _append(folder / name, data)
+
+    def sizes(self, node_rank: int) -> dict[str, int]:
+        """Bytes of each of a node's files that are here, by the file's name in the node's run directory."""
+        files = {f"samples/{path.name}": path for path in self._samples(node_rank)} | {"log": self.log_path(node_rank)}
+        return {name: path.stat().st_size for name, path in files.items() if path.is_file()}
 
     def log_path(self, node_rank: int) -> Path:
         """Where a node's log lies."""
@@ -139,12 +197,13 @@ class RunDirectory:
             return ""
 
     def sample_lines(self, node_rank: int) -> Iterator[bytes]:
-        """A node's samples, a line at a time."""
-        try:
-            with (self.path / "samples" / f"node-{node_rank}.jsonl").open("rb") as file:
+        """A node's samples, a line at a time, one file after the other."""
+        for path in self._samples(node_rank):
+            with path.open("rb") as file:
                 yield from file
-        except FileNotFoundError:
-            return
+
+    def _samples(self, node_rank: int) -> list[Path]:
+        return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
 
 
 def list_runs(root: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 import time
 from collections.abc import Callable
@@ -84,6 +85,12 @@ class Outside:
         self.observe = observe
         self.say = say
 
+    def with_stop(self, stop: StopRequest) -> Outside:
+        """The same, with another way to ask for a stop."""
+        other = copy.copy(self)
+        other.stop = stop
+        return other
+
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """A run that has ended.
@@ -117,16 +124,17 @@ def launch(what: Launch, outside: Outside) -> Launched:
     directory = RunDirectory.create(outside.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
     outside.say(f"run {plan.run_id}: starting {plan.world_size} workers on {_nodes(what.cluster)}")
-    run = execute(
-        plan,
-        what.cluster,
-        agent=outside.agent,
-        directory=directory,
-        options=what.execute,
-        stop=outside.stop,
-        observe=outside.observe,
-    )
-    summary = summarise_run(directory, plan)
+    with directory.following():
+        run = execute(
+            plan,
+            what.cluster,
+            agent=outside.agent,
+            directory=directory,
+            options=what.execute,
+            stop=outside.stop,
+            observe=outside.observe,
+        )
+        summary = summarise_run(directory, plan)
     return Launched(run=run, summary=summary, plan=plan, directory=directory.path)
 
 

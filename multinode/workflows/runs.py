@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from multinode.analyse.summary import Summary
-from multinode.core.run import Run
+from multinode.core.run import NodeRun, Run
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory, list_runs
 
-__all__ = ["StoredRun", "load_run", "load_runs", "node_logs"]
+__all__ = ["StoredRun", "choose_nodes", "load_run", "load_runs", "node_logs"]
 
 # What a run may have beside its record, by the verb that made it.
 _RESULTS = ("summary.json", "contrast.json", "nccl-test.json")
@@ -54,18 +54,29 @@ def load_run(root: Path, run_id: str) -> StoredRun:
     return _load(RunDirectory.open(root, run_id))
 
 
-def node_logs(stored: StoredRun, node: str | None) -> Iterator[tuple[str, bytes]]:
-    """Name and raw log of each node, or of one that is named by name or node rank.
+def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple[NodeRun, ...]:
+    """All nodes of a run, or the one that is named by name, by node rank, or by the rank of a worker on it.
 
     Raises:
-        UsageError: the run has no such node.
+        UsageError: the run has no such node or worker.
     """
-    chosen = [found for found in stored.run.nodes if node in {None, found.name, str(found.node_rank)}]
+    run = stored.run
+    if rank is not None:
+        per_node = run.world_size // max(1, len(run.nodes))
+        if rank >= run.world_size or not per_node:
+            raise UsageError(f"run {run.run_id} has no rank {rank}", hint=f"its ranks are 0 to {run.world_size - 1}")
+        node = str(rank // per_node)
+    chosen = tuple(found for found in run.nodes if node in {None, found.name, str(found.node_rank)})
     if not chosen:
-        names = ", ".join(found.name for found in stored.run.nodes)
-        raise UsageError(f"run {stored.run.run_id} has no node {node!r}", hint=f"it has: {names}")
+        names = ", ".join(found.name for found in run.nodes)
+        raise UsageError(f"run {run.run_id} has no node {node!r}", hint=f"it has: {names}")
+    return chosen
+
+
+def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str, bytes]]:
+    """Name and raw log of each of these nodes."""
     directory = RunDirectory(stored.directory)
-    for found in chosen:
+    for found in nodes:
         path = directory.log_path(found.node_rank)
         yield found.name, path.read_bytes() if path.exists() else b""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_a_pid_that_is_nobody_here_has_no_name() -> None:
 def test_a_pid_of_this_machine_has_a_user_a_command_and_its_run_and_in_a_container_only_with_a_card_open() -> None:
     (gpu,) = join_processes(parse_gpus(TABLE), [Holder(UUID, os.getpid(), 100.0)], {os.getpid(): "sft.0"})
     (process,) = gpu["processes"]
-    if os.readlink("/proc/self/ns/pid") == "pid:[4026531836]":
+    if str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]":
         assert process["run_id"] == "sft.0"
         assert process["user"] is not None
         assert process["command"]

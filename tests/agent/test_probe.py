@@ -32,7 +32,7 @@ def program(folder: Path, name: str, text: str) -> str:
 def test_the_facts_are_what_the_controller_reads(node: LocalNode) -> None:
     found = probe(node, peers=["127.0.0.1"], paths=["."], ports=[29500])
     facts = msgspec.convert(found, NodeFacts)
-    assert set(found) - {"kind"} == set(NodeFacts.__struct_fields__) - {"node"}
+    assert set(found) - {"kind"} == set(NodeFacts.__struct_fields__) - {"node", "clock_offset_s"}
     assert facts.hostname == os.uname().nodename
     assert facts.home == str(node.home)
     assert facts.cores == len(os.sched_getaffinity(0))
@@ -42,7 +42,7 @@ def test_the_facts_are_what_the_controller_reads(node: LocalNode) -> None:
     assert facts.disk_free_gib is not None
     assert facts.agent_python == sys.version.split()[0]
     lists = {"interfaces", "routes", "packages", "paths", "port_users", "env", "missing", "gpus"}
-    nothing = {name for name in NodeFacts.__struct_fields__ if getattr(facts, name) is None}
+    nothing = {name for name in NodeFacts.__struct_fields__ if getattr(facts, name) is None} - {"clock_offset_s"}
     assert nothing - lists <= set(facts.missing)
 
 
@@ -118,14 +118,27 @@ def test_why_there_are_no_packages(node: LocalNode) -> None:
     assert "python_version" in facts["missing"]
 
 
-def test_gpus_come_from_nvidia_smi(node: LocalNode) -> None:
-    table = "6, NVIDIA GeForce RTX 4090, 24564, 312, 550.54.15\\n7, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15\\n"
-    program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\nprintf '{table}'\n")
+def test_gpus_and_what_runs_on_them_come_from_nvidia_smi(node: LocalNode) -> None:
+    line = "NVIDIA GeForce RTX 4090, 24564"
+    table = f"6, {line}, 20311, 550.54.15, GPU-6f\\n7, {line}, [N/A], 550.54.15, GPU-7a\\n"
+    answers = f"case $1 in --query-gpu=*) printf '{table}';; *) printf 'GPU-6f, {os.getpid()}, 20293\\n';; esac"
+    program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
     assert [gpu["index"] for gpu in facts["gpus"]] == [6, 7]
     assert facts["gpus"][0]["memory_total_mib"] == 24564
     assert facts["gpus"][1]["memory_used_mib"] is None
-    assert "gpus" not in facts["missing"]
+    assert [(one["pid"], one["memory_mib"]) for one in facts["gpus"][0]["processes"]] == [(os.getpid(), 20293)]
+    assert facts["gpus"][1]["processes"] == []
+    assert not {"gpus", "gpu_processes"} & set(facts["missing"])
+
+
+def test_gpus_are_there_where_their_processes_are_not_told(node: LocalNode) -> None:
+    table = "0, NVIDIA GeForce RTX 4090, 24564, 18, 550.54.15, GPU-6f\\n"
+    answers = f"case $1 in --query-gpu=*) printf '{table}';; *) echo 'Insufficient Permissions'; exit 4;; esac"
+    program(node.home / "bin", "nvidia-smi", f"#!/bin/sh\n{answers}\n")
+    facts = probe(node, env={"PATH": f"{node.home}/bin:{node.env['PATH']}"})
+    assert [gpu["processes"] for gpu in facts["gpus"]] == [[]]
+    assert "Insufficient Permissions" in facts["missing"]["gpu_processes"]
 
 
 def test_why_there_are_no_gpus(node: LocalNode) -> None:

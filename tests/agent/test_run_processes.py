@@ -1,4 +1,4 @@
-"""Processes of runs, as the probe's own agent finds them: those of this node only, told apart by their home directory."""
+"""Processes of runs, as the probe of a real agent finds them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from .localnode import LocalNode, wait_until
@@ -26,12 +27,9 @@ def test_a_run_that_goes_on_is_supervised_and_one_whose_watchers_died_is_not(nod
     assert node.call("supervise", request)[0] == 0
     node.wait_for_log(run_id, b"started")
     (process,) = found(node, run_id)
-    assert process == {
-        "pid": node.status(run_id)["job_pid"],
-        "run_id": run_id,
-        "command": os.path.basename(os.path.realpath(sys.executable)),
-        "supervised": True,
-    }
+    job_pid = node.status(run_id)["job_pid"]
+    command = Path(f"/proc/{job_pid}/comm").read_text().strip()
+    assert process == {"pid": job_pid, "run_id": run_id, "command": command, "supervised": True}
     watcher = node.watcher(run_id)
     for name in ("sentinel_pid", "pid"):
         os.kill(watcher[name], signal.SIGKILL)

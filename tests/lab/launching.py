@@ -77,7 +77,7 @@ class Command:
 
     def steps(self, node_rank: int) -> int:
         """Steps that this node's workers have recorded so far, as they reached the controller."""
-        texts = [path.read_text() for path in self.runs.glob(f"*/samples/node-{node_rank}.jsonl")]
+        texts = [path.read_text() for path in self.runs.glob(f"*/samples/node-{node_rank}/*.jsonl")]
         return sum(text.count('"kind": "step"') for text in texts)
 
     def _environment(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import queue
 import threading
@@ -41,6 +42,7 @@ class Talk:
         self.received: queue.Queue[dict[str, Any]] = queue.Queue()
         self._lines: queue.Queue[bytes | Exception | None] = queue.Queue()
         self._closed = closed
+        self.closed_by_us = threading.Event()
 
     def say(self, *records: dict[str, Any]) -> None:
         for record in records:
@@ -63,6 +65,14 @@ class Talk:
             pass
         return order
 
+    def orders(self) -> list[dict[str, Any]]:
+        """What was sent and not read yet."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self.received.get_nowait())
+        return found
+
     # What the controller calls, as `Stream` has it.
     def send(self, data: bytes) -> None:
         self.received.put(json.loads(data))
@@ -81,7 +91,7 @@ class Talk:
         return Completed(exit_code=0, stdout=b"", stderr=b"")
 
     def close_stdin(self) -> None:
-        pass
+        self.closed_by_us.set()
 
     def close(self) -> None:
         self._closed()
@@ -167,7 +177,7 @@ class Execution:
         seen: every progress that was shown.
     """
 
-    def __init__(self, root: Path, *names: str, **options: float) -> None:
+    def __init__(self, root: Path, *names: str, **options: Any) -> None:
         self._plan = make_plan(*names)
         self._options = msgspec.structs.replace(ExecuteOptions(lease_s=60.0, grace_s=5.0), **options)
         self.directory = RunDirectory.create(root / "runs", "r")

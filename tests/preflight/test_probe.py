@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -37,6 +38,25 @@ def test_each_node_is_asked_with_its_own_line_and_answers_under_its_own_name() -
     requests = {node: json.loads(stdin) for node, _, stdin in fake.ran}
     assert [requests[name]["python"] for name in "ab"] == ["~/env/bin/python", None]
     assert (requests["a"]["controller_cwd"], requests["a"]["peers"]) == ("/here", ["10.0.0.1"])
+
+
+def test_a_clock_is_compared_with_ours_when_the_answer_comes() -> None:
+    _, found = ask({"time_s": time.time() + 100}, {"time_s": time.time() - 3600})
+    ahead, behind = (facts.clock_offset_s for facts in found.require())
+    assert ahead == pytest.approx(100, abs=5)
+    assert behind == pytest.approx(-3600, abs=5)
+    assert [facts.clock_offset_s for facts in ask({}, {})[1].require()] == [None, None]
+
+
+def test_a_clock_that_may_be_right_is_not_said_to_be_off() -> None:
+    def answer_late(_node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        told = json.dumps({"kind": "facts", "time_s": time.time()}).encode()
+        # The controller is busy, and comes late to read what the node said in time.
+        time.sleep(0.2)
+        return [told]
+
+    agent = AgentTransport(FakeTransport(answer_late), AgentArchive(b""))
+    assert [facts.clock_offset_s for facts in probe(agent, CLUSTER, Questions()).require()] == [0.0, 0.0]
 
 
 def test_a_node_that_does_not_answer_hides_no_other() -> None:

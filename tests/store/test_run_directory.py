@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def test_only_its_owner_may_read_a_run(directory: RunDirectory) -> None:
     directory.write("run.json", RUN)
     directory.append_log(0, b"secret")
-    directory.append_samples(0, b"{}\n")
+    directory.append_samples(0, "rank-0.jsonl", b"{}\n")
     for path in [directory.path.parent, directory.path, *directory.path.rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -43,11 +46,46 @@ def test_logs_and_samples_grow(directory: RunDirectory) -> None:
     assert (directory.log_tail(0), list(directory.sample_lines(0))) == ("", [])
     for part in (b"one\n", b"two\xff\n"):
         directory.append_log(0, part)
-        directory.append_samples(1, part)
+        directory.append_samples(1, "rank-2.jsonl", part)
     assert directory.log_path(0).read_bytes() == b"one\ntwo\xff\n"
     assert list(directory.sample_lines(1)) == [b"one\n", b"two\xff\n"]
     assert directory.log_tail(0) == "one\ntwo\ufffd\n"
     assert directory.log_tail(0, size_bytes=5) == "two\ufffd\n"
+    assert directory.sizes(0) == {"log": 9}
+    assert directory.sizes(1) == {"samples/rank-2.jsonl": 9}
+
+
+@pytest.mark.parametrize("name", ["../run.json", "a/b.jsonl", ".hidden.jsonl", "x.json", "", "\n.jsonl"])
+def test_a_node_cannot_choose_where_its_samples_lie(directory: RunDirectory, name: str) -> None:
+    with pytest.raises(MultinodeError, match="not the name"):
+        directory.append_samples(0, name, b"{}\n")
+    assert directory.sizes(0) == {}
+
+
+def test_one_process_follows_a_run_at_a_time(directory: RunDirectory) -> None:
+    assert not directory.is_followed
+    with directory.following():
+        assert directory.is_followed
+        who = f"followed by another multinode already .pid {os.getpid()}"
+        with pytest.raises(UsageError, match=who) as caught, directory.following():
+            pass
+        assert "logs -f" in str(caught.value.hint)
+    assert not directory.is_followed
+    with directory.following():
+        pass
+
+
+def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from multinode.store.run_directory import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).following(): print('held', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(directory.path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert directory.is_followed
+        other.kill()
+    assert not directory.is_followed
 
 
 def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:

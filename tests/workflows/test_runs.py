@@ -10,7 +10,7 @@ from multinode.analyse.summary import Summary
 from multinode.core.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.runs import load_run, load_runs, node_logs
+from multinode.workflows.runs import choose_nodes, load_run, load_runs, node_logs
 
 RUN = Run(
     run_id="20260102-aa",
@@ -92,12 +92,22 @@ def test_logs_are_given_raw_and_of_one_node_by_name_or_node_rank(
     tmp_path: Path, node: str | None, logs: list[tuple[str, bytes]]
 ) -> None:
     store(tmp_path).append_log(0, b"one\rtwo\n")
-    assert list(node_logs(load_run(tmp_path, "last"), node)) == logs
+    stored = load_run(tmp_path, "last")
+    assert list(node_logs(stored, choose_nodes(stored, node, None))) == logs
 
 
 @pytest.mark.parametrize("node", ["box", "2", "-1", ""])
 def test_a_node_that_the_run_does_not_have_is_an_error_that_lists_its_nodes(tmp_path: Path, node: str) -> None:
     store(tmp_path)
     with pytest.raises(UsageError, match=f"run 20260102-aa has no node '{node}'") as caught:
-        list(node_logs(load_run(tmp_path, "last"), node))
+        choose_nodes(load_run(tmp_path, "last"), node, None)
     assert caught.value.hint == "it has: box-a, box-b"
+
+
+def test_a_worker_is_found_on_its_node(tmp_path: Path) -> None:
+    store(tmp_path)
+    stored = load_run(tmp_path, "last")
+    per_node = RUN.world_size // 2
+    assert [choose_nodes(stored, None, rank)[0].name for rank in (0, per_node)] == ["box-a", "box-b"]
+    with pytest.raises(UsageError, match=f"has no rank {RUN.world_size}"):
+        choose_nodes(stored, None, RUN.world_size)

@@ -41,7 +41,7 @@ _EFFECTS: dict[type, Effect] = {
     kinds.Mtu: Effect(make=links.enlarge, undo=links.unenlarge),
     kinds.Ports: Effect(make=links.close_ports, undo=links.open_ports),
     kinds.Interface: Effect(make=links.add_interface, undo=links.remove_interface, check=links.check_interface),
-    kinds.Address: Effect(make=links.add_interface, undo=links.remove_interface, check=links.check_interface),
+    kinds.Address: Effect(make=links.add_card, undo=links.remove_interface, check=links.check_interface),
     kinds.Route: Effect(make=links.divert, undo=links.undivert, check=links.check_route),
     kinds.SshdState: Effect(make=sshd.disturb, undo=sshd.mend),
     kinds.Variable: _CONFIGURED,

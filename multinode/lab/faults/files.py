@@ -120,7 +120,16 @@ def _work(scene: Scene, order: _Order) -> None:
 
 def _find_metadata(lab: Lab, node: LabNode, fault: Package) -> str:
     environment = [f"{name}={value}" for name, value in login_environment({}).items()]
-    ask = ["env", "--ignore-environment", *environment, lab.spec.python, "-c", _FIND_METADATA, fault.name]
+    ask = [
+        "env",
+        "--ignore-environment",
+        "--chdir=/root",
+        *environment,
+        lab.spec.python,
+        "-c",
+        _FIND_METADATA,
+        fault.name,
+    ]
     try:
         return run_in_node(node, ask).strip()
     except MultinodeError as error:

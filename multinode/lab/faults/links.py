@@ -17,11 +17,12 @@ from multinode.lab.faults.kinds import (
     Route,
 )
 from multinode.lab.faults.scene import Scene
-from multinode.lab.network import set_port, shape_link
+from multinode.lab.network import DATA_BRIDGE, SWITCH_NAMESPACE, set_port, shape_link
 from multinode.lab.programs import run_batch, run_program
 from multinode.lab.spec import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
 
 __all__ = [
+    "add_card",
     "add_interface",
     "check_interface",
     "check_route",
@@ -88,8 +89,8 @@ def close_ports(scene: Scene, fault: Ports) -> None:
     table = _table(scene)
     verdict = {"drop": "drop", "reject": "reject with tcp reset"}[fault.action]
     rule = f'iifname "{DATA_IFNAME}" tcp dport {fault.first}-{fault.last} tcp flags & (syn | ack) == syn {verdict}'
-    chain = f"chain input {{ type filter hook input priority 0; policy accept; {rule}; }}"
-    _nft(scene.node, f"table {table} {{ {chain} }}\n")
+    hook = "type filter hook input priority 0; policy accept"
+    _nft(scene.node, f"table {table} {{\nchain input {{\n{hook}\n{rule}\n}}\n}}\n")
 
 
 def open_ports(scene: Scene, fault: Ports) -> None:
@@ -110,21 +111,22 @@ def check_interface(lab: Lab, fault: Interface | Address) -> None:
             raise UsageError(f"{address} is an address of {other.name}", hint="give one that no node has")
 
 
-def add_interface(scene: Scene, fault: Interface | Address) -> None:
-    """Add a virtual interface that is up and leads nowhere."""
-    name = _name(fault)
-    _ip(
-        scene.node,
-        f"link add {name} type dummy",
-        f"addr add {fault.address} brd + dev {name}",
-        f"link set {name} up",
-    )
+def add_interface(scene: Scene, fault: Interface) -> None:
+    """Add a virtual interface that is up, has a carrier and leads nowhere: its other end is in no bridge."""
+    _add_link(scene, fault, ["up"])
+
+
+def add_card(scene: Scene, fault: Address) -> None:
+    """Add a card that is joined to the training network."""
+    _add_link(scene, fault, ["master", DATA_BRIDGE, "up"])
 
 
 def remove_interface(scene: Scene, fault: Interface | Address) -> None:
-    """Take the interface away."""
+    """Take the interface away, and have everybody ask again who has which address: a second card may have answered."""
     if _name(fault) in _interfaces(scene.node):
         _ip(scene.node, f"link del {_name(fault)}")
+    for node in scene.lab.nodes:
+        _ip(node, f"neigh flush dev {DATA_IFNAME}")
 
 
 def check_route(lab: Lab, fault: Route) -> None:
@@ -149,6 +151,13 @@ def undivert(scene: Scene, fault: Route) -> None:
 
 def _name(fault: Interface | Address) -> str:
     return fault.name if isinstance(fault, Interface) else SECOND_IFNAME
+
+
+def _add_link(scene: Scene, fault: Interface | Address, port_words: list[str]) -> None:
+    name, port = _name(fault), f"fault{scene.record.number}"
+    _ip(scene.node, f"link add {name} type veth peer name {port} netns {SWITCH_NAMESPACE}")
+    run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", port, *port_words])
+    _ip(scene.node, f"addr add {fault.address} brd + dev {name}", f"link set {name} up")
 
 
 def _interfaces(node: LabNode) -> set[str]:

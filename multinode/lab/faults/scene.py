@@ -47,5 +47,5 @@ def run_in_node(node: LabNode, argv: Sequence[str], stdin: str = "") -> str:
     try:
         return run_program([*ns_command(node), *argv], stdin=stdin)
     except MultinodeError as error:
-        said = (error.detail.strip().splitlines() or [error.message])[-1]
-        raise NodeFailed(said, node=node.name, ran=" ".join(argv[:1]), detail=error.detail) from error
+        *before, said = error.detail.strip().splitlines() or [error.message]
+        raise NodeFailed(said, node=node.name, detail="\n".join(before)) from error

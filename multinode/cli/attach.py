@@ -1,0 +1,115 @@
+"""`multinode attach`, `stop` and `clean`: runs that go on, or lie, on their nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Fetch, Grace, Hosts, Json
+
+if TYPE_CHECKING:
+    from multinode.core.cluster import Cluster
+    from multinode.workflows.attach import Known
+    from multinode.workflows.launch import Outside
+
+__all__ = ["register"]
+
+RunId = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")]
+# The run's own hostfile is kept with it, so this is for a machine that did not launch it.
+Elsewhere = Annotated[str | None, typer.Option("--hosts", help="Hostfile, for a run that another machine launched.")]
+
+_SECONDS_PER_DAY = 86400.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command."""
+    app.command()(attach)
+    app.command()(stop)
+    app.command()(clean)
+
+
+def attach(run_id: RunId = "last", hosts: Elsewhere = None, fetch: Fetch = None, as_json: Json = False) -> None:
+    """Follow a run that goes on, from where it was left; Ctrl-C stops it, or leaves it alone if it is detached."""
+    from multinode.cli.fetching import fetch_results
+    from multinode.cli.result import tell_result
+    from multinode.cli.running import outside
+    from multinode.workflows.attach import attach as follow
+
+    known = None if hosts is not None else _known(run_id)
+    leaves = known is None or known.run.detached
+    with outside(known.cluster if known else _cluster(hosts)[0], leaves=leaves) as around:
+        known = known or _known_elsewhere(around, hosts, run_id)
+        launched = follow(known, around)
+        fetch_results(around, launched, known.cluster, fetch)
+    tell_result(launched, as_json=as_json)
+
+
+def stop(run_id: RunId = "last", hosts: Elsewhere = None, grace: Grace = 10.0, as_json: Json = False) -> None:
+    """Stop a run on all its nodes: TERM, after the grace KILL, and then see that nothing of it is left."""
+    from multinode.cli.result import tell_result
+    from multinode.cli.running import outside
+    from multinode.workflows.attach import stop as stop_run
+
+    known = None if hosts is not None else _known(run_id)
+    with outside(known.cluster if known else _cluster(hosts)[0]) as around:
+        known = known or _known_elsewhere(around, hosts, run_id)
+        launched = stop_run(known, around, grace)
+    tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
+
+
+def clean(
+    run_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; without one, all that are old enough.")
+    ] = None,
+    hosts: Hosts = None,
+    older: Annotated[
+        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN: only those begun so many days ago.")
+    ] = 7.0,
+    as_json: Json = False,
+) -> None:
+    """Remove what runs that have ended left on their nodes; logs and figures on this machine stay."""
+    from multinode.cli.output import print_document
+    from multinode.transport.agent import AgentTransport
+    from multinode.transport.ssh import SshTransport
+    from multinode.units import format_size
+    from multinode.workflows.clean import clean as clean_nodes
+
+    cluster, _ = _cluster(hosts)
+    transport = SshTransport()
+    agent = AgentTransport(transport)
+    try:
+        cleaned = clean_nodes(agent, cluster, run_ids or None, older * _SECONDS_PER_DAY)
+    finally:
+        agent.close()
+        transport.close()
+    if as_json:
+        print_document({"schema": "multinode.clean/1", "nodes": cleaned})
+    for one in cleaned if not as_json else ():
+        goes_on = f"; not over, so kept: {', '.join(one.kept)}" if one.kept else ""
+        said = one.error or f"{len(one.removed)} runs removed, {format_size(one.size_bytes)}{goes_on}"
+        typer.echo(f"{one.node}: {said}")
+    raise typer.Exit(3 if any(one.error for one in cleaned) else 0)
+
+
+def _known(run_id: str) -> Known:
+    import os
+    from pathlib import Path
+
+    from multinode.store.run_directory import runs_root
+    from multinode.workflows.attach import find_known
+
+    return find_known(runs_root(dict(os.environ), Path.cwd()), run_id)
+
+
+def _known_elsewhere(around: Outside, hosts: str | None, run_id: str) -> Known:
+    from multinode.workflows.attach import find_on_nodes
+
+    cluster, text = _cluster(hosts)
+    return find_on_nodes(around.agent, cluster, text, around.runs, run_id)
+
+
+def _cluster(hosts: str | None) -> tuple[Cluster, str]:
+    from multinode.cli.inputs import read_cluster
+
+    return read_cluster(hosts, None)

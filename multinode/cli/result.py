@@ -1,0 +1,39 @@
+"""How a run that was followed is told at the end, and the exit code that says it to a script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from multinode.workflows.launch import Launched
+
+__all__ = ["tell_result"]
+
+_EXIT_CODES = {"running": 0, "succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}
+
+
+def tell_result(launched: Launched, *, as_json: bool, codes: dict[str, int] | None = None) -> NoReturn:
+    """Print how the run ended, or that it goes on, and exit; `codes` says otherwise for some of the states."""
+    if as_json:
+        from multinode.cli.output import print_document
+        from multinode.report.launch_document import launch_document
+
+        print_document(launch_document(launched.run, launched.summary, str(launched.directory)))
+    else:
+        _print_result(launched)
+    raise typer.Exit((_EXIT_CODES | (codes or {}))[launched.run.status])
+
+
+def _print_result(launched: Launched) -> None:
+    from multinode.cli.output import print_failure
+    from multinode.report.launch_document import launch_sentence
+
+    run = launched.run
+    if run.first_failure is not None:
+        print_failure(run.first_failure, str(launched.directory))
+    typer.echo(launch_sentence(run, launched.summary))
+    if run.status == "running":
+        typer.echo(f"it goes on: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}", err=True)
+    typer.echo(f"everything of it: {launched.directory}", err=True)

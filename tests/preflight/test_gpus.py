@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.collective_test import CollectiveTest
+from multinode.core.facts import Gpu
+from multinode.preflight.checks.gpus import (
+    check_backend,
+    check_counts,
+    check_drivers,
+    check_models,
+    check_presence,
+    check_torch_builds,
+    used_gpus,
+)
+from multinode.preflight.inspection import Inspection
+
+from .inspecting import SFT, but, inspection, only
+
+ADA = "NVIDIA GeForce RTX 4090"
+CHECKS = (check_backend, check_presence, check_counts, check_models, check_drivers, check_torch_builds)
+
+
+def cards(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
+    everything = {"name": ADA, "memory_total_mib": 24564.0, "memory_used_mib": 18.0, "driver": "550.54.15"} | changes
+    return tuple(Gpu(index=index, **everything) for index in indices)
+
+
+def cluster(**changes: Any) -> Cluster:
+    """Two nodes; of the second the hostfile says more."""
+    return Cluster(nodes=(Node(name="a"), Node(name="b", **changes)), source="hosts")
+
+
+def well(**changes: Any) -> Inspection:
+    """Two nodes with two cards each."""
+    both = but(but(inspection(**changes), "a", gpus=cards(0, 1)), "b", gpus=cards(0, 1))
+    return msgspec.structs.replace(both, job=changes.get("job", SFT))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_nodes_that_are_alike_have_no_finding(check: Any) -> None:
+    bare = but(but(inspection(), "a", gpus=()), "b", gpus=())
+    for known in (well(), bare, inspection("a"), inspection(facts={})):
+        assert list(check(known)) == []
+
+
+def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
+    bare = but(inspection(), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
+    test = CollectiveTest(sizes_bytes=(8,), backend="nccl")
+    finding = only(check_backend(msgspec.structs.replace(bare, job=test)))
+    assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
+    gloo = msgspec.structs.replace(bare, job=CollectiveTest(sizes_bytes=(8,), backend="gloo"))
+    assert [list(check(gloo)) for check in CHECKS] == [[]] * len(CHECKS)
+
+
+def test_a_node_without_gpus_beside_one_that_has_them_is_an_error_with_the_reason() -> None:
+    broken = but(well(), "b", gpus=(), missing={"gpus": "nvidia-smi ended with code 18: driver/library mismatch"})
+    finding = only(check_presence(broken))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert "driver/library mismatch" in finding.message
+    assert "a has 2" in finding.message
+    assert list(check_counts(broken)) == []
+
+
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
+    finding = only(check_counts(well(cluster=cluster(gpus=(1, 6)))))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert finding.message.startswith("the hostfile gives it GPU 6, and it has GPU 0, 1")
+    assert "correct gpus=" in str(finding.hint)
+
+
+def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason() -> None:
+    named = Cluster(nodes=(Node(name="a", gpus=(0,)), Node(name="b", gpus=(0,))), source="hosts")
+    bare = but(but(inspection(cluster=named), "a", gpus=()), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
+    findings = list(check_counts(bare))
+    assert [finding.node for finding in findings] == ["a", "b"]
+    assert "nvidia-smi not found" in findings[1].message
+
+
+def test_more_workers_than_gpus_are_an_error() -> None:
+    slots = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
+    finding = only(check_counts(but(well(cluster=slots), "b", gpus=cards(0))))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert finding.message.startswith("2 workers shall run here, and it has 1 GPUs")
+    assert "slots=1" in str(finding.hint)
+
+
+def test_unequal_slots_are_an_error_of_the_cluster_and_an_unreached_node_makes_none() -> None:
+    unequal = but(well(), "b", gpus=cards(0))
+    finding = only(check_counts(unequal))
+    assert (finding.severity, finding.node) == ("error", None)
+    assert "a has 2, b has 1" in finding.message
+    assert "--workers-per-node 1" in str(finding.hint)
+    unreached = msgspec.structs.replace(unequal, facts={"a": unequal.facts["a"]})
+    assert list(check_counts(unreached)) == []
+
+
+def test_different_models_are_named() -> None:
+    finding = only(check_models(but(well(), "b", gpus=cards(0, 1, name="NVIDIA GeForce RTX 3090"))))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert "NVIDIA GeForce RTX 3090, and a on NVIDIA GeForce RTX 4090" in finding.message
+    mixed = cards(0) + cards(1, name="NVIDIA TITAN V")
+    first = only(check_models(but(well(), "a", gpus=mixed)))
+    assert (first.node, "and its first worker on" in first.message) == ("a", True)
+
+
+def test_a_card_that_the_job_does_not_use_does_not_matter() -> None:
+    odd = cards(0, 1) + cards(2, name="NVIDIA T400")
+    two = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", gpus=(0, 1))), source="hosts")
+    known = but(but(well(cluster=two), "a", gpus=odd), "b", gpus=odd)
+    assert list(check_models(known)) == []
+    assert [gpu.index for gpu in used_gpus(known, two.nodes[1], known.facts["b"])] == [0, 1]
+
+
+def test_less_memory_on_the_same_model_is_told() -> None:
+    finding = only(check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=49140.0))))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert "48 GiB of memory, that of a 24 GiB" in finding.message
+    # Two boards of one model differ by a little.
+    assert list(check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=24217.0)))) == []
+
+
+def test_different_drivers_are_told() -> None:
+    finding = only(check_drivers(but(well(), "b", gpus=cards(0, 1, driver="570.86.10"))))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert "570.86.10, that of a 550.54.15" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "told"),
+    [
+        (ADA, "535.129.03", True),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", "550.40", True),
+        (ADA, "550.40.07", False),
+        ("NVIDIA RTX 4000 Ada Generation", "535.129.03", False),
+        ("NVIDIA GeForce RTX 3090", "535.129.03", False),
+    ],
+)
+def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driver: str, told: bool) -> None:  # noqa: FBT001 - a table
+    known = but(
+        but(well(), "a", gpus=cards(0, name=name, driver=driver)), "b", gpus=cards(0, 1, name=name, driver=driver)
+    )
+    findings = list(check_drivers(known))
+    assert [finding.node for finding in findings] == (["b"] if told else [])
+    assert all("env.NCCL_P2P_DISABLE=1" in str(finding.hint) for finding in findings)
+
+
+def test_peer_to_peer_that_is_switched_off_is_no_finding() -> None:
+    old = cards(0, 1, driver="535.129.03")
+    known = but(but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"})), "a", gpus=old), "b", gpus=old)
+    assert only(check_drivers(known)).node == "a"
+
+
+def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:
+    known = but(
+        but(well(), "a", nccl_version="2.27.5", cuda_version="12.6"), "b", nccl_version="2.26.2", cuda_version="12.6"
+    )
+    finding = only(check_torch_builds(known))
+    assert (finding.severity, finding.node, finding.check) == ("error", "b", "versions")
+    assert "2.26.2 here and 2.27.5 on a" in finding.message
+    assert "/env/bin/python -m pip install nvidia-nccl-cu12==2.27.5" in str(finding.hint)
+    other_torch = but(known, "b", packages={"torch": "2.7.1"})
+    assert "pip install torch==2.8.0" in str(only(check_torch_builds(other_torch)).hint)
+
+
+def test_different_cuda_is_a_warning_and_on_nodes_without_gpus_nothing() -> None:
+    known = but(but(well(), "a", cuda_version="12.6"), "b", cuda_version="12.8")
+    finding = only(check_torch_builds(known))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert list(check_torch_builds(but(but(known, "a", gpus=()), "b", gpus=()))) == []

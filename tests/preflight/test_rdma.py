@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.facts import RdmaPort
+from multinode.preflight.checks.rdma import check_locked_memory, check_rdma
+from multinode.preflight.inspection import Inspection
+
+from .inspecting import but, inspection, only
+
+UP = RdmaPort(device="mlx5_0", port=1, state="ACTIVE", link_layer="InfiniBand", rate_gbit_per_s=100.0)
+DOWN = RdmaPort(device="mlx5_0", port=1, state="DOWN", link_layer="InfiniBand", rate_gbit_per_s=10.0)
+
+
+def having(a: tuple[RdmaPort, ...], b: tuple[RdmaPort, ...], **changes: Any) -> Inspection:
+    return but(but(inspection(**changes), "a", rdma=a), "b", rdma=b)
+
+
+def test_without_rdma_there_is_nothing_to_say() -> None:
+    for known in (inspection(), inspection(facts={}), but(inspection("a"), "a", rdma=(UP,))):
+        assert list(check_rdma(known)) == []
+
+
+def test_rdma_on_some_nodes_only_is_a_warning_on_those_that_lack_it() -> None:
+    finding = only(check_rdma(having((UP,), ())))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert "active on a (mlx5_0:1 InfiniBand ACTIVE), and here there is none" in finding.message
+    assert "env.NCCL_NET=Socket" in str(finding.hint)
+    dead = only(check_rdma(having((UP,), (DOWN,))))
+    assert "here it is not (mlx5_0:1 InfiniBand DOWN)" in dead.message
+
+
+def test_rdma_that_nccl_was_told_to_leave_alone_is_no_finding() -> None:
+    hostfile = Cluster(
+        nodes=(Node(name="a", env={"NCCL_NET": "Socket"}), Node(name="b", env={"NCCL_NET": "Socket"})), source="hosts"
+    )
+    assert list(check_rdma(having((UP,), (), cluster=hostfile))) == []
+    by_file = but(having((UP,), ()), "a", nccl_files={"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}})
+    by_file = but(by_file, "b", env={"NCCL_IB_DISABLE": "1"})
+    assert list(check_rdma(by_file)) == []
+
+
+def test_rdma_everywhere_is_noted_once_and_idle_cards_on_their_nodes() -> None:
+    finding = only(check_rdma(having((UP,), (UP,))))
+    assert (finding.severity, finding.node) == ("note", None)
+    assert [(one.severity, one.node) for one in check_rdma(having((DOWN,), (DOWN,)))] == [("note", "a"), ("note", "b")]
+    assert only(check_rdma(having((), (DOWN,)))).severity == "note"
+
+
+def test_gloo_knows_no_rdma() -> None:
+    known = having((UP,), ())
+    bare = but(but(known, "a", gpus=()), "b", gpus=())
+    assert list(check_rdma(bare)) == []
+
+
+def test_locked_memory_matters_where_rdma_is_active() -> None:
+    limits = {"locked_memory_bytes": 8 << 20}
+    known = but(having((UP,), (UP,)), "b", limits=limits, user="eve")
+    finding = only(check_locked_memory(known))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert "lock 8 MiB" in finding.message
+    assert "memlock" in str(finding.hint)
+    assert list(check_locked_memory(but(known, "b", rdma=(DOWN,)))) == []
+    assert list(check_locked_memory(but(known, "b", limits={"locked_memory_bytes": None}))) == []
+    assert list(check_locked_memory(but(known, "b", user="root"))) == []
+    assert only(check_locked_memory(but(known, "b", user="root", container="docker"))).node == "b"
+    alone = msgspec.structs.replace(known, facts={"a": known.facts["a"]})
+    assert list(check_locked_memory(alone)) == []

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
+from multinode.core.finding import Finding
+from multinode.preflight.checks.streams import check_streams
+from multinode.preflight.inspection import Inspection
+from multinode.preflight.meeting import Meeting, Streamed
+
+from .inspecting import inspection, only
+from .test_link import linked
+
+Speed = Callable[[str, str], float | None]
+
+
+def streamed(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> Inspection:
+    """Nodes that stream to each other as fast as `speed` says, over links of one rate."""
+    streams = tuple(
+        Streamed(node=source, peer=target, gbit_per_s=speed(source, target))
+        for source, target in permutations(names, 2)
+    )
+    known = inspection(names, meeting=Meeting(streams=streams))
+    for name in names:
+        known = linked(known, name, speed_gbit_per_s=link_gbit_per_s)
+    return known
+
+
+def findings(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> list[Finding]:
+    return list(check_streams(streamed(names, speed, link_gbit_per_s)))
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abcd"])
+def test_streams_that_fill_the_link_have_no_finding(names: str) -> None:
+    # A gigabit link carries 0.941 Gbit/s of payload, and a short stream a little less.
+    assert findings(names, lambda _source, _target: 0.90) == []
+    assert list(check_streams(inspection(names))) == []
+
+
+def test_without_a_speed_there_is_no_judgement() -> None:
+    assert findings("ab", lambda _source, _target: 0.01, None) == []
+    assert findings("ab", lambda _source, _target: None) == []
+
+
+def test_a_node_that_is_slow_both_ways_is_blamed_and_nobody_else() -> None:
+    finding = only(findings("abcd", lambda source, target: 0.09 if "c" in source + target else 0.93))
+    assert (finding.severity, finding.node) == ("warning", "c")
+    assert "eth0 sends and receives no more than 90 Mbit/s, where 941 Mbit/s would be its due" in finding.message
+
+
+def test_a_node_that_is_slow_one_way_is_told_which() -> None:
+    sender = only(findings("abc", lambda source, _target: 0.09 if source == "c" else 0.93))
+    assert (sender.node, "sends no more than 90 Mbit/s" in sender.message) == ("c", True)
+    receiver = only(findings("abc", lambda _source, target: 0.09 if target == "b" else 0.93))
+    assert (receiver.node, "receives no more than 90 Mbit/s" in receiver.message) == ("b", True)
+
+
+def test_a_pair_that_is_slow_is_told_as_a_pair() -> None:
+    finding = only(findings("abcd", lambda source, target: 0.2 if (source, target) == ("a", "d") else 0.93))
+    assert (finding.severity, finding.node) == ("warning", "a")
+    assert "from a to d a stream reaches 200 Mbit/s" in finding.message
+
+
+def test_of_two_nodes_each_slow_direction_is_told() -> None:
+    one = only(findings("ab", lambda source, _target: 0.2 if source == "b" else 0.93))
+    assert "from b to a" in one.message
+    both = findings("ab", lambda _source, _target: 0.2)
+    assert [finding.node for finding in both] == ["a", "b"]
+
+
+def test_a_network_that_is_slow_everywhere_is_noted_once() -> None:
+    finding = only(findings("abcd", lambda _source, _target: 0.4))
+    assert (finding.severity, finding.node) == ("note", None)
+
+
+def test_at_ten_gigabit_one_connection_may_be_slow_and_is_only_noted() -> None:
+    finding = only(findings("ab", lambda _source, _target: 4.0, 10.0))
+    assert (finding.severity, finding.node) == ("note", None)
+    assert "one TCP connection reaches 4 Gbit/s" in finding.message
+    assert findings("ab", lambda _source, _target: 9.0, 10.0) == []
+    slow = findings("abc", lambda source, target: 0.9 if "b" in source + target else 7.0, 10.0)
+    assert [(one.severity, one.node) for one in slow] == [("warning", "b")]
+
+
+def test_the_slower_of_two_links_is_what_counts() -> None:
+    known = linked(
+        streamed("abc", lambda source, target: 0.09 if "b" in source + target else 0.93), "b", speed_gbit_per_s=0.1
+    )
+    assert list(check_streams(known)) == []
