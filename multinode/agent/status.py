@@ -40,6 +40,7 @@ def new_status() -> Record:
         "ended_s": None,
         "processes_left": 0,
         "job_pid": None,
+        "oom_kills": None,
     }
 
 

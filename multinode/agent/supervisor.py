@@ -24,7 +24,7 @@ from .sampler import NodeSampler
 from .status import new_status, note_exit, write_status
 from .stop import StopOrders
 
-__all__ = ["start_supervisor"]
+__all__ = ["count_oom_kills", "start_supervisor"]
 
 _POLL_S = 0.2
 _LEFTOVER_GRACE_S = 2.0
@@ -84,6 +84,7 @@ class Supervisor:
         self._unsaved = False
         self._ending: Optional[Ending] = None
         self._has_job = False
+        self._oom_kills_before: Optional[int] = None
 
     def start(self, job: Job) -> None:
         """Sign in and start the job.
@@ -98,6 +99,7 @@ class Supervisor:
             # Without it nobody could find us again, so nothing may run.
             raise AgentError(f"the run directory cannot be written: {error}") from error
         self._sampler.tick()
+        self._oom_kills_before = count_oom_kills()
         pid = start_job(job)
         self._has_job = True
         self._change(state="running", job_pid=pid)
@@ -163,7 +165,13 @@ class Supervisor:
                     # Its pid may soon belong to another orphan of ours.
                     self._has_job = False
                     note_exit(self._status, wait_status)
+                    self._note_oom_kills()
                     self._end("exited", None, min(self._grace_s, _LEFTOVER_GRACE_S))
+
+    def _note_oom_kills(self) -> None:
+        now = count_oom_kills()
+        if now is not None and self._oom_kills_before is not None:
+            self._status["oom_kills"] = now - self._oom_kills_before
 
     def _look_for_orders(self, *, told_to_stop: bool) -> None:
         grace_s = self._orders.latest_grace_s()
@@ -193,6 +201,16 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 write_status(self._run, self._status)
                 self._unsaved = False
+
+
+def count_oom_kills() -> Optional[int]:
+    """Processes that the kernel has killed for lack of memory since it started; None before Linux 4.13."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as file:
+            found = [line.split()[1] for line in file if line.startswith("oom_kill ")]
+        return int(found[0]) if found else None
+    except (OSError, ValueError):
+        return None
 
 
 def _start_ticks(process: Optional[Process]) -> Optional[int]:

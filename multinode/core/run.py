@@ -21,6 +21,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         message: one sentence.
         hint: what mends it.
         log_tail: the last lines of that node's log, or the worker's own traceback.
+        kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
+            `timeout`, `connection`, `killed`, `crashed`, `hang`; None is none of these.
     """
 
     node: str
@@ -31,6 +33,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str | None = None
     log_tail: str = ""
+    kind: str | None = None
 
 
 class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +48,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
         cause: `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`.
         ended_s: when, on the node's wall clock.
         processes_left: processes of the run still there after the stop; None is unknown.
+        oom_kills: processes that the node's kernel killed for lack of memory meanwhile; None is unknown.
     """
 
     name: str
@@ -55,6 +59,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     ended_s: float | None = None
     processes_left: int | None = None
+    oom_kills: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from multinode.core.log import clean_log, last_lines
 from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
+from multinode.launch.diagnosis import classify, find_worker_death
 
 __all__ = ["Evidence", "first_failure"]
 
@@ -47,11 +48,15 @@ def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
 
     Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
     while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
-    about a connection; a job or supervisor that was killed; a job that failed though none of its workers raised
-    anything (a worker was killed); the earliest connection error; the earliest exit; a node that was lost. Times are
-    taken to the controller's clock.
+    about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
+    workers raised anything; the earliest connection error; the earliest exit; a node that was lost. Times are taken to
+    the controller's clock.
     """
-    return next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
+    found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
+    if found is None:
+        return None
+    kills = {node.run.node_rank: node.run.oom_kills for node in nodes}
+    return classify(found, oom_kills=kills.get(found.node_rank))
 
 
 def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
@@ -76,6 +81,16 @@ def _killed(nodes: Sequence[Evidence]) -> Failure | None:
     return _earliest_job([node for node in nodes if node.run.signal is not None or node.run.cause == "supervisor_lost"])
 
 
+def _worker_killed(nodes: Sequence[Evidence]) -> Failure | None:
+    """The report of torchrun names a worker that a signal ended; TERM is what it sends to the others itself."""
+    return _earliest_job([node for node in nodes if _death_signal(node) not in {None, "SIGTERM"}])
+
+
+def _death_signal(node: Evidence) -> str | None:
+    death = find_worker_death(clean_log(node.log))
+    return death.signal if death is not None else None
+
+
 def _failed_in_silence(nodes: Sequence[Evidence]) -> Failure | None:
     if all(not node.exceptions for node in nodes):
         return None
@@ -96,6 +111,7 @@ _CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
     _never_started,
     functools.partial(_earliest_exception, connection=False),
     _killed,
+    _worker_killed,
     _failed_in_silence,
     functools.partial(_earliest_exception, connection=True),
     _earliest_job,
@@ -153,6 +169,14 @@ def _job_failure(node: Evidence) -> Failure:
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
         "lease_expired": "the node had no word from the controller for the length of the lease, and stopped the job",
     }
+    death = find_worker_death(clean_log(node.log)) if node.run.cause == "exited" else None
+    if death is not None:
+        how = f"was ended by {death.signal}" if death.signal else f"ended with exit code {death.exit_code}"
+        return _failure(
+            node,
+            f"rank {death.rank} {how}",
+            {"rank": death.rank, "signal": death.signal, "log_tail": last_lines(node.log, 20)},
+        )
     how = f"was ended by {node.run.signal}" if node.run.signal else f"ended with exit code {node.run.exit_code}"
     message = causes.get(node.run.cause or "", f"the job {how}")
     return _failure(node, message, {"log_tail": last_lines(node.log, 20)})

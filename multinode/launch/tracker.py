@@ -157,6 +157,7 @@ def _take_status(track: _NodeTrack, status: Status) -> None:
         cause=status.cause,
         ended_s=status.ended_s,
         processes_left=status.processes_left,
+        oom_kills=status.oom_kills,
     )
     _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")
 

@@ -13,7 +13,7 @@ import pytest
 
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.access import SSH_CONFIG
-from multinode.lab.cluster import LabSpec, down_lab, load_lab, ns_command, up_lab
+from multinode.lab.cluster import LabSpec, down_lab, load_lab, up_lab
 from multinode.lab.faults import (
     Address,
     Clock,
@@ -36,6 +36,7 @@ from multinode.lab.faults import (
     make_fault,
 )
 from multinode.lab.faults.records import add_record
+from multinode.lab.processes import is_alive, poll
 from multinode.lab.spec import Lab, LabNode
 from multinode.lab.speed import measure_stream
 from multinode.lab.state import STATE_DIR
@@ -102,9 +103,13 @@ def fault(lab: Lab) -> Iterator[Callable[[Fault], None]]:
     clear_faults(lab)
 
 
+def _on_network_of(node: LabNode) -> list[str]:
+    return ["nsenter", f"--net=/run/netns/{node.namespace}", sys.executable]
+
+
 @contextmanager
 def _server(node: LabNode, port: int, size_bytes: int = 0) -> Iterator[None]:
-    argv = [*ns_command(node), sys.executable, "-c", _SERVER, str(port), str(size_bytes)]
+    argv = [*_on_network_of(node), "-c", _SERVER, str(port), str(size_bytes)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -119,7 +124,7 @@ def _connect(ssh: Command, source: str, address: str, port: int) -> int:
 
 
 def _send(node: LabNode, address: str, port: int, size_bytes: int) -> str:
-    argv = [*ns_command(node), sys.executable, "-c", _CLIENT, address, str(port), str(size_bytes)]
+    argv = [*_on_network_of(node), "-c", _CLIENT, address, str(port), str(size_bytes)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return done.stdout.strip()
 
@@ -241,6 +246,7 @@ def test_a_frozen_node_neither_answers_nor_computes(lab: Lab, ssh: Command, faul
     pid = ssh("node0", f"(while sleep 0.02; do echo x >> {counter}; done) >/dev/null 2>&1 & echo $!").stdout.strip()
     count = Path(f"/proc/{lab.nodes[0].init.pid}/root{counter}")
     try:
+        assert any(count.exists() for _ in poll(DEADLINE_S))
         fault(NodeState(node="node0", how="freeze"))
         assert _ssh("node0").returncode == 255
         before = count.stat().st_size
@@ -489,7 +495,7 @@ def test_a_killed_node_is_silent_and_comes_back_with_a_fresh_disk(no_lab: None, 
     make_fault(lab, NodeState(node="node1", how="kill"))
     # Silence, and neither a refusal nor a farewell.
     assert "Connection refused" not in _ssh("node1").stderr
-    assert not Path(f"/proc/{lab.nodes[1].init.pid}").exists()
+    assert not is_alive(lab.nodes[1].init)
     with pytest.raises(NodeFailed, match="it is down"):
         make_fault(lab, DiskFull(node="node1"))
     assert len(clear_faults(lab)) == 3

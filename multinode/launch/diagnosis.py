@@ -1,0 +1,145 @@
+"""classify: what kind of failure it is, and what mends it, from what worker, log and signal say. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from multinode.core.run import Failure
+
+__all__ = ["WorkerDeath", "classify", "find_worker_death"]
+
+
+class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that ended without a Python exception, as torchrun's report has it.
+
+    Attributes:
+        rank: global rank.
+        exit_code: None where a signal ended it.
+        signal: its name.
+    """
+
+    rank: int
+    exit_code: int | None = None
+    signal: str | None = None
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    name: str
+    pattern: re.Pattern[str]
+    hint: str
+
+
+def _kind(name: str, pattern: str, hint: str) -> _Kind:
+    return _Kind(name, re.compile(pattern, re.IGNORECASE), hint)
+
+
+# In this order: a message that speaks of memory and of CUDA is about memory.
+_KINDS = (
+    _kind(
+        "out_of_gpu_memory",
+        r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
+        "a smaller per_device_train_batch_size with more gradient_accumulation_steps, a shorter cutoff_len, or ZeRO; "
+        "see who else is on the GPU: nvidia-smi on {node}",
+    ),
+    _kind(
+        "out_of_memory",
+        r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)",
+        "fewer data loader workers, a smaller batch, no offload; what is left: ssh {node} free -g",
+    ),
+    _kind(
+        "disk_full",
+        r"No space left on device|Disk quota exceeded|ENOSPC",
+        "make room on {node}: df -h; df -h /dev/shm",
+    ),
+    _kind(
+        "version_mismatch",
+        r"Mismatched NCCL version|driver version is insufficient|undefined symbol|CUDA error: no kernel image"
+        r"|was compiled (?:with|for)|compiled against|requires .{1,60} version|but found .{1,40}==",
+        "compare the nodes' versions: multinode check",
+    ),
+    _kind(
+        "missing_module",
+        r"ModuleNotFoundError|ImportError|No module named|cannot import name|libcuda\S* : cannot open shared object",
+        "install it into the training environment of every node; compare them: multinode check",
+    ),
+    _kind(
+        "missing_file",
+        r"FileNotFoundError|No such file or directory|can't open file|is not a local folder|Undefined dataset"
+        r"|does not appear to have a file named|Cannot find valid samples",
+        "it must stand at the same path on every node; compare them: multinode check JOB",
+    ),
+    _kind(
+        "timeout",
+        r"Watchdog caught collective operation timeout|timed out after|Timed out waiting|Socket Timeout"
+        r"|(?:DistStoreError|DistNetworkError).*(?:timed out|timeout)|wait timeout",
+        "a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --stall says who is behind",
+    ),
+    _kind(
+        "connection",
+        r"gloo|NCCL|DistNetworkError|DistBackendError|DistStoreError|TCPStore"
+        r"|Connection (?:closed|reset|refused)|Broken pipe|Socket closed|No route to host|address already in use",
+        "the network between the nodes: multinode check",
+    ),
+)
+_SIGNALS = {
+    "SIGKILL": "killed",
+    "SIGTERM": "killed",
+    "SIGINT": "killed",
+    "SIGHUP": "killed",
+    "SIGSEGV": "crashed",
+    "SIGBUS": "crashed",
+    "SIGABRT": "crashed",
+    "SIGILL": "crashed",
+    "SIGFPE": "crashed",
+}
+_SIGNAL_HINTS = {
+    "SIGBUS": "a full /dev/shm is the usual cause: ssh {node} df -h /dev/shm",
+    "SIGKILL": "somebody on {node} killed it, or the kernel did for lack of memory: ssh {node} dmesg -T | tail",
+}
+_REPORT = re.compile(
+    r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
+    re.DOTALL,
+)
+_NUMBERS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
+_NUMBERS |= {11: "SIGSEGV", 15: "SIGTERM"}
+
+
+def find_worker_death(log: str) -> WorkerDeath | None:
+    """The worker that torchrun's report at the end of a log names as the first to fail; None where there is none."""
+    found = _REPORT.search(log)
+    if found is None:
+        return None
+    rank, code = int(found[1]), int(found[2])
+    if code < 0:
+        return WorkerDeath(rank=rank, signal=_NUMBERS.get(-code, f"signal {-code}"))
+    return WorkerDeath(rank=rank, exit_code=code)
+
+
+def classify(failure: Failure, *, oom_kills: int | None = None) -> Failure:
+    """The same with its kind, and a hint where it has none.
+
+    Args:
+        failure: what went wrong.
+        oom_kills: processes that the kernel killed on that node for lack of memory while the run went on.
+    """
+    kind, hint = _find(failure, oom_kills)
+    hint = failure.hint or (hint.format(node=failure.node) if hint is not None else None)
+    return msgspec.structs.replace(failure, kind=kind, hint=hint)
+
+
+def _find(failure: Failure, oom_kills: int | None) -> tuple[str | None, str | None]:
+    if failure.signal == "SIGKILL" and oom_kills:
+        return "out_of_memory", (
+            "the kernel killed it: {node} has too little memory. Fewer data loader workers, a smaller batch, no "
+            "offload; ssh {node} dmesg -T | grep -i oom"
+        )
+    # The sentence first: the log may speak of much else.
+    for text in (failure.message, failure.log_tail):
+        for kind in _KINDS:
+            if kind.pattern.search(text):
+                return kind.name, kind.hint
+        if failure.signal is not None:
+            return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_HINTS.get(failure.signal)
+    return None, None
