@@ -19,6 +19,7 @@ __all__ = ["main"]
 # Imported only when asked for: start-up is paid on every node for every call.
 _VERBS = {
     "clean": ".runs:clean",
+    "diagnose": ".diagnose:run",
     "fetch": ".fetch:run",
     "follow": ".follow:run",
     "meet": ".meet:run",

@@ -87,4 +87,3 @@ def _read(path: str) -> Optional[str]:
     except OSError:
         # What we may not read, NCCL may not read either: it goes on without.
         return None
-

@@ -77,6 +77,7 @@ def status(as_json: Json = False) -> None:
     from multinode.cli.output import print_document
     from multinode.errors import MultinodeError
     from multinode.lab.cluster import explain_missing, load_lab
+    from multinode.lab.faults import list_faults
     from multinode.lab.status import describe_lab
 
     lab = load_lab()
@@ -88,6 +89,8 @@ def status(as_json: Json = False) -> None:
         raise MultinodeError(message, hint=hint)
     if not as_json:
         _print_status(described)
+    if faults := list_faults():
+        _say(f"faults in force: {len(faults)}; see them with: multinode lab fault list")
 
 
 @app.command()

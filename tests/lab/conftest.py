@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cluster import Lab, LabSpec, down_lab, up_lab
+from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.processes import poll
 from multinode.lab.teardown import find_remains
 
@@ -32,8 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def _clean_machine() -> Iterator[None]:
     """This machine's one lab is ours until the session ends; sessions that run at the same time wait for each other."""
-    with Path(__file__).open() as lock:
-        if not any(_is_locked(lock) for _ in poll(DEADLINE_S)):
+    # An abstract name belongs to the network namespace, as the lab does, and is gone with the process that holds it.
+    with socket.socket(socket.AF_UNIX) as lock:
+        if not any(_is_ours(lock) for _ in poll(DEADLINE_S)):
             pytest.fail("another test session uses this machine's lab; wait for its end")
         remains = find_remains()
         if remains:
@@ -91,15 +92,22 @@ def ssh() -> Command:
 
 
 @pytest.fixture
+def fault(lab: Lab) -> Iterator[Callable[[Fault], None]]:
+    """Makes a fault; all are cleared at the end."""
+    yield lambda one: make_fault(lab, one)
+    clear_faults(lab)
+
+
+@pytest.fixture
 def shared_dir() -> Iterator[Path]:
     """An empty directory of the controller that nodes see, too."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="multinode-test-") as path:
         yield Path(path)
 
 
-def _is_locked(file: TextIO) -> bool:
+def _is_ours(lock: socket.socket) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.bind("\0multinode-test-lab")
+    except OSError:
         return False
     return True

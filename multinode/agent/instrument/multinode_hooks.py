@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 from typing import Any, Callable, Dict, Optional
 
 import multinode_recorder
+import multinode_stacks
 
 # Best first: the Trainer counts optimizer steps itself; under ZeRO the optimizer hook fires once per parameter group.
 _SOURCES = ("trainer", "deepspeed", "optimizer")
@@ -66,6 +67,8 @@ def install() -> None:
     """Put the hooks in place, to act when their libraries are imported."""
     recorder = multinode_recorder.Recorder(os.environ["MULTINODE_SAMPLES"], int(os.environ.get("RANK", "0")))
     multinode_recorder.record_exceptions(recorder)
+    if "MULTINODE_RUN_DIR" in os.environ:
+        _quietly(multinode_stacks.register)(os.environ["MULTINODE_RUN_DIR"], int(os.environ.get("RANK", "0")))
     steps = Steps(recorder)
     sys.meta_path.insert(
         0,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.lab.faults import files, kinds, links, power, sshd
+from multinode.lab.faults import clock, files, kinds, links, power, sshd
 from multinode.lab.faults.kinds import Fault
 from multinode.lab.faults.scene import Scene
 from multinode.lab.spec import Lab, LabNode
@@ -45,7 +45,7 @@ _EFFECTS: dict[type, Effect] = {
     kinds.Route: Effect(make=links.divert, undo=links.undivert, check=links.check_route),
     kinds.SshdState: Effect(make=sshd.disturb, undo=sshd.mend),
     kinds.Variable: _CONFIGURED,
-    kinds.Clock: Effect(make=sshd.configure, undo=sshd.deconfigure, check=sshd.check_clock),
+    kinds.Clock: Effect(make=sshd.configure, undo=sshd.deconfigure, check=clock.check_clock),
     kinds.NodeState: Effect(make=power.take, undo=power.give),
     kinds.DiskFull: Effect(make=files.fill_disk, undo=files.free_disk),
     kinds.Package: Effect(make=files.set_version, undo=files.restore_version, check=files.check_package),

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.errors import NodeFailed, UsageError
+from multinode.errors import NodeFailed
 from multinode.lab.access import SSHD_CONFIG, sshd_config
 from multinode.lab.cluster import ns_command
+from multinode.lab.faults.clock import clock_variables, install_library
 from multinode.lab.faults.kinds import Clock, Fault, SshdState, Variable
 from multinode.lab.faults.scene import Scene, run_in_node
 from multinode.lab.nodes import log_path
@@ -27,14 +28,12 @@ from multinode.lab.processes import (
     signal_all,
 )
 from multinode.lab.requirements import SSHD
-from multinode.lab.spec import Lab, LabNode, ProcessRef
+from multinode.lab.spec import LabNode, ProcessRef
 
-__all__ = ["check_clock", "configure", "deconfigure", "disturb", "fault_config", "mend"]
+__all__ = ["configure", "deconfigure", "disturb", "fault_config", "mend"]
 
 _DEADLINE_S = 10.0
 _OTHER_KEY = "/etc/ssh/ssh_host_other_key"
-_LIBRARY = "faketime/libfaketimeMT.so.1"
-_LIBRARY_PLACES = ("/usr/lib", "/usr/local/lib", "/usr/lib64")
 
 # Opens a connection and says nothing: to sshd it is one that has not authenticated yet.
 _HOLDER = """\
@@ -48,12 +47,6 @@ for fd in (0, 1, 2):
 signal.pause()
 """
 _HOLDER_MARK = {"MULTINODE_LAB_FAULT": "crowded"}
-
-
-def check_clock(lab: Lab, fault: Clock) -> None:
-    """See that the library is there which tells programs another time; the kernel has one wall clock for all."""
-    del lab, fault
-    _faketime()
 
 
 def disturb(scene: Scene, fault: SshdState) -> None:
@@ -85,6 +78,8 @@ def configure(scene: Scene, fault: SshdState | Variable | Clock) -> None:
     if fault == SshdState(node=fault.node, how="new-host-key"):
         make_key = f"rm -f {_OTHER_KEY} {_OTHER_KEY}.pub; ssh-keygen -q -t ed25519 -N '' -f {_OTHER_KEY}"
         run_in_node(scene.node, ["sh", "-c", make_key])
+    if isinstance(fault, Clock):
+        install_library(scene)
     _apply(scene.node, (*scene.others, fault))
 
 
@@ -95,8 +90,8 @@ def deconfigure(scene: Scene, fault: SshdState | Variable | Clock) -> None:
         _apply(scene.node, scene.others)
 
 
-def fault_config(address: str, faults: tuple[Fault, ...], library: str = "") -> str:
-    """sshd_config of a node at this address with these faults in force, oldest first; `library` is libfaketime's path.
+def fault_config(address: str, faults: tuple[Fault, ...]) -> str:
+    """sshd_config of a node at this address with these faults in force, oldest first.
 
     sshd takes the first value of most of its settings, and one line of SetEnv alone.
     """
@@ -115,32 +110,12 @@ def fault_config(address: str, faults: tuple[Fault, ...], library: str = "") -> 
             case Variable():
                 variables[fault.name] = fault.value
             case Clock():
-                variables |= _faketime_variables(fault.offset_s, library)
+                variables |= clock_variables(fault)
             case _:
                 continue
     if variables:
         lines.append("SetEnv " + " ".join(_quote(f"{name}={value}") for name, value in variables.items()))
     return "".join(f"{line}\n" for line in lines) + text
-
-
-def _faketime_variables(offset_s: float, library: str) -> dict[str, str]:
-    return {
-        "LD_PRELOAD": library,
-        "FAKETIME": f"{offset_s:+g}",
-        # Time spans are right on a node whose clock is wrong.
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        # Times of files would move too, and Python would compile every module anew.
-        "NO_FAKE_STAT": "1",
-    }
-
-
-def _faketime() -> str:
-    for place in _LIBRARY_PLACES:
-        for found in sorted([*Path(place).glob(_LIBRARY), *Path(place).glob(f"*/{_LIBRARY}")]):
-            return str(found)
-    raise UsageError(
-        "libfaketime is not installed: the kernel has one clock for all nodes", hint="apt-get install libfaketime"
-    )
 
 
 def _quote(text: str) -> str:
@@ -150,8 +125,7 @@ def _quote(text: str) -> str:
 
 def _apply(node: LabNode, faults: tuple[Fault, ...]) -> None:
     """Write the configuration, and have a daemon that runs read it."""
-    library = _faketime() if any(isinstance(fault, Clock) for fault in faults) else ""
-    text = fault_config(node.management_addr, faults, library)
+    text = fault_config(node.management_addr, faults)
     run_in_node(node, ["sh", "-c", f"cat > {SSHD_CONFIG} && {SSHD} -t"], stdin=text)
     kill_all(_holders(node))
     daemon = _listener(node)
