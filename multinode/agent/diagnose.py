@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 from .channel import Channel, Record
@@ -155,14 +154,14 @@ def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) 
         "rank": member.rank,
         "local_rank": member.local_rank,
         "pid": pid,
-        "command": _short(lambda: _read(f"/proc/{pid}/comm")),
+        "command": _short(f"/proc/{pid}/comm"),
         "state": state,
         "state_words": _WORDS.get(state, "unknown"),
         "state_before": first.state if first is not None else state,
         "cpu_s": second.cpu_s - first.cpu_s if first is not None and second is not None else None,
-        "wchan": _short(lambda: _read(f"/proc/{pid}/wchan")),
+        "wchan": _short(f"/proc/{pid}/wchan"),
         # Only root may read it.
-        "kernel_stack": _short(lambda: _read(f"/proc/{pid}/stack")),
+        "kernel_stack": _short(f"/proc/{pid}/stack"),
         "sockets": _sockets(pid) if member.rank is not None else None,
     }
 
@@ -230,10 +229,10 @@ def _read(path: str) -> str:
         return file.read(_SHORT_BYTES)
 
 
-def _short(read: Callable[[], str]) -> Optional[str]:
-    """What /proc says, stripped; None where it may not be read, or says nothing (`0` is the kernel's nothing)."""
+def _short(path: str) -> Optional[str]:
+    """What a file of /proc says; None where it may not be read, or says nothing (`0` is the kernel's nothing)."""
     try:
-        text = read().strip()
+        text = _read(path).strip()
     except OSError:
         return None
     return text if text not in {"", "0"} else None

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from typing import NamedTuple, NoReturn, Optional
 
 from .channel import AgentError, Record
 from .programs import find_program
 from .rundir import RunDir
 
-__all__ = ["Job", "prepare_job", "start_job"]
+__all__ = ["HANDED_FD", "Job", "execute_job", "prepare_job", "start_job"]
+
+# Where a program finds what it is handed beside its environment.
+HANDED_FD = 9
 
 _RUN_DIR_MARK = "{run_dir}"
 _ERROR_BYTES = 4096
@@ -29,6 +33,7 @@ class Job(NamedTuple):
         cwd: absolute.
         log: where stdout and stderr go.
         umask: for the files it makes.
+        handed: what it can read from `HANDED_FD`; empty is nothing.
     """
 
     program: str
@@ -37,6 +42,7 @@ class Job(NamedTuple):
     cwd: str
     log: str
     umask: int
+    handed: bytes = b""
 
 
 def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
@@ -80,6 +86,17 @@ def start_job(job: Job) -> int:
     return pid
 
 
+def execute_job(job: Job) -> NoReturn:
+    """Replace this process by the job's program.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _reset_signals()
+    os.chdir(job.cwd)
+    os.execve(job.program, job.argv, job.env)  # noqa: S606 - argv comes as data; a shell would reinterpret it
+
+
 def _environment(request: Record, run: RunDir) -> dict[str, str]:
     unset: list[str] = request.get("unset", [])
     prefixes = tuple(name[:-1] for name in unset if name.endswith("*"))
@@ -119,18 +136,29 @@ def _become(job: Job, writer: int) -> NoReturn:
     """Turn this forked child into the job; the reason goes to `writer` when that fails."""
     try:
         os.setsid()
-        _reset_signals()
         os.umask(job.umask)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         log = os.open(job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.chdir(job.cwd)
-        os.execve(job.program, job.argv, job.env)  # noqa: S606 - argv comes as data; a shell would reinterpret it
+        if job.handed:
+            writer = _hand_over(job, writer)
+        execute_job(job)
     except OSError as error:
         os.write(writer, os.fsencode(f"{error.strerror}: {error.filename}")[:_ERROR_BYTES])
     finally:
         os._exit(127)
+
+
+def _hand_over(job: Job, writer: int) -> int:
+    """Put what is handed where the program finds it; returns `writer`, which may have had to make room."""
+    moved = os.dup(writer) if writer == HANDED_FD else writer
+    # No pipe: nobody would read while we write. No name either: it may hold secrets.
+    with tempfile.TemporaryFile(dir=os.path.dirname(job.log)) as file:
+        file.write(job.handed)
+        file.seek(0)
+        os.dup2(file.fileno(), HANDED_FD)
+    return moved
 
 
 def _reset_signals() -> None:

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from typing import NoReturn
+from typing import Callable, NoReturn
 
 from .channel import AgentError, Channel, Record
 
@@ -28,15 +28,20 @@ _VERBS = {
     "stop": ".stop:run",
     "supervise": ".supervise:run",
 }
-_JOB_PROGRAM = "collectives"
+# No verbs: they run as part of a job, so they have no channel, and their errors are their own.
+_PROGRAMS = {
+    # torchrun starts it as a worker.
+    "collectives": ".collectives:main",
+    # A prelude's shell turns into it.
+    "become-job": ".prelude:become_job",
+}
 _SCHEMA = 1
 
 
 def main() -> NoReturn:
     """Run the verb named on the command line and exit: 0 done, 1 it failed and said so in a record."""
-    if sys.argv[1:] == [_JOB_PROGRAM]:
-        # No verb: torchrun starts it as a worker of a job, so it has no channel, and its errors are its own.
-        importlib.import_module(f".{_JOB_PROGRAM}", __package__).main()
+    if len(sys.argv) == 2 and sys.argv[1] in _PROGRAMS:  # noqa: PLR2004 - a program's name and nothing else
+        _find(_PROGRAMS[sys.argv[1]])()
         sys.exit(0)
     channel = Channel(umask=os.umask(0o077))
     try:
@@ -65,8 +70,13 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
 def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:
     if len(arguments) != 1 or arguments[0] not in _VERBS:
         raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"one of {', '.join(_VERBS)}")
-    module, _, function = _VERBS[arguments[0]].partition(":")
-    getattr(importlib.import_module(module, __package__), function)(request, channel)
+    _find(_VERBS[arguments[0]])(request, channel)
+
+
+def _find(place: str) -> Callable[..., None]:
+    module, _, name = place.partition(":")
+    function: Callable[..., None] = getattr(importlib.import_module(module, __package__), name)
+    return function
 
 
 def _parse_request(line: bytes) -> Record:

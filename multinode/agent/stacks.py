@@ -80,10 +80,7 @@ class StackReader:
             reason = None if text else "it did not answer: a C call of its holds the signal back, or the disk is full"
             found[pid] = _stack(text or None, "faulthandler", reason)
         for pid, query in self._queries.items():
-            try:
-                found[pid] = _stack(query.answer()[-_MOST_BYTES:], "py-spy", None)
-            except QueryFailed as error:
-                found[pid] = _stack(None, None, str(error))
+            found[pid] = _py_spy_stack(query)
         return found
 
     def _signal(self, process: Process, mark: Mark) -> None:
@@ -158,6 +155,13 @@ def _read_grown(path: str, start: int, end: float) -> str:
             return file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _py_spy_stack(query: Query) -> Record:
+    try:
+        return _stack(query.answer()[-_MOST_BYTES:], "py-spy", None)
+    except QueryFailed as error:
+        return _stack(None, None, str(error))
 
 
 def _stack(text: Optional[str], source: Optional[str], missing: Optional[str]) -> Record:

@@ -12,6 +12,7 @@ from .processes import boot_id, is_running
 from .rundir import RunDir
 
 __all__ = [
+    "describe_exit",
     "has_ended",
     "is_lost",
     "is_watched",
@@ -64,6 +65,11 @@ def note_exit(status: Record, wait_status: int) -> None:
         status["signal"] = signal_name(os.WTERMSIG(wait_status))
     else:
         status["exit_code"] = os.WEXITSTATUS(wait_status)
+
+
+def describe_exit(status: Record) -> str:
+    """How the job ended, in words."""
+    return f"was ended by {status['signal']}" if status["signal"] else f"ended with exit code {status['exit_code']}"
 
 
 def signal_name(number: int) -> str:

@@ -8,8 +8,9 @@ import shutil
 
 from .channel import AgentError, Channel, Record
 from .follow import Follower, say_hello
-from .job import Job, prepare_job
+from .job import Job
 from .lease import grant_lease
+from .prelude import prepare_with_prelude
 from .rundir import RunDir
 from .sentinel import start_sentinel
 from .status import new_status, write_status
@@ -28,7 +29,7 @@ def run(request: Record, channel: Channel) -> None:
     run_dir = RunDir(request["run_id"])
     if run_dir.exists():
         raise _exists(run_dir)
-    job = prepare_job(request, run_dir, channel.umask)
+    job = prepare_with_prelude(request, run_dir, channel.umask)
     _make_run_dir(run_dir, request)
     trouble = _start_watchers(run_dir, request, job)
     if not request.get("detach"):
@@ -69,7 +70,8 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     for name in ("samples", "tmp"):
         os.mkdir(os.path.join(run_dir.path, name), 0o700)
     os.close(os.open(run_dir.log, os.O_WRONLY | os.O_CREAT, 0o600))
-    run_dir.write("request.json", request)
+    # Values may be secrets, and nobody reads them here: the job has them.
+    run_dir.write("request.json", {**request, "env": dict.fromkeys(request["env"])})
     grant_lease(run_dir, request.get("lease_s"))
     write_status(run_dir, new_status())
     for file in request.get("files", []):

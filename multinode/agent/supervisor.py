@@ -18,10 +18,11 @@ from .fork import fork_child
 from .gpu_sampler import start_gpu_sampler
 from .job import Job, start_job
 from .lease import Lease
+from .prelude import prelude_trouble
 from .processes import Family, Process, adopt_orphans, boot_id, find_process
 from .rundir import RunDir
 from .sampler import NodeSampler
-from .status import new_status, note_exit, write_status
+from .status import describe_exit, new_status, note_exit, write_status
 from .stop import StopOrders
 
 __all__ = ["count_oom_kills", "start_supervisor"]
@@ -71,6 +72,7 @@ class Supervisor:
 
     def __init__(self, run: RunDir, request: Record, sentinel_pid: int) -> None:
         self._run = run
+        self._request = request
         self._grace_s = float(request["grace_s"])
         self._gpus: Optional[list[int]] = request.get("sample_gpus")
         self._interval_s = float(request.get("sample_interval_s", 1.0))
@@ -166,7 +168,12 @@ class Supervisor:
                     self._has_job = False
                     note_exit(self._status, wait_status)
                     self._note_oom_kills()
-                    self._end("exited", None, min(self._grace_s, _LEFTOVER_GRACE_S))
+                    self._end_by_itself()
+
+    def _end_by_itself(self) -> None:
+        trouble = prelude_trouble(self._request, self._run, describe_exit(self._status))
+        cause = "exited" if trouble is None else "not_started"
+        self._end(cause, trouble, min(self._grace_s, _LEFTOVER_GRACE_S))
 
     def _note_oom_kills(self) -> None:
         now = count_oom_kills()

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides
+from multinode.cli.options import (
+    AccelerateConfig,
+    Check,
+    EngineName,
+    Hosts,
+    Json,
+    MasterPort,
+    Nodes,
+    Overrides,
+    Prelude,
+    Variables,
+)
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
@@ -34,12 +45,16 @@ def contrast(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=6, help="Run this many steps on each side (max_steps).")] = None,
     set_: Overrides = None,
+    engine: EngineName = None,
+    accelerate_config: AccelerateConfig = None,
+    env: Variables = None,
+    prelude: Prelude = None,
     master_port: MasterPort = 29500,
     check: Check = True,
     as_json: Json = False,
 ) -> None:
     """Run a job on node 0 alone and on all nodes, and say which is faster, by how much."""
-    from multinode.cli.inputs import parse_option, read_cluster, read_job
+    from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.output import print_document
     from multinode.cli.running import outside
     from multinode.core.planning import LaunchOptions
@@ -49,11 +64,16 @@ def contrast(
 
     cluster, text = read_cluster(hosts, nodes)
     overrides = [*(set_ or []), *([f"max_steps={steps}"] if steps is not None else [])]
+    what_job = read_job(job, ctx.meta[SCRIPT], overrides)
     what = Launch(
         cluster=cluster,
         hostfile=text,
-        job=read_job(job, ctx.meta[SCRIPT], overrides),
-        options=LaunchOptions(master_port=master_port),
+        job=what_job,
+        options=LaunchOptions(
+            master_port=master_port,
+            engine=read_engine(what_job, engine, accelerate_config),
+            surroundings=read_surroundings(env, prelude),
+        ),
         execute=ExecuteOptions(kind="contrast"),
         check=check,
     )

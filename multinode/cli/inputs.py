@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from multinode.core.cluster import Cluster
+from multinode.core.engines.engine import Engine, choose_engine
 from multinode.core.job import Job, ScriptJob
+from multinode.core.surroundings import Surroundings, parse_surroundings
 from multinode.errors import UsageError
 
-__all__ = ["parse_option", "read_cluster", "read_job"]
+__all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_surroundings"]
 
 T = TypeVar("T")
 
@@ -63,3 +65,26 @@ def read_job(path: Path | None, script: tuple[str, ...] | None, overrides: list[
             raise UsageError("--set changes a YAML job, and this is a script", hint="give the script its own arguments")
         return ScriptJob(argv=script)
     return load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), tuple(overrides))
+
+
+def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
+    """The engine that `--engine` names, or the job's own.
+
+    Raises:
+        UsageError: it does not run such a job, or accelerate's configuration cannot be understood.
+    """
+    from multinode.store.accelerate import load_accelerate
+
+    return choose_engine(job, name, load_accelerate(accelerate) if accelerate is not None else None)
+
+
+def read_surroundings(variables: list[str] | None, prelude: str | None) -> Surroundings:
+    """What `--env` and `--prelude` put around the job; an empty `--prelude` switches the settings' off.
+
+    Raises:
+        UsageError: one cannot be understood, or a variable is not set here.
+    """
+    from multinode.store.settings import load_settings
+
+    text = prelude if prelude is not None else load_settings(Path.cwd()).defaults.prelude
+    return parse_surroundings(variables or [], text, os.environ)

@@ -52,7 +52,7 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def clear(
-    node: Annotated[str, typer.Argument(metavar="[NODE|all]", help="Whom to give back what was taken.")] = "all",
+    node: Annotated[str, typer.Argument(metavar="NODE|all", help="Whom to give back what was taken.")] = "all",
     as_json: Json = False,
 ) -> None:
     """Give back what was taken, newest first; a killed node is started anew, with a fresh disk."""

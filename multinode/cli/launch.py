@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Check, Fetch, Grace, Hosts, Json, MasterPort, Nodes, Overrides, WorkersPerNode
+from multinode.cli.options import (
+    AccelerateConfig,
+    Check,
+    EngineName,
+    Fetch,
+    Grace,
+    Hosts,
+    Json,
+    MasterPort,
+    Nodes,
+    Overrides,
+    Prelude,
+    Variables,
+    WorkersPerNode,
+)
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
@@ -20,7 +34,8 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="A plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments",
+        epilog="A plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments. Options of the "
+        "engine's own launcher go before the script: -- --max-restarts=3 train.py",
     )(launch)
 
 
@@ -33,6 +48,10 @@ def launch(
     nodes: Nodes = None,
     workers_per_node: WorkersPerNode = None,
     set_: Overrides = None,
+    engine: EngineName = None,
+    accelerate_config: AccelerateConfig = None,
+    env: Variables = None,
+    prelude: Prelude = None,
     master_port: MasterPort = 29500,
     lease: Annotated[
         float, typer.Option(min=5.0, help="Seconds that the nodes go on without word from this command.")
@@ -49,12 +68,14 @@ def launch(
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
     from multinode.cli.fetching import fetch_results
-    from multinode.cli.inputs import read_cluster, read_job
+    from multinode.cli.inputs import read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.result import tell_result
     from multinode.cli.running import outside
 
     cluster, text = read_cluster(hosts, nodes)
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [])
+    what_engine = read_engine(what_job, engine, accelerate_config)
+    surroundings = read_surroundings(env, prelude)
 
     def make_launch() -> Launch:
         from multinode.core.planning import LaunchOptions
@@ -65,7 +86,13 @@ def launch(
             cluster=cluster,
             hostfile=text,
             job=what_job,
-            options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, profile=profile),
+            options=LaunchOptions(
+                workers_per_node=workers_per_node,
+                master_port=master_port,
+                profile=profile,
+                engine=what_engine,
+                surroundings=surroundings,
+            ),
             execute=ExecuteOptions(
                 lease_s=None if detach else lease, grace_s=grace, leave_when_running=detach, leave_on_stop=False
             ),

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["Check", "Fetch", "Grace", "Hosts", "Json", "MasterPort", "Nodes", "Overrides", "WorkersPerNode"]
+__all__ = [
+    "AccelerateConfig",
+    "Check",
+    "EngineName",
+    "Fetch",
+    "Grace",
+    "Hosts",
+    "Json",
+    "MasterPort",
+    "Nodes",
+    "Overrides",
+    "Prelude",
+    "Variables",
+    "WorkersPerNode",
+]
 
 Hosts = Annotated[
     str | None, typer.Option(help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.")
@@ -23,4 +38,32 @@ Grace = Annotated[float, typer.Option(min=0.0, help="Seconds between TERM and KI
 Fetch = Annotated[
     list[str] | None,
     typer.Option(metavar="PATH", help="Copy this file or directory of node 0 home at the end. Repeatable."),
+]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="torchrun, llamafactory, deepspeed, accelerate or command; else llamafactory for a YAML, torchrun for a "
+        "script.",
+    ),
+]
+AccelerateConfig = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A configuration for --engine accelerate; what places a node is set anew."),
+]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        help="Set a variable on every node; NAME alone takes its value from here, and shows it nowhere. Repeatable.",
+    ),
+]
+Prelude = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHELL",
+        help="Shell text to run on every node before the job: conda, modules; else the settings'.",
+    ),
 ]

@@ -10,9 +10,10 @@ import shlex
 
 import msgspec
 
-__all__ = ["REDACTED", "Command", "is_secret", "quote_path", "render_command"]
+__all__ = ["FORWARDED", "REDACTED", "Command", "is_secret", "quote_path", "render_command", "shown_environment"]
 
 REDACTED = "<redacted>"
+FORWARDED = "<forwarded>"
 
 # A tokenizer is not a token: TOKENIZERS_PARALLELISM stands in many a job.
 _SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
@@ -27,6 +28,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         unset: variables that are removed from the environment first; a trailing `*` removes all with that prefix.
         path_first: directory that goes first on PATH; None leaves PATH alone.
         cwd: directory; None is the user's home on the node.
+        forwarded: variables among `env` whose values come from the controller's environment, and are never shown.
+        prelude: shell text that runs first, in `cwd`, by a login bash; variables and PATH are set again after it.
     """
 
     argv: tuple[str, ...]
@@ -34,6 +37,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     unset: tuple[str, ...] = ()
     path_first: str | None = None
     cwd: str | None = None
+    forwarded: tuple[str, ...] = ()
+    prelude: str | None = None
+
+
+def shown_environment(command: Command) -> dict[str, str]:
+    """Its variables as they may be shown and stored: without the values of secrets and of forwarded ones."""
+    hidden = {name: REDACTED for name in command.env if is_secret(name)} | dict.fromkeys(command.forwarded, FORWARDED)
+    return command.env | hidden
 
 
 def is_secret(name: str) -> bool:
@@ -61,6 +72,9 @@ def render_command(command: Command) -> str:
         lines.append("# not set in the job's environment: " + ", ".join(prefixes))
     if command.cwd is not None:
         lines.append(f"cd {quote_path(command.cwd)} &&")
+    if command.prelude is not None:
+        # The line break ends a comment, should the text end in one.
+        lines.append(f"{{ {command.prelude}\n}} &&")
     words = [f"-u {shlex.quote(name)}" for name in command.unset if not name.endswith("*")]
     if words:
         lines.append("env " + " ".join(words) + " \\")
@@ -68,8 +82,6 @@ def render_command(command: Command) -> str:
         lines.append("env \\")
     if command.path_first is not None:
         lines.append(f'  PATH={quote_path(command.path_first)}:"$PATH" \\')
-    for name, value in command.env.items():
-        shown = shlex.quote(REDACTED) if is_secret(name) else quote_path(value)
-        lines.append(f"  {name}={shown} \\")
+    lines += [f"  {name}={quote_path(value)} \\" for name, value in shown_environment(command).items()]
     lines.append("  " + " ".join(quote_path(word) for word in command.argv))
     return "\n".join(lines)

@@ -57,7 +57,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         schema: `multinode.plan/1`.
         run_id: unique name of the run.
-        engine: `llamafactory` or `torchrun`.
+        engine: what starts the workers, by its name (core/engines/engine.py).
         job: the job in a few words, for people.
         master_addr: node 0's data-plane address.
         master_port: TCP port of the rendezvous on it.

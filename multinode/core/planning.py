@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,12 +12,13 @@ from multinode.core.collective_test import CollectiveTest
 from multinode.core.command import Command
 from multinode.core.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.core.engines.collective import collective_command
-from multinode.core.engines.llamafactory import JOB_FILE, llamafactory_command
+from multinode.core.engines.engine import Engine, choose_engine, engine_command, engine_files
+from multinode.core.engines.llamafactory import JOB_FILE
 from multinode.core.engines.place import Place
-from multinode.core.engines.torchrun import torchrun_command
 from multinode.core.facts import NodeFacts
 from multinode.core.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
+from multinode.core.surroundings import Surroundings
 from multinode.errors import UsageError
 
 __all__ = ["DEFAULT_MASTER_PORT", "LaunchOptions", "plan_launch", "workers_per_node"]
@@ -33,12 +35,24 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         master_port: port of the rendezvous on node 0.
         profile: whether workers record their steps.
         agent: where the agent lies on a node, relative to the home directory; a collective test runs it.
+        engine: what starts the workers; None is the job's own.
+        surroundings: variables and a prelude for every node.
     """
 
     workers_per_node: int | None = None
     master_port: int = DEFAULT_MASTER_PORT
     profile: bool = True
     agent: str | None = None
+    engine: Engine | None = None
+    surroundings: Surroundings = Surroundings()
+
+
+class _Task(NamedTuple):
+    """What every node does alike."""
+
+    job: Job | CollectiveTest
+    engine: Engine
+    surroundings: Surroundings
 
 
 def plan_launch(
@@ -54,10 +68,12 @@ def plan_launch(
     master_addr = endpoints[0].addr
     if master_addr is None:
         raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
+    engine = _engine(job, options)
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         found = facts.get(node.name)
         home = found.home if found and found.home else "~"
+        known = _is_known(node, options.surroundings)
         place = Place(
             node_rank=node_rank,
             nnodes=len(cluster.nodes),
@@ -68,13 +84,13 @@ def plan_launch(
             gpus=node.gpus[:nproc] if node.gpus is not None else None,
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             agent=f"{home}/{options.agent}" if options.agent else None,
-            python=found.python if found and found.python else node.python,
-            packages=found.packages if found else None,
+            python=(found.python if found and found.python else node.python) if known else None,
+            packages=found.packages if found and known else None,
         )
-        nodes.append(_plan_node(node, place, endpoint, job, found))
+        nodes.append(_plan_node(node, place, endpoint, _Task(job, engine, options.surroundings), found))
     return LaunchPlan(
         run_id=run_id,
-        engine="llamafactory" if isinstance(job, LlamaFactoryJob) else "torchrun",
+        engine=engine.name,
         job="nccl-test all_reduce" if isinstance(job, CollectiveTest) else describe_job(job),
         master_addr=master_addr,
         master_port=options.master_port,
@@ -120,9 +136,18 @@ def _slots(node: Node, found: NodeFacts | None) -> int:
     return len(found.gpus) if found and found.gpus else 1
 
 
-def _plan_node(
-    node: Node, place: Place, endpoint: Endpoint, job: Job | CollectiveTest, found: NodeFacts | None
-) -> NodePlan:
+def _engine(job: Job | CollectiveTest, options: LaunchOptions) -> Engine:
+    if isinstance(job, CollectiveTest):
+        return Engine(name="torchrun")
+    return options.engine or choose_engine(job)
+
+
+def _is_known(node: Node, surroundings: Surroundings) -> bool:
+    """Whether the job's interpreter can be known before it starts; a prelude may be what puts it on PATH."""
+    return surroundings.prelude is None or node.python is not None
+
+
+def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
     cwd = found.cwd if found and found.cwd else node.workdir
     first = place.node_rank * place.nproc
     return NodePlan(
@@ -134,35 +159,41 @@ def _plan_node(
         link_gbit_per_s=endpoint.link_gbit_per_s,
         gpus=place.gpus or (tuple(range(place.nproc)) if found and found.gpus else None),
         run_dir=place.run_dir,
-        command=_command(node, place, job, cwd),
-        files=_job_files(job, place.run_dir) if isinstance(job, LlamaFactoryJob) else (),
-        assumed=endpoint.assumed + _assumed(node, found),
+        command=_command(task, place, node.env | task.surroundings.env, cwd),
+        files=_job_files(task.job, place.run_dir) + engine_files(task.engine, place),
+        assumed=endpoint.assumed + _assumed(node, found, task),
     )
 
 
-def _command(node: Node, place: Place, job: Job | CollectiveTest, cwd: str | None) -> Command:
-    if isinstance(job, LlamaFactoryJob):
-        return llamafactory_command(place, node.env, cwd)
-    if isinstance(job, CollectiveTest):
-        return collective_command(place, job, node.env)
-    return torchrun_command(place, job.argv, node.env, cwd)
+def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
+    if isinstance(task.job, CollectiveTest):
+        command = collective_command(place, task.job, env)
+    else:
+        command = engine_command(task.engine, place, task.job, env, cwd)
+    surroundings = task.surroundings
+    return msgspec.structs.replace(command, forwarded=surroundings.forwarded, prelude=surroundings.prelude)
 
 
-def _job_files(job: LlamaFactoryJob, run_dir: str) -> tuple[PlanFile, ...]:
+def _job_files(job: Job | CollectiveTest, run_dir: str) -> tuple[PlanFile, ...]:
     """The YAML, and the DeepSpeed JSON that it names, which then is named by its place on the node."""
+    if not isinstance(job, LlamaFactoryJob):
+        return ()
     if job.deepspeed_text is None:
         return (PlanFile(path=JOB_FILE, text=render_job(job, None)),)
     text = render_job(job, f"{run_dir}/{_DEEPSPEED_FILE}")
     return (PlanFile(path=JOB_FILE, text=text), PlanFile(path=_DEEPSPEED_FILE, text=job.deepspeed_text))
 
 
-def _assumed(node: Node, found: NodeFacts | None) -> tuple[str, ...]:
-    if found is not None:
-        return ()
-    assumed = ["home: ~ stands for the user's home directory on the node"]
-    if node.workdir is None:
-        assumed.append("workdir: this directory where the node has it, else the home directory")
-    if node.python is None:
+def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...]:
+    assumed = []
+    if found is None:
+        assumed.append("home: ~ stands for the user's home directory on the node")
+        if node.workdir is None:
+            assumed.append("workdir: this directory where the node has it, else the home directory")
+    if not _is_known(node, task.surroundings):
+        assumed.append("python: python3 as the prelude leaves PATH; its packages are not checked")
+    elif node.python is None and found is None:
         assumed.append("python: the first python3 on PATH; python= in the hostfile settles it")
-    assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
+    if found is None and task.engine.name == "llamafactory":
+        assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
     return tuple(assumed)

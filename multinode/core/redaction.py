@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.cluster import Cluster
-from multinode.core.command import REDACTED, is_secret
+from multinode.core.command import REDACTED, is_secret, shown_environment
 from multinode.core.plan import LaunchPlan, NodePlan
 
 __all__ = ["redact_cluster", "redact_plan"]
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan without the values of variables that look like secrets."""
+    """The same plan without the values of variables that look like secrets, or that were forwarded."""
     return msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
 
 
@@ -23,7 +23,8 @@ def redact_cluster(cluster: Cluster) -> Cluster:
 
 
 def _redact_node(node: NodePlan) -> NodePlan:
-    return msgspec.structs.replace(node, command=msgspec.structs.replace(node.command, env=_redact(node.command.env)))
+    shown = msgspec.structs.replace(node.command, env=shown_environment(node.command))
+    return msgspec.structs.replace(node, command=shown)
 
 
 def _redact(env: dict[str, str]) -> dict[str, str]:

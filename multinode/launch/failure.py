@@ -154,7 +154,9 @@ def _failure(node: Evidence, message: str, fields: Mapping[str, object]) -> Fail
 def _not_started(node: Evidence) -> Failure:
     error = node.error
     message = error.message if error is not None else "the job could not be started"
-    return _failure(node, message, {"hint": error.hint if error is not None else None})
+    hint = error.hint if error is not None else None
+    # A prelude that failed has said why.
+    return _failure(node, message, {"hint": hint, "log_tail": last_lines(node.log, 20)})
 
 
 def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:

@@ -47,6 +47,7 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "unset": list(command.unset),
         "cwd": command.cwd,
         "path_first": command.path_first,
+        "prelude": command.prelude,
         # The plan travels too, so that another machine with the hostfile can take the run up.
         "files": [*({"path": file.path, "text": file.text} for file in node.files), _plan_file(plan)],
         "lease_s": options.lease_s,

@@ -11,7 +11,7 @@ from multinode.core.plan import LaunchPlan
 from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run import NodeRun
 from multinode.core.samples import ExceptionSample, parse_samples
-from multinode.errors import ContactLost, MultinodeError, NodeError
+from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.records import Chunk, Hello, Message, Status
 from multinode.launch.session import Event
@@ -159,13 +159,15 @@ def _take_status(track: _NodeTrack, status: Status) -> None:
         processes_left=status.processes_left,
         oom_kills=status.oom_kills,
     )
+    if status.cause == "not_started" and status.message:
+        track.error = NodeFailed(status.message, node=track.run.name)
     _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")
 
 
 def _describe_end(run: NodeRun) -> str:
     if run.cause == "stopped":
         return "stopped"
-    if run.cause in {"lease_expired", "supervisor_lost"}:
+    if run.cause in {"lease_expired", "supervisor_lost", "not_started"}:
         return run.cause.replace("_", " ")
     if run.signal is not None:
         return f"ended by {run.signal}"

@@ -17,10 +17,11 @@ _DEFAULT_JOB = "configs/default.yaml"
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[defaults]` table: a hostfile (or `lab`) and a job."""
+    """The `[defaults]` table: a hostfile (or `lab`), a job, and shell text that runs before it on every node."""
 
     hosts: str | None = None
     job: str | None = None
+    prelude: str | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +43,7 @@ def load_settings(cwd: Path) -> Settings:
     try:
         return msgspec.convert(tomllib.loads(text), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
-        raise UsageError(f"{path}: {error}", hint="known are hosts and job under [defaults]") from None
+        raise UsageError(f"{path}: {error}", hint="known are hosts, job and prelude under [defaults]") from None
 
 
 def default_job(settings: Settings, cwd: Path) -> Path:

@@ -36,6 +36,9 @@ from multinode.workflows.lab import refresh_lab
 
 __all__ = ["Launch", "Launched", "Outside", "launch", "make_run_id", "plan_offline", "require_success"]
 
+# Checks that look into the interpreter that was found before the job starts.
+_SOFTWARE = frozenset({"interpreter", "packages", "versions"})
+
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be launched.
@@ -189,14 +192,26 @@ def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple
     inspection = with_endpoints(
         Inspection(cluster=what.cluster, facts=facts, job=what.job, master_port=what.options.master_port)
     )
-    findings = check_launch(inspection)
+    findings = _apply(what, check_launch(inspection))
     raise_first_error(findings)
     if len(what.cluster.nodes) == 1:
         return findings
     outside.say("checking that the nodes reach each other")
-    findings = check_launch(with_meeting(outside.agent, inspection))
+    findings = _apply(what, check_launch(with_meeting(outside.agent, inspection)))
     raise_first_error(findings)
     return findings
+
+
+def _apply(what: Launch, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Those that concern the job: only a prelude may lead to its interpreter, and a program of any kind needs none."""
+    options = what.options
+    if options.engine is not None and options.engine.name == "command":
+        unknown = {node.name for node in what.cluster.nodes}
+    elif options.surroundings.prelude is not None:
+        unknown = {node.name for node in what.cluster.nodes if node.python is None}
+    else:
+        return findings
+    return tuple(finding for finding in findings if finding.check not in _SOFTWARE or finding.node not in unknown)
 
 
 def _keep(

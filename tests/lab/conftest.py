@@ -46,7 +46,7 @@ def _clean_machine() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def lab(_clean_machine: None) -> Lab:
     """Two nodes at 1 Gbit/s."""
-    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=1 << 30))
+    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30))
 
 
 @pytest.fixture

@@ -1,15 +1,21 @@
-"""LLaMA-Factory: `llamafactory-cli train`, which starts torchrun itself from the variables set here."""
+"""LLaMA-Factory: `llamafactory-cli train`, which starts torchrun itself from the variables set here.
+
+Also how the other engines start its workers: its launcher is a module that trains when a worker runs it.
+"""
 
 from __future__ import annotations
 
 import re
 
 from multinode.core.command import Command
-from multinode.core.engines.place import STRAY_VARIABLES, Place, network_environment
+from multinode.core.engines.place import STRAY_VARIABLES, Place, directory_of, network_environment
 
-__all__ = ["JOB_FILE", "llamafactory_command", "reads_rank"]
+__all__ = ["JOB_FILE", "llamafactory_command", "llamafactory_worker", "reads_rank"]
 
 JOB_FILE = "job.yaml"
+
+# torchrun, accelerate and DeepSpeed's launcher all take a module after `--module`.
+_WORKER = ("--module", "llamafactory.launcher")
 
 # From this release on the node's rank is read from NODE_RANK; before it from RANK (LLaMA-Factory's launcher).
 _NODE_RANK_SINCE = (0, 9, 1)
@@ -32,16 +38,17 @@ def llamafactory_command(place: Place, env: dict[str, str], cwd: str | None) -> 
         argv=("llamafactory-cli", "train", f"{place.run_dir}/{JOB_FILE}"),
         env=variables | env,
         unset=tuple(name for name in STRAY_VARIABLES if name not in variables),
-        path_first=_directory(place.python),
+        path_first=directory_of(place.python),
         cwd=cwd,
     )
+
+
+def llamafactory_worker(place: Place) -> tuple[str, ...]:
+    """What another engine is given in place of a script."""
+    return (*_WORKER, f"{place.run_dir}/{JOB_FILE}")
 
 
 def reads_rank(version: str | None) -> bool:
     """Whether this release reads the node's rank from RANK, or might (unknown version)."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")
     return numbers is None or tuple(int(n) for n in numbers.groups()) < _NODE_RANK_SINCE
-
-
-def _directory(python: str | None) -> str | None:
-    return python.rsplit("/", 1)[0] if python is not None and "/" in python else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["STRAY_VARIABLES", "Place", "network_environment"]
+__all__ = ["STRAY_VARIABLES", "Place", "directory_of", "network_environment"]
 
 # Left over in a profile, each of these changes a run behind the launcher's back (torchrun reads PET_* as its options).
 STRAY_VARIABLES = (
@@ -70,3 +70,8 @@ def network_environment(place: Place) -> dict[str, str]:
     env["MASTER_PORT"] = str(place.master_port)
     env["PYTHONUNBUFFERED"] = "1"
     return env
+
+
+def directory_of(python: str | None) -> str | None:
+    """The interpreter's directory, where its programs are; None where it is a bare name, or not known."""
+    return python.rsplit("/", 1)[0] if python is not None and "/" in python else None

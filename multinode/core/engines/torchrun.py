@@ -6,7 +6,7 @@ Static with an IP by default: c10d with an IP endpoint fails where the hostname 
 from __future__ import annotations
 
 from multinode.core.command import Command
-from multinode.core.engines.place import STRAY_VARIABLES, Place, network_environment
+from multinode.core.engines.place import STRAY_VARIABLES, Place, directory_of, network_environment
 
 __all__ = ["torchrun_command"]
 
@@ -31,6 +31,6 @@ def torchrun_command(place: Place, script: tuple[str, ...], env: dict[str, str],
         ),
         env=variables | env,
         unset=tuple(name for name in STRAY_VARIABLES if name not in variables),
-        path_first=place.python.rsplit("/", 1)[0] if place.python and "/" in place.python else None,
+        path_first=directory_of(place.python),
         cwd=cwd,
     )

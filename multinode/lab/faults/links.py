@@ -72,8 +72,8 @@ def unslow(scene: Scene, fault: LinkSlow) -> None:
 def enlarge(scene: Scene, fault: Mtu) -> None:
     """Let the card send frames that its switch port drops.
 
-    Virtual links pass segments of 64 kB whatever the MTU says, for a card would have cut them; so the node has to cut
-    its segments itself.
+    Virtual links pass a batch of segments whatever the MTU says, for a card would have cut it; the node is told to send
+    one segment at a time, or some would get through.
     """
     _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {fault.mtu} gso_max_segs 1")
 
