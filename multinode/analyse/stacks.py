@@ -17,7 +17,9 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) ")
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|multinode_agent/|^(?:torch|transformers|accelerate|deepspeed)/"
 )
-_COLLECTIVE_FILES = re.compile(r"torch/distributed/(?:distributed_c10d|rendezvous|_functional_collectives)|deepspeed/comm/")
+_COLLECTIVE_FILES = re.compile(
+    r"torch/distributed/(?:distributed_c10d|rendezvous|_functional_collectives)|deepspeed/comm/"
+)
 _BACKWARD_FILES = re.compile(r"torch/autograd/|torch/_tensor\.py$")
 _SYNCHRONIZE_FILES = re.compile(r"torch/(?:cuda|accelerator|xpu|npu)/")
 _CONSTRUCTOR = re.compile(r"torch/nn/parallel/distributed\.py$")

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from multinode.analyse.stacks import Standpoint, parse_main_thread, standpoint
+from multinode.analyse.stacks import Frame, Standpoint, parse_main_thread, standpoint
 from multinode.core.stall import NodeDiagnosis, ProcessDiagnosis
 
 __all__ = ["Explanation", "explain_stall"]
 
 _SPINS = 0.5  # share of a processor from which on a process is said to compute
+_MOST_FRAMES = 20
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,7 @@ class _Rank(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     node: NodeDiagnosis
     process: ProcessDiagnosis | None
+    frames: tuple[Frame, ...]
     where: Standpoint | None
     step: int | None
 
@@ -55,9 +57,7 @@ def explain_stall(nodes: Sequence[NodeDiagnosis]) -> Explanation:
     fewer steps than the rest; a connection on which nothing gets through. Without any of these nobody is blamed.
     """
     ranks = [_rank(node, number) for node in nodes if node.error is None for number in node.ranks]
-    found = (
-        explanation for explain in _CAUSES if (explanation := explain(nodes, ranks)) is not None
-    )
+    found = (explanation for explain in _CAUSES if (explanation := explain(nodes, ranks)) is not None)
     return next(found, None) or _unexplained(ranks)
 
 
@@ -65,7 +65,7 @@ def _rank(node: NodeDiagnosis, number: int) -> _Rank:
     process = next((process for process in node.processes if process.rank == number), None)
     frames = parse_main_thread(process.stack) if process is not None and process.stack else ()
     step = next((last.step for last in node.last_steps if last.rank == number), None)
-    return _Rank(rank=number, node=node, process=process, where=standpoint(frames), step=step)
+    return _Rank(rank=number, node=node, process=process, frames=frames, where=standpoint(frames), step=step)
 
 
 def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
@@ -107,10 +107,9 @@ def _gone(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | N
             message="no worker has started on any node: the launchers wait for each other",
             hint="a port between the nodes may be closed, or they disagree on the rendezvous: multinode check",
         )
-    if all(one.state is None and one.step is None for one in found):
-        cause = "not been started: the launcher on that node still waits"
-        return _blame(first, f"{_names(found)} {_have(found)} {cause}{_others(ranks, found)}", _log_hint(first))
-    cause = "no process any more, and the launcher on that node has not noticed"
+    never = all(one.state is None and one.step is None for one in found)
+    ended = "no process any more: it ended" if len(found) == 1 else "no process any more: they ended"
+    cause = "no process: it was not started, or is gone" if never else ended + _after(found)
     return _blame(first, f"{_names(found)} {_have(found)} {cause}{_others(ranks, found)}", _log_hint(first))
 
 
@@ -146,8 +145,8 @@ def _elsewhere(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanatio
     if not found or not any(one.waits for one in ranks):
         return None
     first = found[0]
-    assert first.where is not None
-    message = f"{_names(found)} {_are(found)} in {first.where.place}{_busy(first)}{_behind(ranks, found)}"
+    place = first.where.place if first.where is not None else ""
+    message = f"{_names(found)} {_are(found)} in {place}{_busy(first)}{_behind(ranks, found)}"
     hint = "its whole stack is in stall.json; where it only is slow, --stall makes us more patient"
     return _blame(first, message + _others(ranks, found), hint)
 
@@ -160,7 +159,9 @@ def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explana
     rarest = min(words, key=lambda word: (words[word], str(word)))
     found = [one for one in ranks if one.where is not None and one.where.waits_in == rarest]
     hint = "every rank must come to the same collectives in the same order; see where each stands in stall.json"
-    return _blame(found[0], f"{_names(found)} {_wait(found)} in {rarest}{_behind(ranks, found)}{_others(ranks, found)}", hint)
+    return _blame(
+        found[0], f"{_names(found)} {_wait(found)} in {rarest}{_behind(ranks, found)}{_others(ranks, found)}", hint
+    )
 
 
 def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
@@ -229,7 +230,7 @@ def _blame(one: _Rank, message: str, hint: str) -> Explanation:
         node=one.node.node,
         node_rank=one.node.node_rank,
         rank=one.rank,
-        stack=(one.process.stack or "") if one.process is not None else "",
+        stack="\n".join(f"{frame.path}:{frame.line} in {frame.name}" for frame in one.frames[:_MOST_FRAMES]),
     )
 
 
@@ -268,8 +269,13 @@ def _all_wait(ranks: Sequence[_Rank]) -> str:
     return f"; all {len(ranks)} ranks wait in {words.pop()}" if len(words) == 1 and None not in words else ""
 
 
+def _after(found: Sequence[_Rank]) -> str:
+    steps = {one.step for one in found if one.step is not None}
+    return f" after step {steps.pop()}" if len(steps) == 1 else ""
+
+
 def _behind(ranks: Sequence[_Rank], found: Sequence[_Rank]) -> str:
-    """` at step 41, the others at 42`, where they differ."""
+    """`, at step 41 where the others have done 42`; empty where they do not differ."""
     mine = {one.step for one in found}
     theirs = {one.step for one in ranks if one not in found}
     if len(mine) != 1 or len(theirs) != 1 or mine == theirs or None in mine | theirs:

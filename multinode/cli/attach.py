@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Fetch, Grace, Hosts, Json
+from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, StallAfter
 
 if TYPE_CHECKING:
     from multinode.core.cluster import Cluster
@@ -29,7 +29,14 @@ def register(app: typer.Typer) -> None:
     app.command()(clean)
 
 
-def attach(run_id: RunId = "last", hosts: Elsewhere = None, fetch: Fetch = None, as_json: Json = False) -> None:
+def attach(
+    run_id: RunId = "last",
+    hosts: Elsewhere = None,
+    stall: StallAfter = 300.0,
+    on_stall: OnStall = "report",
+    fetch: Fetch = None,
+    as_json: Json = False,
+) -> None:
     """Follow a run that goes on, from where it was left; Ctrl-C stops it, or leaves it alone if it is detached."""
     from multinode.cli.fetching import fetch_results
     from multinode.cli.result import tell_result
@@ -40,7 +47,7 @@ def attach(run_id: RunId = "last", hosts: Elsewhere = None, fetch: Fetch = None,
     leaves = known is None or known.run.detached
     with outside(known.cluster if known else _cluster(hosts)[0], leaves=leaves) as around:
         known = known or _known_elsewhere(around, hosts, run_id)
-        launched = follow(known, around)
+        launched = follow(known, around, stall_s=stall or None, on_stall=on_stall)
         fetch_results(around, launched, known.cluster, fetch)
     tell_result(launched, as_json=as_json)
 

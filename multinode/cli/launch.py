@@ -17,8 +17,10 @@ from multinode.cli.options import (
     Json,
     MasterPort,
     Nodes,
+    OnStall,
     Overrides,
     Prelude,
+    StallAfter,
     Variables,
     WorkersPerNode,
 )
@@ -60,6 +62,8 @@ def launch(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave once the job runs on every node; it needs no lease then.")
     ] = False,
+    stall: StallAfter = 300.0,
+    on_stall: OnStall = "report",
     fetch: Fetch = None,
     check: Check = True,
     profile: Annotated[bool, typer.Option("--profile/--no-profile", help="Record the workers' steps.")] = True,
@@ -94,7 +98,12 @@ def launch(
                 surroundings=surroundings,
             ),
             execute=ExecuteOptions(
-                lease_s=None if detach else lease, grace_s=grace, leave_when_running=detach, leave_on_stop=False
+                lease_s=None if detach else lease,
+                grace_s=grace,
+                leave_when_running=detach,
+                leave_on_stop=False,
+                stall_s=stall or None,
+                on_stall=on_stall,
             ),
             check=check,
         )

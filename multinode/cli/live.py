@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from multinode.core.progress import RunProgress
-from multinode.report.progress_table import progress_line, progress_table
+from multinode.core.stall import Stall
+from multinode.report.progress_table import progress_line, progress_table, stall_line
 
 __all__ = ["LiveView", "live_view", "show_stage"]
 
@@ -40,13 +41,33 @@ def live_view(*, quiet: bool = False) -> Iterator[LiveView]:
         yield LiveView(lambda _: None, lambda _: None)
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=False) as live:
-            yield LiveView(
+            yield _telling_stalls(
                 lambda text: console.print(text, markup=False, highlight=False),
                 lambda progress: live.update(progress_table(progress), refresh=True),
             )
     else:
         plain = _PlainLines()
-        yield LiveView(plain.say, plain.show)
+        yield _telling_stalls(plain.say, plain.show)
+
+
+def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> LiveView:
+    """A view that tells each standstill, and its end, in lines that stay."""
+    told: Stall | None = None
+
+    def show_and_tell(progress: RunProgress) -> None:
+        nonlocal told
+        if progress.stall is not None and progress.stall is not told:
+            say(stall_line(progress.stall))
+        elif progress.stall is None and told is not None and not _is_over(progress):
+            say("the run gets on again")
+        told = progress.stall
+        show(progress)
+
+    return LiveView(say, show_and_tell)
+
+
+def _is_over(progress: RunProgress) -> bool:
+    return any(node.state != "running" for node in progress.nodes)
 
 
 class _PlainLines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,8 +17,10 @@ __all__ = [
     "Json",
     "MasterPort",
     "Nodes",
+    "OnStall",
     "Overrides",
     "Prelude",
+    "StallAfter",
     "Variables",
     "WorkersPerNode",
 ]
@@ -66,4 +68,14 @@ Prelude = Annotated[
         metavar="SHELL",
         help="Shell text to run on every node before the job: conda, modules; else the settings'.",
     ),
+]
+StallAfter = Annotated[
+    float,
+    typer.Option(
+        "--stall", min=0.0, metavar="SECONDS", help="Without a step or log on any node for so long, it hangs; 0: never."
+    ),
+]
+OnStall = Annotated[
+    Literal["report", "stop"],
+    typer.Option(help="When it hangs: say which rank is behind and go on, or stop it, too."),
 ]

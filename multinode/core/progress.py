@@ -10,6 +10,7 @@ import msgspec
 
 from multinode.core.plan import LaunchPlan
 from multinode.core.samples import GpuSample, LossSample, NicSample, Sample, StepSample
+from multinode.core.stall import Stall
 
 __all__ = ["NodeProgress", "RunProgress", "advance_node", "start_progress"]
 
@@ -81,6 +82,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         elapsed_s: since it was started.
         world_size: workers in all.
         nodes: in node-rank order.
+        stall: what is behind the standstill that lasts; None while the run gets on.
     """
 
     run_id: str
@@ -88,6 +90,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     nodes: tuple[NodeProgress, ...]
     elapsed_s: float = 0.0
+    stall: Stall | None = None
 
 
 def start_progress(plan: LaunchPlan) -> RunProgress:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.core.stall import Stall
+
 __all__ = ["Failure", "NodeRun", "Run", "RunStatus"]
 
 RunStatus = str  # running | succeeded | failed | stopped | lost
@@ -79,6 +81,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         lease_s: how long the nodes go on without word from the controller.
         kind: `launch`, `nccl-test`, `contrast`.
         detached: whether it goes on without a controller.
+        stalls: times in which no node got on; the last few.
     """
 
     schema: str = "multinode.run/1"
@@ -94,3 +97,4 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
     kind: str = "launch"
     detached: bool = False
+    stalls: tuple[Stall, ...] = ()

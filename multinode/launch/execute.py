@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import time
 from collections.abc import Callable
@@ -12,10 +13,13 @@ import msgspec
 from multinode.core.cluster import Cluster
 from multinode.core.plan import LaunchPlan
 from multinode.core.progress import RunProgress
-from multinode.core.run import Run
+from multinode.core.run import Failure, Run
+from multinode.core.stall import Stall
+from multinode.launch.diagnose import diagnose
 from multinode.launch.failure import first_failure
 from multinode.launch.request import ExecuteOptions, supervise_request
 from multinode.launch.session import Event, NodeSession
+from multinode.launch.stall_watch import StallWatch
 from multinode.launch.stop_request import StopRequest
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
@@ -68,6 +72,14 @@ class _Loop:
         before = directory.read("run.json", Run) if options.attach else None
         self._started_s = before.started_s if before else time.time()
         self._started = time.monotonic()
+        self._watch = StallWatch(
+            stall_s=options.stall_s,
+            node_count=len(plan.nodes),
+            diagnose=functools.partial(diagnose, agent, cluster, plan),
+            directory=directory,
+        )
+        # The stall for which the run was stopped.
+        self._hang: Stall | None = None
         self._stopping = 0
         self._give_up = float("inf")
         self._sessions = [
@@ -95,6 +107,8 @@ class _Loop:
             for session in self._sessions:
                 session.stop(self._options.grace_s)
             raise
+        finally:
+            self._watch.close()
         observe(self._progress())
         left = self._may_leave(stop)
         if left:
@@ -108,7 +122,9 @@ class _Loop:
         renewed = observed = time.monotonic()
         while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave(stop):
             with contextlib.suppress(queue.Empty):
-                self._tracker.take(self._events.get(timeout=_TICK_S))
+                self._take(self._events.get(timeout=_TICK_S))
+            if not self._stopping:
+                self._watch.look()
             self._react(stop)
             now = time.monotonic()
             lease_s = self._options.lease_s
@@ -122,6 +138,10 @@ class _Loop:
         if not self._may_leave(stop):
             self._tracker.give_up()
 
+    def _take(self, event: Event) -> None:
+        self._tracker.take(event)
+        self._watch.take(event)
+
     def _may_leave(self, stop: StopRequest) -> bool:
         """Whether the run may go on alone now."""
         if self._stopping or self._tracker.all_over:
@@ -131,9 +151,12 @@ class _Loop:
         return self._options.leave_when_running and self._tracker.all_running
 
     def _react(self, stop: StopRequest) -> None:
-        """Stop all nodes when one has failed or the user asks; a second request cuts the grace period short."""
+        """Stop all nodes when one fails, the run hangs or the user asks; asking twice cuts the grace period short."""
         asked = 0 if self._options.leave_on_stop else stop.count
-        wanted = min(2, max(asked, 1 if self._tracker.any_failed else 0))
+        hangs = self._options.on_stall == "stop" and self._watch.current is not None
+        if hangs and not (self._stopping or asked or self._tracker.any_failed):
+            self._hang = self._watch.current
+        wanted = min(2, max(asked, 1 if self._tracker.any_failed or self._hang else 0))
         if wanted <= self._stopping:
             return
         grace_s = self._options.grace_s if wanted == 1 else 0.0
@@ -144,12 +167,16 @@ class _Loop:
         self._tracker.note_stopping()
 
     def _progress(self) -> RunProgress:
-        return msgspec.structs.replace(self._tracker.progress, elapsed_s=time.monotonic() - self._started)
+        return msgspec.structs.replace(
+            self._tracker.progress, elapsed_s=time.monotonic() - self._started, stall=self._watch.current
+        )
 
     def _status(self, stop: StopRequest) -> str:
         nodes = self._tracker.node_runs
         if any(node.state == "lost" for node in nodes):
             return "lost"
+        if self._hang is not None:
+            return "failed"
         others = [node for node in nodes if node.cause != "exited" or node.exit_code != 0 or node.signal is not None]
         if not others:
             return "succeeded"
@@ -158,7 +185,7 @@ class _Loop:
 
     def _record(self, status: str) -> Run:
         ended = status != "running"
-        failure = first_failure(self._tracker.evidence()) if ended and status not in {"succeeded", "stopped"} else None
+        failure = self._first_failure() if ended and status not in {"succeeded", "stopped"} else None
         return Run(
             run_id=self._plan.run_id,
             job=self._plan.job,
@@ -172,6 +199,22 @@ class _Loop:
             lease_s=self._options.lease_s,
             kind=self._options.kind,
             detached=self._options.lease_s is None,
+            stalls=self._watch.stalls,
+        )
+
+    def _first_failure(self) -> Failure | None:
+        """A hang for which the run was stopped comes before whatever the stop brought about."""
+        hang = self._hang
+        if hang is None:
+            return first_failure(self._tracker.evidence())
+        return Failure(
+            node=hang.node or self._plan.nodes[0].node,
+            node_rank=hang.node_rank or 0,
+            rank=hang.rank,
+            message=hang.message,
+            hint=hang.hint,
+            log_tail=hang.stack,
+            kind="hang",
         )
 
     def _save(self, run: Run) -> None:

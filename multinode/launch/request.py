@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
         attach: the run goes on already: follow it rather than start it.
         leave_when_running: follow until the job runs on every node, then let it go on alone.
         leave_on_stop: the first request to stop ends the following and not the run.
+        stall_s: how long no node may get on before the run is said to hang; None never says so.
+        on_stall: whether a run that hangs is only reported or stopped, too.
     """
 
     lease_s: float | None = 120.0
@@ -34,6 +36,8 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     attach: bool = False
     leave_when_running: bool = False
     leave_on_stop: bool = False
+    stall_s: float | None = 300.0
+    on_stall: Literal["report", "stop"] = "report"
 
 
 def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions) -> dict[str, Any]:

@@ -19,7 +19,6 @@ __all__ = ["StallWatch"]
 
 _FILE = "stall.json"
 _MOST_KEPT = 20
-_STACK_LINES = 20
 _LEAVE_S = 25.0
 
 
@@ -101,6 +100,5 @@ class StallWatch:
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
         found = explain_stall(nodes)
         fields = {name: getattr(found, name) for name in found.__struct_fields__}
-        fields["stack"] = "\n".join(found.stack.splitlines()[-_STACK_LINES:])
         silent_s = self._clock.silent_s(time.monotonic())
         return msgspec.convert({"time_s": time.time(), "silent_s": silent_s, **fields}, Stall)

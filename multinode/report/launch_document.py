@@ -6,6 +6,7 @@ import msgspec
 
 from multinode.analyse.summary import Spread, Summary
 from multinode.core.run import Failure, NodeRun, Run
+from multinode.core.stall import Stall
 from multinode.units import format_duration
 
 __all__ = ["LaunchDocument", "launch_document", "launch_sentence"]
@@ -33,6 +34,7 @@ class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     last_loss: float | None
     missing: dict[str, str]
     duration_s: float | None
+    stalls: tuple[Stall, ...]
     directory: str
 
 
@@ -57,6 +59,7 @@ def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocumen
         last_loss=summary.last_loss,
         missing=summary.missing,
         duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
+        stalls=run.stalls,
         directory=directory,
     )
 

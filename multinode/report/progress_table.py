@@ -6,10 +6,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.core.progress import NodeProgress, RunProgress
+from multinode.core.stall import Stall
 from multinode.report.table import make_table
 from multinode.units import format_duration
 
-__all__ = ["progress_line", "progress_table"]
+__all__ = ["progress_line", "progress_table", "stall_line"]
 
 _STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
 _UNKNOWN = "-"
@@ -27,6 +28,9 @@ def progress_table(progress: RunProgress) -> Table:
         table.add_column("GPU", justify="right", no_wrap=True)
     for node in progress.nodes:
         table.add_row(*_row(node, gpus=gpus))
+    if progress.stall is not None:
+        table.caption = f"[bold red]{escape(progress.stall.message)}[/]"
+        table.caption_justify = "left"
     return table
 
 
@@ -43,6 +47,12 @@ def progress_line(progress: RunProgress) -> str:
                 words.append(f"loss {node.loss:.4g}")
         parts.append(" ".join(words))
     return f"{format_duration(progress.elapsed_s)}  " + " | ".join(parts)
+
+
+def stall_line(stall: Stall) -> str:
+    """A standstill, what is behind it, and what mends it."""
+    said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
+    return f"{said}\n  hint: {stall.hint}" if stall.hint else said
 
 
 def _row(node: NodeProgress, *, gpus: bool) -> list[str]:

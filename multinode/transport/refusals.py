@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
 import fabric
@@ -172,7 +173,8 @@ def _refusal(error: Exception, first: Exception) -> Refusal:
         return TIMED_OUT
     if isinstance(first, OSError) and first.errno in {101, 113}:
         return NO_ROUTE
-    if isinstance(error, (EOFError, ConnectionResetError)) or "banner" in str(error).lower():
+    # Paramiko's words for a handshake that never came, and for one that ended before it was over.
+    if isinstance(error, (EOFError, ConnectionResetError)) or re.search("banner|No existing session", str(error)):
         return NO_BANNER
     return OTHERWISE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -104,15 +104,24 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     return Known(run=run, plan=found.plan, cluster=nodes, directory=directory.path)
 
 
-def attach(known: Known, outside: Outside, *, leave: bool = False) -> Launched:
+def attach(
+    known: Known,
+    outside: Outside,
+    *,
+    leave: bool = False,
+    stall_s: float | None = 300.0,
+    on_stall: Literal["report", "stop"] = "report",
+) -> Launched:
     """Follow a run to its end, from where an earlier controller left it.
 
-    A request to stop ends the following alone where the run is detached, or `leave` says so.
+    A request to stop ends the following alone where the run is detached, or `leave` says so. `stall_s` and `on_stall`
+    are as in `ExecuteOptions`.
 
     Raises:
         UsageError: another process follows it.
     """
-    return _take_up(known, outside, leave_on_stop=leave or known.run.detached)
+    leave = leave or known.run.detached
+    return _take_up(known, outside, ExecuteOptions(leave_on_stop=leave, stall_s=stall_s, on_stall=on_stall))
 
 
 def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
@@ -127,7 +136,7 @@ def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
     if not directory.is_followed:
         request = StopRequest()
         request.ask("stop")
-        return _take_up(known, outside.with_stop(request), leave_on_stop=False, grace_s=grace_s)
+        return _take_up(known, outside.with_stop(request), ExecuteOptions(grace_s=grace_s))
 
     def ask(node: Node) -> None:
         rank = next(one.node_rank for one in known.plan.nodes if one.node == node.name)
@@ -146,19 +155,14 @@ def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
     raise MultinodeError(f"run {known.run.run_id} has stopped on its nodes, and who follows it does not record that")
 
 
-def _take_up(known: Known, outside: Outside, *, leave_on_stop: bool, grace_s: float | None = None) -> Launched:
+def _take_up(known: Known, outside: Outside, options: ExecuteOptions) -> Launched:
+    """Follow it; of the options, lease and kind are the run's own."""
     directory = RunDirectory(known.directory)
     if known.run.status != "running":
         summary = summarise_run(directory, known.plan)
         return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory.path)
-    options = ExecuteOptions(
-        lease_s=None if known.run.detached else known.run.lease_s,
-        kind=known.run.kind,
-        attach=True,
-        leave_on_stop=leave_on_stop,
-    )
-    if grace_s is not None:
-        options = msgspec.structs.replace(options, grace_s=grace_s)
+    lease_s = None if known.run.detached else known.run.lease_s
+    options = msgspec.structs.replace(options, lease_s=lease_s, kind=known.run.kind, attach=True)
     with directory.following():
         run = execute(
             known.plan,

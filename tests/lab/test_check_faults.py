@@ -48,17 +48,15 @@ FAULTS: list[tuple[Fault, str, str, str, str]] = [
     (SshdState(node="node1", how="refuse-key"), "error", "ssh", "refused our keys for user 'root'", "ssh-copy-id"),
     (LinkDown(node="node1", ifname="eth0"), "error", "ssh", "no SSH connection", "the node is down"),
     (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
-    (LinkSlow(node="node1", rate_gbit_per_s=0.1), "warning", "link", "0.09", "cable"),
     (Ports(node="node1", first=30000, last=60999, action="drop"), "error", "ports", "collective will hang", "ufw"),
     (Ports(node="node1", first=30000, last=60999, action="reject"), "error", "ports", "collective will hang", "ufw"),
     (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall"),
     (Ports(node="node0", first=29500, last=29500, action="drop"), "error", "master-port", "29500", "--master-port"),
-    (DiskFull(node="node1"), "error", "machine", "disk", "df"),
+    (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
     (Package(node="node1", name="torch", version="2.4.1"), "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
     (Package(node="node1", name="transformers", version="4.0"), "error", "versions", "transformers", "pip install"),
     (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "rsync"),
     (FileText(node="node1", path=f"{MODEL}/config.json", text="{}"), "error", "content", "config.json", "rsync"),
-    (Variable(node="node1", name="NCCL_IB_DISABLE", value="1"), "warning", "variables", "NCCL_IB_DISABLE", "NCCL"),
     (Clock(node="node1", offset_s=90.0), "warning", "clock", "clock", "timedatectl"),
     (Address(node="node1", address="10.213.1.99/24"), "warning", "interface", "ens1f1", "ens1f1"),
     (Route(node="node1", peer="node0"), "warning", "interface", "eth0", "ip route"),
@@ -144,6 +142,17 @@ def test_a_virtual_interface_that_nccl_would_take_is_no_warning_where_ours_is_se
     ):
         code, document = check(command, "--no-bandwidth")
     assert (code, serious(document)) == (0, [])
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_link_that_is_slower_than_it_says_is_found_between_the_two(command: Command) -> None:
+    with faults(LinkSlow(node="node1", rate_gbit_per_s=0.1)):
+        code, document = check(command)
+    (finding,) = serious(document)
+    assert (code, finding["severity"], finding["check"]) == (0, "warning", "link")
+    assert "between node0 and node1" in finding["message"] or "between node1 and node0" in finding["message"]
+    assert "Mbit/s" in finding["message"]
+    assert "cables" in finding["hint"]
 
 
 @pytest.mark.usefixtures("lab")

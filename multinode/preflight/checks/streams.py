@@ -46,6 +46,15 @@ SLOW_PAIR = Rule(
     "the two holds it back",
     hint="do they hang on different switches, with a slower link between them? On {source}: traceroute -n {addr}",
 )
+SLOW_BETWEEN = Rule(
+    check="link",
+    severity="warning",
+    catches="two nodes between which the network is slow both ways",
+    message="between {source} and {target} a stream reaches {best} at most, either way, where {ceiling} would be its "
+    "due: the card, cable or switch port of one of the two, or what lies between them",
+    hint="on both: sudo ethtool {ifname}; ip -s link show {ifname}; change the cables of the two, one after the other, "
+    "and check again",
+)
 ALL_SLOW = Rule(
     check="link",
     severity="note",
@@ -112,11 +121,20 @@ def check_streams(inspection: Inspection) -> Iterator[Finding]:
         if rule is not None and not told.issuperset(blamed):
             told.update(blamed)
             yield rule.found(name, ifname=links[name].name, **_figures(blamed))
+    yield from _slow_pairs([stream for stream in slow if stream not in told], inspection, links)
+
+
+def _slow_pairs(slow: list[Stream], inspection: Inspection, links: dict[str, Interface]) -> Iterator[Finding]:
+    ways = {(stream.source, stream.target): stream for stream in slow}
     for stream in slow:
-        if stream not in told:
-            addr = inspection.endpoints[stream.target].addr
-            values = {"source": stream.source, "target": stream.target, "addr": addr}
-            yield SLOW_PAIR.found(stream.source, **values, **_figures([stream]))
+        source, target = stream.source, stream.target
+        back = ways.get((target, source))
+        if back is None:
+            addr = inspection.endpoints[target].addr
+            yield SLOW_PAIR.found(source, source=source, target=target, addr=addr, **_figures([stream]))
+        elif slow.index(stream) < slow.index(back):
+            figures = _figures([stream, back])
+            yield SLOW_BETWEEN.found(None, source=source, target=target, ifname=links[source].name, **figures)
 
 
 def _measured(inspection: Inspection, links: dict[str, Interface]) -> Iterator[Stream]:

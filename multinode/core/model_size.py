@@ -1,0 +1,126 @@
+"""Model sizes from a config.json: how many parameters a model has, and how many a LoRA adapter trains.
+
+Knows the shapes of decoders that are built like Llama. Of any other model it says nothing rather than a wrong figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+__all__ = ["ModelShape", "lora_parameters", "parse_model"]
+
+# model_type: whether q, k and v have a bias, and o one, where config.json does not say; whether q and k are normalised.
+_ATTENTION = {
+    "llama": (False, False, False),
+    "mistral": (False, False, False),
+    "qwen2": (True, False, False),
+    "qwen3": (False, False, True),
+}
+# Those whose modeling code reads attention_bias.
+_READ_ATTENTION_BIAS = frozenset({"llama", "qwen3"})
+# Above these a config.json is nonsense; products stay far from what a float can hold.
+_MOST = 10**7
+_NORMS_A_LAYER = 2
+_EMBEDDING = "embed_tokens"
+_HEAD = "lm_head"
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """One linear module of a layer: `outputs` x `inputs` weights, and `outputs` more where it has a bias."""
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.outputs * (self.inputs + self.bias)
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a decoder, by where they are.
+
+    Attributes:
+        layers: how many layers it has.
+        linears: the linear modules of one layer, by their names in the model.
+        norms_a_layer: parameters of one layer's normalisations.
+        hidden: width of the residual stream, which is also the size of the last normalisation.
+        vocabulary: rows of the embedding.
+        tied: whether the output layer is the embedding.
+    """
+
+    layers: int
+    linears: dict[str, Linear]
+    norms_a_layer: int
+    hidden: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the model; a tied embedding counts once."""
+        layer = sum(linear.parameters for linear in self.linears.values()) + self.norms_a_layer
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * layer + embeddings + self.hidden
+
+
+def parse_model(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a config.json describes; None where the architecture is unknown or a number is no size."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _ATTENTION:
+        return None
+    hidden, layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
+    heads, inner = _size(config, "num_attention_heads"), _size(config, "intermediate_size")
+    vocabulary = _size(config, "vocab_size")
+    if hidden is None or layers is None or heads is None or inner is None or vocabulary is None:
+        return None
+    # Absent or null, both take what most models have.
+    head = _size(config, "head_dim") or hidden // heads
+    key_heads = _size(config, "num_key_value_heads") or heads
+    qkv_bias, o_bias, normalised = _ATTENTION[kind]
+    if kind in _READ_ATTENTION_BIAS:
+        qkv_bias = o_bias = config.get("attention_bias") is True
+    mlp_bias = kind == "llama" and config.get("mlp_bias") is True
+    return ModelShape(
+        layers=layers,
+        linears={
+            "q_proj": Linear(hidden, heads * head, qkv_bias),
+            "k_proj": Linear(hidden, key_heads * head, qkv_bias),
+            "v_proj": Linear(hidden, key_heads * head, qkv_bias),
+            "o_proj": Linear(heads * head, hidden, o_bias),
+            "gate_proj": Linear(hidden, inner, mlp_bias),
+            "up_proj": Linear(hidden, inner, mlp_bias),
+            "down_proj": Linear(inner, hidden, mlp_bias),
+        },
+        norms_a_layer=_NORMS_A_LAYER * hidden + (2 * head if normalised else 0),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        tied=config.get("tie_word_embeddings") is True,
+    )
+
+
+def lora_parameters(shape: ModelShape, rank: int, targets: Collection[str]) -> int | None:
+    """What LoRA trains: rank x (inputs + outputs) a module (PEFT); None where a target is no module that is known.
+
+    Args:
+        shape: the model that it is put on.
+        rank: of the adapters.
+        targets: names of modules; `all` alone is every linear module but the output layer, as LLaMA-Factory has it.
+    """
+    names = set(targets)
+    if names == {"all"}:
+        names = set(shape.linears)
+    ends = names & {_EMBEDDING, _HEAD}
+    if not names or not names - ends <= set(shape.linears):
+        return None
+    widths = [shape.linears[name].inputs + shape.linears[name].outputs for name in names - ends]
+    return rank * (shape.layers * sum(widths) + len(ends) * (shape.vocabulary + shape.hidden))
+
+
+def _size(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int and 0 < value < _MOST else None
