@@ -6,7 +6,7 @@ system that hangs must not keep the other facts back.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import re
@@ -23,11 +23,14 @@ _DEADLINE_S = 5.0
 _MOST_FILES = 200
 _WHOLE_BYTES = 16 << 20
 _END_BYTES = 1 << 20
+# Weights: whole they would take longer than all else together.
+_WEIGHTS = (".safetensors", ".bin")
 _MOST_JSON_BYTES = 1 << 18
 _MOST_INFO_BYTES = 4 << 20
 _MOST_REFS_BYTES = 4 << 20
 _MOST_CHARACTERS = 1000
 _MOST_DEPTH = 64
+_MOST_NUMBER = 1 << 53
 
 _INFO = "dataset_info.json"
 # What a model or an adapter is made of; logs and optimizer states beside it may differ.
@@ -49,13 +52,15 @@ class ContentReader:
         paths: of the job; relative ones start at `cwd`.
         datasets: names whose files are read of those in dataset_info.json.
         cwd: the directory of the job, whose git revision is read as well.
+        deadline_s: from now, for all of it.
     """
 
-    def __init__(self, paths: list[str], datasets: list[str], cwd: str) -> None:
+    def __init__(self, paths: list[str], datasets: list[str], cwd: str, deadline_s: float = _DEADLINE_S) -> None:
         self._paths = paths
         self._datasets = datasets
         self._cwd = cwd
-        self._deadline = time.monotonic() + _DEADLINE_S
+        self._deadline = time.monotonic() + deadline_s
+        self._late = f"not read within {deadline_s:g} s"
         self._facts: list[Record] = []
         # Each path as it was asked for, until it and all below it are read.
         self._waiting = list(paths)
@@ -67,8 +72,9 @@ class ContentReader:
         """What was read in time; the rest has a reason."""
         if self._paths:
             self._thread.join(max(0.0, self._deadline - time.monotonic()))
-        late = f"not read within {_DEADLINE_S:.0f} s"
-        return [*list(self._facts), *({"path": path, "reason": late} for path in list(self._waiting))]
+        # In this order: what is read meanwhile must not be missing from both.
+        waiting = [{"path": path[:_MOST_CHARACTERS], "reason": self._late} for path in list(self._waiting)]
+        return [*self._facts, *waiting]
 
     def _read(self) -> None:
         revision = read_revision(self._cwd)
@@ -81,12 +87,12 @@ class ContentReader:
     def _read_path(self, path: str) -> None:
         for name in list_files(path, self._cwd, self._datasets):
             if time.monotonic() > self._deadline:
-                self._facts.append({"path": name, "reason": f"not read within {_DEADLINE_S:.0f} s"})
-            elif len(self._facts) >= _MOST_FILES:
+                self._facts.append({"path": path, "reason": self._late})
+                return
+            if len(self._facts) >= _MOST_FILES:
                 self._facts.append({"path": path, "reason": f"more than {_MOST_FILES} files"})
                 return
-            else:
-                self._facts.append(_fact(name, self._cwd))
+            self._facts.append(_fact(name, self._cwd, self._datasets))
 
 
 def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
@@ -101,24 +107,28 @@ def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
         return
     try:
         names = sorted(os.listdir(full))
-    except OSError:
+    except (OSError, ValueError):
         return
-    yield from (os.path.join(path, name) for name in names if _MODEL_FILES.fullmatch(name))
+    for name in names:
+        if _MODEL_FILES.fullmatch(name) and os.path.isfile(os.path.join(full, name)):
+            yield os.path.join(path, name)
     if _INFO in names:
         yield os.path.join(path, _INFO)
         yield from _dataset_files(path, cwd, datasets)
 
 
 def digest_file(full: str) -> tuple[str, int]:
-    """Digest and size in bytes; of a large file, of its size, its first and its last MiB.
+    """Digest and size in bytes; of a large file, and of weights, the digest of its size, its first and its last MiB.
 
     Raises:
         OSError: it cannot be read.
     """
+    import hashlib
+
     digest = hashlib.sha256()
     with open(full, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size <= _WHOLE_BYTES:
+        if size <= 2 * _END_BYTES or (size <= _WHOLE_BYTES and not full.endswith(_WEIGHTS)):
             digest.update(file.read(_WHOLE_BYTES))
         else:
             digest.update(b"%d " % size + file.read(_END_BYTES))
@@ -137,7 +147,7 @@ def read_revision(cwd: str) -> Optional[str]:
 
 
 def read_model(path: str, cwd: str) -> Record:
-    """The config.json of a model directory, without its texts but those that say how large the model is.
+    """The numbers of a model directory's config.json, and those of its texts that say how large the model is.
 
     Raises:
         OSError: it cannot be read.
@@ -152,33 +162,49 @@ def read_model(path: str, cwd: str) -> Record:
     except RecursionError:
         raise ValueError("config.json is nested too deeply") from None
     if not isinstance(config, dict):
-        raise ValueError("config.json is no JSON object")
-    return _without_texts(config)
+        raise ValueError("config.json is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+    return {key: one for key, one in config.items() if _is_harmless(key, one)}
 
 
 def _full(path: str, cwd: str) -> str:
     return os.path.join(cwd, os.path.expanduser(path))
 
 
-def _fact(name: str, cwd: str) -> Record:
-    shown = name[:_MOST_CHARACTERS]
+def _fact(name: str, cwd: str, datasets: list[str]) -> Record:
+    shown, full = name[:_MOST_CHARACTERS], _full(name, cwd)
     try:
-        digest, size = digest_file(_full(name, cwd))
+        digest, size = digest_file(full)
+        if datasets and os.path.basename(name) == _INFO:
+            digest = _digest_entries(full, datasets) or digest
     except OSError as error:
         return {"path": shown, "reason": error.strerror or str(error)}
     return {"path": shown, "digest": digest, "size_bytes": size}
 
 
-def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
+def _digest_entries(full: str, datasets: list[str]) -> Optional[str]:
+    """Of the entries that the job uses: what a node has for other jobs is its own affair."""
+    import hashlib
+
+    info = _read_info(full)
+    used = [info.get(dataset) for dataset in datasets]
+    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest() if info else None
+
+
+def _read_info(full: str) -> Record:
     try:
-        with open(os.path.join(_full(path, cwd), _INFO), "rb") as file:
+        with open(full, "rb") as file:
             info = json.loads(file.read(_MOST_INFO_BYTES))
     except (OSError, ValueError, RecursionError):
-        return
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
+    info = _read_info(os.path.join(_full(path, cwd), _INFO))
     for dataset in datasets:
-        entry = info.get(dataset) if isinstance(info, dict) else None
+        entry = info.get(dataset)
         name = entry.get("file_name") if isinstance(entry, dict) else None
-        # A name with a zero byte is no path, and the system calls refuse it with another error than for one that fails.
+        # System calls refuse a zero byte with an error of its own.
         if not isinstance(name, str) or "\0" in name:
             continue
         place = os.path.join(path, name)
@@ -186,8 +212,14 @@ def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
         if os.path.isfile(full):
             yield place
         elif os.path.isdir(full):
-            below = sorted(os.listdir(full))
-            yield from (os.path.join(place, one) for one in below if os.path.isfile(os.path.join(full, one)))
+            yield from _files_in(place, full)
+
+
+def _files_in(place: str, full: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(full)):
+            if os.path.isfile(os.path.join(full, name)):
+                yield os.path.join(place, name)
 
 
 def _find_git(folder: str) -> Optional[str]:
@@ -228,11 +260,8 @@ def _read_text(path: str) -> str:
         return file.read(_MOST_REFS_BYTES).decode(errors="replace").strip()
 
 
-def _without_texts(value: Record) -> Record:
-    kept: Record = {}
-    for key, one in value.items():
-        if isinstance(one, dict):
-            kept[key] = _without_texts(one)
-        elif isinstance(one, (bool, int, float)) or one is None or (key in _MODEL_TEXTS and isinstance(one, str)):
-            kept[key] = one
-    return kept
+def _is_harmless(key: str, value: Any) -> bool:
+    # What every JSON reader takes: no NaN, no number beyond a double's integers.
+    if isinstance(value, (int, float)):
+        return abs(value) < _MOST_NUMBER
+    return value is None or (key in _MODEL_TEXTS and isinstance(value, str) and len(value) < _MOST_CHARACTERS)

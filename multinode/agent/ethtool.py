@@ -15,9 +15,9 @@ _SIOCETHTOOL = 0x8946
 _GSET = 0x01
 _GLINKSETTINGS = 0x4C
 # struct ethtool_link_settings, and room for its three masks of at most 127 words each.
-_SETTINGS = "II8BbB2B28x"
+_SETTINGS = "II7Bb4B28x"
 _SETTINGS_BYTES = struct.calcsize(_SETTINGS)
-_WORDS_AT = 10
+_WORDS_AT = 9
 _MOST_WORDS = 127
 _WORD_BYTES = 4
 _IFREQ = "16sP16x"
@@ -42,7 +42,7 @@ _MBIT_PER_GBIT = 1000
 
 
 def read_card_speed(ifname: str) -> Optional[float]:
-    """Gbit/s of the fastest mode that the card supports; None where its driver names no modes, as in virtual machines."""
+    """Gbit/s of the fastest mode that the card supports; None where its driver names none, as in virtual machines."""
     try:
         return fastest_mode(_read_modes(ifname))
     except OSError:
@@ -70,7 +70,7 @@ def _read_modes(ifname: str) -> bytes:
 
 def _settings(words: int) -> bytes:
     # Asked with no words, the kernel answers with their number, negative; asked with as many, with the masks.
-    fields = [0] * 13
+    fields = [0] * 14
     fields[0], fields[_WORDS_AT] = _GLINKSETTINGS, words
     return struct.pack(_SETTINGS, *fields) + bytes(3 * _MOST_WORDS * _WORD_BYTES)
 

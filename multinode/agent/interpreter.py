@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Optional
+import re
+from typing import Any, NamedTuple, Optional
 
 from .programs import find_program
 from .queries import Query, QueryFailed
 
-__all__ = ["find_interpreter", "parse_packages", "query_packages"]
+__all__ = ["Installed", "find_interpreter", "parse_packages", "query_packages"]
 
 _DEADLINE_S = 15.0
 _PACKAGES = (
@@ -24,11 +25,15 @@ _PACKAGES = (
     "bitsandbytes",
     "flash-attn",
 )
+# The wheels of NCCL, by the major version of the CUDA that torch was built with.
+_NCCL_WHEELS = {"11": "nvidia-nccl-cu11", "12": "nvidia-nccl-cu12", "13": "nvidia-nccl-cu13"}
+_CUDA_VERSION = re.compile(r"""^cuda\b[^=\n]*=\s*['"](\d+)(\.[\d.]+)?['"]""", re.MULTILINE)
 _MARK = "multinode-packages:"
 # Runs under any Python 3.8+. The directory it is started in is no part of an installation, hence the first line.
 _SCRIPT = f"""
 import sys; sys.path[:] = [p for p in sys.path if p]
-import json, platform
+import json, os, platform
+from importlib.util import find_spec
 from importlib.metadata import PackageNotFoundError, version
 found = {{}}
 for name in sys.argv[1:]:
@@ -36,8 +41,35 @@ for name in sys.argv[1:]:
         found[name] = version(name)
     except PackageNotFoundError:
         pass
-print("\\n{_MARK}" + json.dumps({{"python_version": platform.python_version(), "packages": found}}))
+torch = None
+try:
+    # Finding is not importing: torch takes seconds, and its version file holds text enough.
+    spec = find_spec("torch")
+    with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8", errors="replace") as file:
+        torch = file.read(16384)
+except (AttributeError, ImportError, OSError, TypeError, ValueError):
+    pass
+answer = {{"python_version": platform.python_version(), "packages": found, "torch": torch}}
+print("\\n{_MARK}" + json.dumps(answer))
 """
+
+
+class Installed(NamedTuple):
+    """What the job's interpreter has.
+
+    Attributes:
+        python_version: its own version.
+        packages: versions by name.
+        cuda_version: CUDA that its torch was built with.
+        nccl_version: NCCL of its torch.
+        missing: why there is no cuda_version or nccl_version.
+    """
+
+    python_version: str
+    packages: dict[str, str]
+    cuda_version: Optional[str]
+    nccl_version: Optional[str]
+    missing: dict[str, str]
 
 
 def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], str]:
@@ -57,11 +89,11 @@ def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], s
 
 def query_packages(python: str, cwd: Optional[str]) -> Query:
     """Ask the interpreter, in the job's environment and without -I, for its version and its packages."""
-    return Query([python, "-c", _SCRIPT, *_PACKAGES], deadline_s=_DEADLINE_S, cwd=cwd)
+    return Query([python, "-c", _SCRIPT, *_PACKAGES, *_NCCL_WHEELS.values()], deadline_s=_DEADLINE_S, cwd=cwd)
 
 
-def parse_packages(text: str) -> tuple[str, dict[str, str]]:
-    """Version and packages from the answer; what a sitecustomize printed around it is passed over.
+def parse_packages(text: str) -> Installed:
+    """The answer's content; what a sitecustomize printed around it is passed over.
 
     Raises:
         QueryFailed: there is no answer in it.
@@ -69,6 +101,25 @@ def parse_packages(text: str) -> tuple[str, dict[str, str]]:
     lines = [line[len(_MARK) :] for line in text.splitlines() if line.startswith(_MARK)]
     try:
         data = json.loads(lines[-1])
-        return str(data["python_version"]), {str(name): str(version) for name, version in data["packages"].items()}
-    except (IndexError, ValueError, KeyError) as error:
+        return _read_answer(data)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise QueryFailed("the interpreter answered with something else than its packages") from error
+
+
+def _read_answer(data: dict[str, Any]) -> Installed:
+    packages = {str(name): str(version) for name, version in data["packages"].items()}
+    wheels = {major: packages.pop(name) for major, name in _NCCL_WHEELS.items() if name in packages}
+    cuda, nccl, missing = None, None, {}
+    built = _CUDA_VERSION.search(data["torch"] or "")
+    if built is not None:
+        cuda = "".join(filter(None, built.groups()))
+        nccl = wheels.get(built.group(1))
+    else:
+        missing["cuda_version"] = _no_cuda(data["torch"])
+    if nccl is None:
+        missing["nccl_version"] = missing.get("cuda_version", "torch was not installed with a wheel of NCCL")
+    return Installed(str(data["python_version"]), packages, cuda, nccl, missing)
+
+
+def _no_cuda(torch: Optional[str]) -> str:
+    return "torch is not installed" if torch is None else "torch was built without CUDA"

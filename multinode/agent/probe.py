@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 import time
@@ -11,25 +10,25 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .channel import Channel, Record
+from .contents import ContentReader, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
 from .interpreter import find_interpreter, parse_packages, query_packages
 from .machine import read_machine
-from .network import find_routes, list_interfaces
+from .network import find_routes, list_interfaces, read_port_range
+from .paths import look_at, read_mounts
 from .ports import find_port_users, find_taken_ports
 from .programs import find_program
 from .queries import Query, QueryFailed
 from .rdma import list_rdma_ports
 from .run_processes import find_run_processes
 from .tools import find_tools, parse_tools, query_interactive
+from .variables import read_deepspeed_env, read_nccl_files, select_variables
 
-__all__ = ["run", "select_variables"]
+__all__ = ["run"]
 
 _RESOLVE_S = 3.0
 _NOT_ASKED = "not asked for"
-_MATTERS = re.compile(
-    r"RANK|WORLD_SIZE|LOCAL_RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(MASTER_|PET_|NCCL_|GLOO_|TORCH).*", re.DOTALL
-)
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+_INSTALLED = ("python_version", "cuda_version", "nccl_version")
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -59,19 +58,22 @@ class Probe:
         packages = query_packages(python, cwd) if python and self._request.get("packages") else None
         gpus = self._query_gpus()
         resolver = _Resolver()
+        contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
         facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
-        facts["paths"] = [_look_at(path, cwd or "/") for path in self._request.get("paths", [])]
-        facts["env"] = select_variables(dict(os.environ))
+        mounts = read_mounts()
+        facts["paths"] = [look_at(path, cwd or "/", mounts) for path in self._request.get("paths", [])]
+        facts["model"] = self._try("model", lambda: self._read_model(cwd or "/"))
+        facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
-        facts.update(self._read_tools(python, facts["packages"]))
+        facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts())
         # The clock last: the controller compares it with its own when the answer comes.
         return {**facts, "missing": self._missing, "time_s": time.time()}
 
     def _try(self, name: str, read: Callable[[], Any]) -> Optional[Any]:
         try:
             return read()
-        except (OSError, ValueError, KeyError, IndexError, QueryFailed) as error:
+        except (OSError, ValueError, LookupError, QueryFailed) as error:
             self._missing[name] = str(error)
             return None
 
@@ -96,6 +98,7 @@ class Probe:
         interfaces = self._try("interfaces", list_interfaces) or []
         return {
             "interfaces": interfaces,
+            "port_range": self._try("port_range", read_port_range),
             "routes": find_routes(self._request.get("peers", []), interfaces),
             "port_users": self._read_port_users(),
         }
@@ -128,9 +131,17 @@ class Probe:
         if found is None:
             reason = self._missing.get("python", _NOT_ASKED)
             self._missing.setdefault("packages", reason)
-            self._missing["python_version"] = self._missing["packages"]
-        version, packages = found or (None, {})
-        return {"python_version": version, "packages": packages}
+            unread = dict.fromkeys(_INSTALLED, self._missing["packages"])
+            self._missing.update(unread)
+            return {**dict.fromkeys(unread), "packages": {}}
+        self._missing.update(found.missing)
+        return {**{name: getattr(found, name) for name in _INSTALLED}, "packages": found.packages}
+
+    def _read_model(self, cwd: str) -> Record:
+        model: Optional[str] = self._request.get("model")
+        if model is None:
+            raise LookupError(_NOT_ASKED)
+        return read_model(model, cwd)
 
     def _read_tools(self, python: Optional[str], packages: dict[str, str]) -> Record:
         names: list[str] = self._request.get("tools", [])
@@ -149,7 +160,7 @@ class Probe:
 
     def _has_torch(self, python: str) -> bool:
         found = self._try("interactive", lambda: parse_packages(query_packages(python, None).answer()))
-        return found is not None and "torch" in found[1]
+        return found is not None and "torch" in found.packages
 
 
 class _Resolver:
@@ -183,15 +194,9 @@ class _Resolver:
             self._outcome.append(error)
 
 
-def select_variables(env: dict[str, str]) -> dict[str, str]:
-    """Those that would change a run; what looks like a secret never leaves the node."""
-    return {name: value for name, value in env.items() if _MATTERS.fullmatch(name) and not _SECRET.search(name)}
-
-
-def _look_at(path: str, cwd: str) -> Record:
-    full = os.path.join(cwd, os.path.expanduser(path))
-    kind = "directory" if os.path.isdir(full) else "file" if os.path.exists(full) else "missing"
-    # Whether something that is missing could be made is decided where its path begins to exist.
-    while not os.path.exists(full):
-        full = os.path.dirname(full)
-    return {"path": path, "kind": kind, "writable": os.access(full, os.W_OK)}
+def _read_variables(env: dict[str, str]) -> Record:
+    return {
+        "env": select_variables(env),
+        "nccl_files": read_nccl_files(env),
+        "deepspeed_env": read_deepspeed_env(os.path.expanduser("~")),
+    }

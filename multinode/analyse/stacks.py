@@ -33,6 +33,11 @@ class Frame(msgspec.Struct, frozen=True):
     name: str
 
     @property
+    def function(self) -> str:
+        """The name alone, where py-spy puts the class before it."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def place(self) -> str:
         """`main (train.py:12)`."""
         return f"{self.name} ({self.path.rpartition('/')[2]}:{self.line})"
@@ -77,7 +82,7 @@ def standpoint(frames: tuple[Frame, ...]) -> Standpoint | None:
 
 
 def _waits_in(frames: tuple[Frame, ...]) -> str | None:
-    collective = [frame.name for frame in frames if _COLLECTIVE_FILES.search(frame.path)]
+    collective = [frame.function for frame in frames if _COLLECTIVE_FILES.search(frame.path)]
     # The innermost function of the interface: wrappers and private ones stand on either side of it.
     for name in collective:
         if not name.startswith("_") and name not in {"wrapper", "inner"}:
@@ -87,7 +92,7 @@ def _waits_in(frames: tuple[Frame, ...]) -> str | None:
         (_SYNCHRONIZE_FILES, "synchronize"),
         (_CONSTRUCTOR, "the start of DistributedDataParallel"),
     ):
-        if any(pattern.search(frame.path) and _fits(frame.name, word) for frame in frames):
+        if any(pattern.search(frame.path) and _fits(frame.function, word) for frame in frames):
             return word
     return None
 

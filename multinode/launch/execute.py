@@ -123,8 +123,9 @@ class _Loop:
         while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave(stop):
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=_TICK_S))
-            if not self._stopping:
-                self._watch.look()
+            if not self._stopping and self._watch.look():
+                # Shown at once: the run may get on again before the next look.
+                observe(self._progress())
             self._react(stop)
             now = time.monotonic()
             lease_s = self._options.lease_s

@@ -63,18 +63,18 @@ class StallWatch:
         if self._clock.generation != before:
             self.current = None
 
-    def look(self) -> None:
-        """Have the nodes asked when the time has come, and fold what they answered."""
+    def look(self) -> bool:
+        """Have the nodes asked when the time has come, and fold what they answered; whether that is a new stall."""
         if self._stall_s is None:
-            return
-        if not self._answers.empty():
-            self._fold(self._answers.get())
+            return False
+        found = not self._answers.empty() and self._fold(self._answers.get())
         generation = self._clock.generation
         idle = self._thread is None or not self._thread.is_alive()
         if idle and self._asked != generation and self._clock.silent_s(time.monotonic()) >= self._stall_s:
             self._asked = generation
             self._thread = threading.Thread(target=self._ask, name="diagnose", daemon=True)
             self._thread.start()
+        return found
 
     def close(self) -> None:
         """Wait for a diagnosis that is under way: nothing of ours stays on a node."""
@@ -87,15 +87,16 @@ class StallWatch:
         except Exception as error:  # noqa: BLE001 - a defect; raised in the loop, where it is not lost
             self._answers.put(error)
 
-    def _fold(self, answer: Sequence[NodeDiagnosis] | Exception) -> None:
+    def _fold(self, answer: Sequence[NodeDiagnosis] | Exception) -> bool:
         if isinstance(answer, Exception):
             raise answer
         if self._asked != self._clock.generation:
             # The run went on meanwhile.
-            return
+            return False
         self.current = self._make(answer)
         self.stalls = (*self.stalls, self.current)[-_MOST_KEPT:]
         self._directory.write(_FILE, StallRecord(stalls=self.stalls, nodes=tuple(answer)))
+        return True
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
         found = explain_stall(nodes)

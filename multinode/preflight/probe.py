@@ -29,6 +29,9 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
         ports: ports that node 0 should have free.
         tools: programs of the job, looked for beside its interpreter and on PATH.
         packages: whether versions in the job's environment are read (it starts the job's interpreter).
+        contents: those of `paths` whose content is digested.
+        datasets: names whose files are digested, of those in a dataset_info.json among `contents`.
+        model: directory of the model, whose config.json is read.
     """
 
     controller_cwd: str | None = None
@@ -37,6 +40,9 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     tools: tuple[str, ...] = ()
     packages: bool = True
+    contents: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    model: str | None = None
 
 
 def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:
@@ -60,6 +66,9 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
         "ports": list(questions.ports),
         "tools": list(questions.tools),
         "packages": questions.packages,
+        "contents": list(questions.contents),
+        "datasets": list(questions.datasets),
+        "model": questions.model,
     }
     asked_s = time.time()
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)

@@ -11,7 +11,8 @@ import msgspec
 
 from multinode.core.cluster import Cluster
 from multinode.core.finding import Finding
-from multinode.core.job import Job, LlamaFactoryJob, job_paths
+from multinode.core.job import Job
+from multinode.core.job_files import job_files
 from multinode.errors import MultinodeError, NodeError, UsageError
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
 from multinode.preflight.checks.access import check_ssh
@@ -138,12 +139,16 @@ def check_cluster(
 
 
 def _questions(cluster: Cluster, job: Job | None, options: CheckOptions) -> Questions:
+    files = job_files(job)
     return Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
-        paths=job_paths(job) if isinstance(job, LlamaFactoryJob) else (),
+        paths=files.looked_at,
         ports=(options.master_port,),
         tools=needed_tools(job) or ("torchrun",),
+        contents=files.compared,
+        datasets=files.datasets,
+        model=files.model,
     )
 
 

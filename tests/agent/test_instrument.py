@@ -271,3 +271,40 @@ def test_odd_variables_stop_no_training(worker: Worker, changes: dict[str, str |
     done = worker.run(script, **changes)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "multinode: " in done.stderr
+
+
+def test_a_worker_marks_the_signal_on_which_it_shows_its_stacks(worker: Worker, tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, json
+mark = json.load(open(sys.argv[1] + "/stacks/rank-3.json"))
+assert mark["pid"] == os.getpid()
+assert mark["signal"] not in (signal.SIGUSR1, signal.SIGUSR2)
+def load(): os.kill(os.getpid(), mark["signal"])
+load()
+print("trained")
+"""
+    done = worker.run(f"import sys; sys.argv = ['', {str(tmp_path)!r}]\n{script}", MULTINODE_RUN_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    assert "in load" in (tmp_path / "stacks" / "rank-3.txt").read_text()
+
+
+def test_a_signal_that_is_taken_already_is_left_to_who_took_it(worker: Worker, tmp_path: Path) -> None:
+    # The parent ignores it, and what is ignored stays so across exec.
+    script = f"""
+import os, signal, subprocess, sys
+signal.signal(signal.SIGRTMIN + 12, signal.SIG_IGN)
+env = {{**os.environ, "MULTINODE_RUN_DIR": {str(tmp_path)!r}, "LOCAL_RANK": "1"}}
+sys.exit(subprocess.run([sys.executable, "-c", "print('trained')"], env=env).returncode)
+"""
+    done = worker.run(script, LOCAL_RANK=None)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    assert not (tmp_path / "stacks").exists()
+
+
+def test_a_run_directory_that_cannot_be_written_is_told_in_one_line_and_trains_on(
+    worker: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "stacks").write_text("")
+    done = worker.run("print('trained')", MULTINODE_RUN_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith("multinode: a hook failed and is passed over: FileExistsError")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from multinode.agent.network import (
@@ -8,6 +10,7 @@ from multinode.agent.network import (
     parse_speed,
     prefix_length,
     read_interfaces_by_ioctl,
+    read_port_range,
 )
 
 # iproute2 6.1.0, Debian 12: `ip -details -json address show`, of each link the fields that matter here.
@@ -27,11 +30,29 @@ def test_the_output_of_ip_is_read() -> None:
     assert (loopback["name"], loopback["addresses"], loopback["kind"]) == ("lo", ["127.0.0.1/8"], "loopback")
     assert (bridge["addresses"], bridge["kind"]) == (["172.17.0.1/16"], "bridge")
     assert (tunnel["addresses"], tunnel["kind"]) == (["10.9.0.1/24", "10.9.1.1/24"], "virtual")
+    assert [link["driver"] for link in (loopback, bridge, tunnel)] == [None, "bridge", "wireguard"]
 
 
 def test_what_the_system_does_not_tell_is_none_and_not_minus_one() -> None:
     absent = parse_ip_addr(IP_ADDR)[1]
     assert (absent["mtu"], absent["speed_gbit_per_s"], absent["up"]) == (None, None, False)
+    unknown = ("running", "duplex", "card_gbit_per_s", "errors", "packets")
+    assert [absent[name] for name in unknown] == [None] * 5
+
+
+def test_the_kernel_says_that_loopback_runs_and_counts_its_frames() -> None:
+    before = next(link for link in list_interfaces() if link["name"] == "lo")
+    assert (before["running"], before["kind"], before["driver"]) == (True, "loopback", None)
+    assert before["errors"] == 0
+    statistics = Path("/sys/class/net/lo/statistics")
+    counted = sum(int((statistics / f"{way}_packets").read_text()) for way in ("rx", "tx"))
+    assert before["packets"] <= counted
+    assert before["card_gbit_per_s"] is None
+
+
+def test_ephemeral_ports_are_those_of_the_kernel() -> None:
+    first, last = read_port_range()
+    assert Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split() == [str(first), str(last)]
 
 
 def test_the_kernel_and_iproute2_agree() -> None:

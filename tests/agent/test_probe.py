@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from multinode.agent.probe import select_variables
 from multinode.core.facts import NodeFacts
 
 from .localnode import LocalNode
@@ -175,9 +174,3 @@ def test_where_ssh_came_in(node: LocalNode) -> None:
     facts = probe(node, env={"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"})
     assert facts["ssh_address"] == "10.0.0.1"
     assert "SSH_CONNECTION" in probe(node)["missing"]["ssh_address"]
-
-
-def test_variables_that_change_a_run_are_sent_and_secrets_are_not() -> None:
-    matter = {"RANK": "0", "PET_NNODES": "2", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "x", "TORCH_HOME": "/t"}
-    others = {"RANKING": "1", "HOME": "/root", "NCCL_SECRET_KEY": "s", "TORCH_TOKEN": "t", "WANDB_API_KEY": "k"}
-    assert select_variables({**matter, **others}) == matter

@@ -15,8 +15,8 @@ from multinode.analyse.traffic import (
 MB = 1e6
 TWO = Layout(nodes=2)
 # Of the tiny model of scripts/make_tiny.py, trained in full in fp32: 14.7 MB of gradients.
-TINY = Load(parameters=3_685_632, trainable=3_685_632, parameter_bytes=4, gradient_bytes=4)
-S = 4 * 3_685_632
+TINY = Load(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
+S = 4 * 3_691_776
 
 
 def sent(strategy: Strategy, layout: Layout = TWO, *, gloo: bool = False, load: Load = TINY, k: int = 1) -> float:

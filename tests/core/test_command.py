@@ -155,3 +155,24 @@ def test_the_text_is_laid_out_for_reading() -> None:
 )
 def test_only_ones_own_home_is_left_to_the_shell(path: str, quoted: str) -> None:
     assert quote_path(path) == quoted
+
+
+def test_a_prelude_runs_first_and_what_is_asked_for_is_set_after_it() -> None:
+    command = Command(
+        argv=_REPORTER,
+        env={"V_MINE": "asked"},
+        unset=("V_STRAY",),
+        path_first="/first",
+        cwd="/",
+        prelude="export V_MINE=p V_YOURS=p V_STRAY=p PATH=/theirs:$PATH # why",
+    )
+    seen = run_in_sh(render_command(command))
+    assert (seen.env["V_MINE"], seen.env["V_YOURS"], seen.cwd) == ("asked", "p", "/")
+    assert "V_STRAY" not in seen.env
+    assert seen.env["PATH"].startswith("/first:/theirs:")
+
+
+def test_a_job_does_not_start_after_a_prelude_that_failed() -> None:
+    text = render_command(Command(argv=("echo", "started"), prelude="true; false"))
+    done = subprocess.run(["/bin/sh"], input=text.encode(), capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import base64
 import json
 import re
+from typing import Any
 
 import msgspec
 import pytest
 
 from multinode.core.collective_test import CollectiveTest
 from multinode.core.command import Command
+from multinode.core.engines.accelerate import accelerate_file, parse_accelerate
 from multinode.core.engines.collective import collective_command
+from multinode.core.engines.deepspeed import deepspeed_command
+from multinode.core.engines.engine import ENGINES, Engine, choose_engine, engine_command, engine_files
 from multinode.core.engines.llamafactory import llamafactory_command, reads_rank
 from multinode.core.engines.place import STRAY_VARIABLES, Place, network_environment
 from multinode.core.engines.torchrun import torchrun_command
+from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.core.training_yaml import parse_yaml
+from multinode.errors import UsageError
 
 PLACE = Place(
     node_rank=1,
@@ -25,6 +33,8 @@ PLACE = Place(
     python="/env/bin/python",
     packages={"llamafactory": "0.9.5"},
 )
+SCRIPT = ScriptJob(argv=("train.py", "two words", "$HOME", "--x=;rm", ""))
+YAML = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
 BARE = msgspec.structs.replace(PLACE, ifname=None, gpus=None, python=None, packages=None)
 
 
@@ -45,6 +55,11 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
         llamafactory_command(place, {}, None),
         torchrun_command(place, ("train.py",), {}, None),
         collective_command(place, CollectiveTest(sizes_bytes=(8,)), {}),
+        *(
+            engine_command(Engine(name=name), msgspec.structs.replace(place, nproc=2), SCRIPT, {}, None)
+            for name in ENGINES
+            if name != "llamafactory"
+        ),
     ]
     for command in commands:
         removed_or_set = {*command.unset, *command.env}
@@ -110,3 +125,137 @@ def test_a_collective_test_runs_the_archive_with_its_request_as_data() -> None:
     assert command.argv[-2:] == ("/home/u/.multinode/agent/x.pyz", "collectives")
     assert command.env["MINE"] == "1"
     assert json.loads(command.env["MULTINODE_REQUEST"])["sizes_bytes"] == [8, 16]
+
+
+def world(place: Place, env: dict[str, str]) -> dict[str, Any]:
+    option = next(word for word in deepspeed_command(place, ("t.py",), env, None).argv if "--world_info=" in word)
+    info: dict[str, Any] = json.loads(base64.urlsafe_b64decode(option.partition("=")[2]))
+    return info
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "llamafactory"])
+def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variables(name: str) -> None:
+    place = msgspec.structs.replace(PLACE, nproc=2)
+    command = engine_command(Engine(name=name), place, SCRIPT, {"MASTER_PORT": "1", "MINE": "x"}, "/work")
+    assert command.argv[-5:] == SCRIPT.argv
+    assert {"MASTER_PORT": "1", "MINE": "x"}.items() <= command.env.items()
+    assert (command.path_first, command.cwd) == ("/env/bin", "/work")
+
+
+@pytest.mark.parametrize("name", ["torchrun", "deepspeed", "accelerate"])
+def test_the_other_engines_start_llamafactorys_workers_as_a_module(name: str) -> None:
+    argv = engine_command(Engine(name=name), msgspec.structs.replace(PLACE, nproc=2), YAML, {}, None).argv
+    assert argv[-3:] == ("--module", "llamafactory.launcher", "/home/u/.multinode/runs/r.1/job.yaml")
+    assert ("--no_local_rank" in argv) is (name == "deepspeed")
+
+
+def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -> None:
+    place = msgspec.structs.replace(PLACE, nnodes=3, nproc=2)
+    assert {name: len(ids) for name, ids in world(place, {}).items()} == {"node-0": 2, "node-1": 2, "node-2": 2}
+    # The launcher looks its own node up by its place.
+    assert list(world(place, {})) == ["node-0", "node-1", "node-2"]
+    assert world(place, {})["node-1"] == ["1", "6"]
+    assert world(msgspec.structs.replace(place, gpus=None), {})["node-1"] == [0, 1]
+
+
+def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
+    place = msgspec.structs.replace(PLACE, nproc=2)
+    assert world(place, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})["node-1"] == ["GPU-a", "GPU-b"]
+    with pytest.raises(UsageError, match="names 1 devices on node rank 1, which has 2 workers"):
+        world(place, {"CUDA_VISIBLE_DEVICES": "3"})
+
+
+def placed(base: dict[str, Any]) -> dict[str, Any]:
+    (file,) = engine_files(Engine(name="accelerate", accelerate=base), PLACE)
+    assert f"{PLACE.run_dir}/{file.path}" in engine_command(Engine(name="accelerate"), PLACE, SCRIPT, {}, None).argv
+    config: dict[str, Any] = parse_yaml(file.text)
+    return config
+
+
+def test_accelerate_is_told_the_total_of_workers_and_a_static_rendezvous() -> None:
+    config = placed({})
+    assert (config["num_machines"], config["machine_rank"], config["num_processes"]) == (2, 1, 8)
+    assert (config["main_process_ip"], config["main_process_port"]) == ("10.0.0.1", 29500)
+    assert (config["rdzv_backend"], config["same_network"]) == ("static", True)
+
+
+def test_what_places_a_node_is_set_anew_and_the_rest_stays_the_users() -> None:
+    theirs = {
+        "num_processes": 64,
+        "machine_rank": 7,
+        "gpu_ids": "3",
+        "mixed_precision": "fp16",
+        "fsdp_config": {"a": 1},
+    }
+    config = placed(theirs | {"distributed_type": "FSDP"})
+    assert (config["num_processes"], config["machine_rank"], config["gpu_ids"]) == (8, 1, "all")
+    assert (config["mixed_precision"], config["fsdp_config"]) == ("fp16", {"a": 1})
+    assert config["distributed_type"] == "FSDP"
+
+
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", None])
+def test_accelerate_starts_all_workers_itself_on_cpus_too(kind: str | None) -> None:
+    assert placed({"distributed_type": kind} if kind else {})["distributed_type"] == "MULTI_GPU"
+    engine = Engine(name="accelerate", accelerate={"use_cpu": True})
+    assert engine_command(engine, PLACE, SCRIPT, {}, None).env["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in engine_command(Engine(name="accelerate"), PLACE, SCRIPT, {}, None).env
+
+
+def test_accelerate_does_not_start_deepspeed_through_pdsh() -> None:
+    config = placed({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}})
+    assert config["deepspeed_config"] == {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"}
+
+
+def test_accelerates_configuration_is_read_as_yaml_and_its_faults_are_named() -> None:
+    assert parse_accelerate("use_cpu: true\n", "a.yaml") == {"use_cpu": True}
+    for text, words in [
+        ("a: b: c\n", "a.yaml:1"),
+        ("- a\n", "a.yaml is not an accelerate configuration"),
+        ("compute_environment: AMAZON_SAGEMAKER\n", "AMAZON_SAGEMAKER"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            parse_accelerate(text, "a.yaml")
+
+
+def test_only_accelerate_has_a_file_of_its_own() -> None:
+    assert [name for name in ENGINES if engine_files(Engine(name=name), PLACE)] == ["accelerate"]
+    assert accelerate_file(PLACE, {}).path == "accelerate.yaml"
+
+
+def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
+    command = engine_command(Engine(name="command"), PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
+    assert command.argv == ("./run.sh", "a b")
+    assert (command.env["NNODES"], command.env["NODE_RANK"], command.env["NPROC_PER_NODE"]) == ("2", "1", "4")
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= set(command.unset)
+
+
+@pytest.mark.parametrize(
+    ("job", "asked", "expected"),
+    [
+        (YAML, None, "llamafactory"),
+        (SCRIPT, None, "torchrun"),
+        (YAML, "deepspeed", "deepspeed"),
+        (YAML, "torchrun", "torchrun"),
+        (SCRIPT, "accelerate", "accelerate"),
+        (SCRIPT, "command", "command"),
+    ],
+)
+def test_a_job_has_an_engine_of_its_own_and_runs_under_others(job: Job, asked: str | None, expected: str) -> None:
+    assert choose_engine(job, asked).name == expected
+
+
+@pytest.mark.parametrize(
+    ("job", "asked", "accelerate", "words"),
+    [
+        (SCRIPT, "llamafactory", None, "this is a script"),
+        (YAML, "command", None, "LLaMA-Factory YAML"),
+        (SCRIPT, "mpi", None, "unknown engine 'mpi'"),
+        (SCRIPT, None, {}, "the engine is torchrun"),
+        (SCRIPT, "deepspeed", {"use_cpu": True}, "the engine is deepspeed"),
+    ],
+)
+def test_an_engine_that_does_not_fit_is_refused_with_what_does(
+    job: Job, asked: str | None, accelerate: dict[str, Any] | None, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        choose_engine(job, asked, accelerate)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from multinode.core.cluster import Cluster, Node
 from multinode.core.collective_test import CollectiveTest
+from multinode.core.engines.engine import Engine
 from multinode.core.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch, workers_per_node
+from multinode.core.surroundings import Surroundings
 from multinode.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -53,19 +56,29 @@ def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
 FACTS = {"box1": probed("box1", "10.0.0.1"), "box2": probed("box2", "10.0.0.2", "0.9.0")}
 
 
+AROUND = Surroundings(env={"HF_TOKEN": "t", "NCCL_DEBUG": "TRACE"}, forwarded=("HF_TOKEN",), prelude="module load cuda")
+
+
 @pytest.mark.parametrize(
-    ("name", "job", "facts"),
+    ("name", "job", "facts", "more"),
     [
-        ("llamafactory", SFT, FACTS),
-        ("llamafactory-deepspeed", ZERO3, FACTS),
-        ("llamafactory-offline", SFT, {}),
-        ("torchrun", SCRIPT, FACTS),
-        ("torchrun-offline", SCRIPT, {}),
-        ("collective", CollectiveTest(sizes_bytes=(8, 64), backend="nccl"), FACTS),
+        ("llamafactory", SFT, FACTS, {}),
+        ("llamafactory-deepspeed", ZERO3, FACTS, {}),
+        ("llamafactory-offline", SFT, {}, {}),
+        ("torchrun", SCRIPT, FACTS, {}),
+        ("torchrun-offline", SCRIPT, {}, {}),
+        ("torchrun-prelude", SCRIPT, FACTS, {"surroundings": AROUND}),
+        ("deepspeed", SCRIPT, FACTS, {"engine": Engine(name="deepspeed")}),
+        ("deepspeed-llamafactory", ZERO3, FACTS, {"engine": Engine(name="deepspeed")}),
+        ("accelerate", SCRIPT, FACTS, {"engine": Engine(name="accelerate", accelerate={"mixed_precision": "bf16"})}),
+        ("command", SCRIPT, FACTS, {"engine": Engine(name="command")}),
+        ("collective", CollectiveTest(sizes_bytes=(8, 64), backend="nccl"), FACTS, {}),
     ],
 )
-def test_the_plan_is_the_golden_one(name: str, job: Job | CollectiveTest, facts: dict[str, NodeFacts]) -> None:
-    options = LaunchOptions(agent=".multinode/agent/0123456789abcdef.pyz")
+def test_the_plan_is_the_golden_one(
+    name: str, job: Job | CollectiveTest, facts: dict[str, NodeFacts], more: dict[str, Any]
+) -> None:
+    options = LaunchOptions(agent=".multinode/agent/0123456789abcdef.pyz", **more)
     plan = plan_launch(TWO_4090, job, facts, "20260102-030405-abcd", options)
     assert json.loads(msgspec.json.encode(plan)) == json.loads((GOLDEN / f"{name}.json").read_text())
 
@@ -103,6 +116,29 @@ def test_the_users_own_variables_win() -> None:
     for job in (SFT, SCRIPT):
         command = plan_launch(cluster, job, {}, "r", LaunchOptions()).nodes[0].command
         assert env.items() <= command.env.items()
+
+
+def test_variables_of_the_command_line_win_over_the_hostfiles_and_ours() -> None:
+    around = Surroundings(env={"MASTER_PORT": "2", "MINE": "y", "RANK": "9"})
+    cluster = Cluster(nodes=(Node(name="a", env={"MASTER_PORT": "1", "MINE": "x", "KEPT": "z"}),), source="h")
+    for engine in ("torchrun", "deepspeed", "accelerate", "command"):
+        options = LaunchOptions(engine=Engine(name=engine), surroundings=around)
+        command = plan_launch(cluster, SCRIPT, {}, "r", options).nodes[0].command
+        assert {"MASTER_PORT": "2", "MINE": "y", "RANK": "9", "KEPT": "z"}.items() <= command.env.items()
+
+
+def test_behind_a_prelude_only_a_named_interpreter_is_known() -> None:
+    options = LaunchOptions(surroundings=Surroundings(prelude="conda activate train"))
+    first, second = plan_launch(
+        Cluster(nodes=(Node(name="box1"), Node(name="box2", python="~/env/bin/python")), source="h"),
+        SFT,
+        FACTS,
+        "r",
+        options,
+    ).nodes
+    assert (first.command.path_first, "RANK" in first.command.env) == (None, True)
+    assert any("packages are not checked" in assumption for assumption in first.assumed)
+    assert (second.command.path_first, second.assumed) == ("/home/box2/env/bin", ())
 
 
 def test_a_route_over_another_card_is_noted_in_the_plan() -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.command import REDACTED, Command, is_secret
+from multinode.core.command import FORWARDED, REDACTED, Command, is_secret, render_command, shown_environment
 from multinode.core.plan import LaunchPlan, NodePlan
 from multinode.core.redaction import redact_cluster, redact_plan
 
@@ -37,6 +37,13 @@ def test_a_stored_plan_holds_no_secret_and_everything_else() -> None:
     assert command.env == dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "db_password"), REDACTED) | {"NCCL_DEBUG": "INFO"}
     assert (command.argv, command.cwd) == (("true",), "/work")
     assert plan.nodes[0].command.env == ENV
+
+
+def test_a_forwarded_value_is_never_shown_whatever_its_name() -> None:
+    command = Command(argv=("true",), env={"SITE": "s3cret", "HF_TOKEN": "s3cret", "A": "b"}, forwarded=("SITE",))
+    assert shown_environment(command) == {"SITE": FORWARDED, "HF_TOKEN": REDACTED, "A": "b"}
+    assert "s3cret" not in render_command(command)
+    assert "SITE='<forwarded>'" in render_command(command)
 
 
 def test_a_stored_cluster_holds_no_secret_and_everything_else() -> None:

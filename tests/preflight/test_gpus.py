@@ -26,7 +26,12 @@ CHECKS = (check_backend, check_presence, check_counts, check_models, check_drive
 
 
 def cards(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
-    everything = {"name": ADA, "memory_total_mib": 24564.0, "memory_used_mib": 18.0, "driver": "550.54.15"} | changes
+    everything: dict[str, Any] = {
+        "name": ADA,
+        "memory_total_mib": 24564.0,
+        "memory_used_mib": 18.0,
+        "driver": "550.54.15",
+    } | changes
     return tuple(Gpu(index=index, **everything) for index in indices)
 
 

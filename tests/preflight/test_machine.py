@@ -97,7 +97,7 @@ def test_a_clock_that_is_off_is_told_with_its_way() -> None:
     assert (finding.severity, finding.node, finding.check) == ("warning", "b", "clock")
     assert "5.2 s ahead of this machine's" in finding.message
     assert finding.hint == "on b: sudo timedatectl set-ntp true"
-    assert "60 min behind" in only(check_clocks(clocks(-3600.0, 0.0))).message
+    assert "1 h 00 min behind" in only(check_clocks(clocks(-3600.0, 0.0))).message
 
 
 def test_a_controller_that_is_alone_with_its_time_is_the_one_that_is_wrong() -> None:
@@ -105,7 +105,7 @@ def test_a_controller_that_is_alone_with_its_time_is_the_one_that_is_wrong() -> 
     assert (finding.node, "30.0 s behind those of the nodes" in finding.message) == (None, True)
     both = list(check_clocks(clocks(30.0, 30.0, 90.0)))
     assert [one.node for one in both] == [None, "c"]
-    assert "1 min ahead of those of the other nodes" in both[1].message
+    assert "1 min 00 s ahead of those of the other nodes" in both[1].message
 
 
 def test_two_nodes_may_be_apart_while_each_is_near_the_controller() -> None:

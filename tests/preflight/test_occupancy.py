@@ -76,7 +76,7 @@ def left(pid: int, *, supervised: bool = False, run_id: str = "20250101-sft.1") 
 def test_leftovers_of_a_run_come_with_the_command_that_ends_them() -> None:
     finding = only(check_leftovers(on_b(card(), run_processes=(left(70), left(71)))))
     assert (finding.severity, finding.node) == ("warning", "b")
-    assert finding.message.startswith("2 processes of run 20250101-sft.1 left behind (python3)")
+    assert finding.message.startswith("2 processes of run 20250101-sft left behind (python3)")
     assert finding.hint == "on b: kill -9 70 71"
 
 
@@ -85,7 +85,7 @@ def test_leftovers_that_hold_a_gpu_are_an_error_and_said_once() -> None:
     known = on_b(card(ours, used=23600.0), run_processes=(left(70),))
     assert list(check_gpus_free(known)) == []
     finding = only(check_leftovers(known))
-    assert (finding.severity, "1 process of run 20250101-sft.1" in finding.message) == ("error", True)
+    assert (finding.severity, "1 process of run 20250101-sft left" in finding.message) == ("error", True)
     assert "on GPU 0:" in finding.message
     assert finding.hint == "on b: kill -9 70"
 
@@ -93,10 +93,19 @@ def test_leftovers_that_hold_a_gpu_are_an_error_and_said_once() -> None:
 def test_a_run_that_goes_on_is_noted_and_on_the_jobs_gpus_a_warning() -> None:
     going = (left(70, supervised=True),)
     finding = only(check_leftovers(on_b(card(), run_processes=going)))
-    assert (finding.severity, "run 20250101-sft.1 goes on here" in finding.message) == ("note", True)
+    assert (finding.severity, "run 20250101-sft goes on (b)" in finding.message) == ("note", True)
+    assert "multinode stop 20250101-sft " in str(finding.hint)
     assert "kill" not in str(finding.hint)
     holding = on_b(card(process(pid=70, run_id="20250101-sft.1")), run_processes=going)
     assert only(check_leftovers(holding)).severity == "warning"
+
+
+def test_a_run_that_goes_on_everywhere_is_noted_once() -> None:
+    known = inspection("abc")
+    for rank, name in enumerate("abc"):
+        known = but(known, name, run_processes=(left(70, supervised=True, run_id=f"sft.{rank}"),))
+    finding = only(check_leftovers(known))
+    assert (finding.node, finding.message.startswith("run sft goes on (a, b and c)")) == (None, True)
 
 
 def test_two_runs_are_two_findings() -> None:

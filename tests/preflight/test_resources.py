@@ -7,15 +7,22 @@ import pytest
 
 from multinode.core.facts import Gpu
 from multinode.core.job import LlamaFactoryJob
-from multinode.preflight.checks.resources import check_disk, check_limits, check_memory, check_shared_memory
+from multinode.preflight.checks.resources import (
+    check_disk,
+    check_limits,
+    check_memory_limit,
+    check_offload,
+    check_shared_memory,
+)
 from multinode.preflight.inspection import Inspection
 
 from .inspecting import SCRIPT, but, inspection, only
 
 TWO_CARDS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(2))
-CHECKS = (check_disk, check_limits, check_memory, check_shared_memory)
+CHECKS = (check_disk, check_limits, check_memory_limit, check_offload, check_shared_memory)
 # The sizes of Llama-3-8B, 8.03 billion parameters, and of the tiny model that the lab trains.
 LLAMA = {
+    "model_type": "llama",
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
@@ -93,23 +100,22 @@ def test_a_disk_with_little_room(free: float, severity: str) -> None:
 
 def test_offload_that_does_not_fit_is_told_with_the_sum() -> None:
     known = but(inspection(job=offloading("offload_optimizer", "offload_param")), "b", model=LLAMA)
-    finding = only(check_memory(but(known, "b", memory_total_gib=62.0)))
+    finding = only(check_offload(but(known, "b", memory_total_gib=62.0)))
     assert (finding.severity, finding.node) == ("warning", "b")
     # 8.03e9 parameters, 18 bytes each, over two nodes.
     assert "8.03 billion parameters (by its config.json) on 2 nodes that is about 67 GiB on each" in finding.message
     assert "optimizer and parameters" in finding.message
-    assert list(check_memory(but(known, "b", memory_total_gib=128.0))) == []
-    limited = list(check_memory(but(known, "b", memory_total_gib=128.0, memory_limit_gib=32.0)))
-    assert [one.severity for one in limited] == ["note", "warning"]
-    assert "this one may use 32 GiB" in limited[1].message
+    assert list(check_offload(but(known, "b", memory_total_gib=128.0))) == []
+    limited = only(check_offload(but(known, "b", memory_total_gib=128.0, memory_limit_gib=32.0)))
+    assert "this one may use 32 GiB" in limited.message
 
 
 def test_the_name_of_a_model_tells_its_size_where_its_config_does_not() -> None:
     named = offloading("offload_optimizer", model_name_or_path="Qwen/Qwen2.5-32B-Instruct")
-    finding = only(check_memory(but(inspection(job=named), "b", memory_total_gib=128.0)))
+    finding = only(check_offload(but(inspection(job=named), "b", memory_total_gib=128.0)))
     assert "32 billion parameters (by its name)" in finding.message
     unknown = offloading("offload_optimizer", model_name_or_path="models/mine-4bit")
-    assert list(check_memory(but(inspection(job=unknown), "b", memory_total_gib=1.0))) == []
+    assert list(check_offload(but(inspection(job=unknown), "b", memory_total_gib=1.0))) == []
 
 
 @pytest.mark.parametrize(
@@ -124,17 +130,17 @@ def test_the_name_of_a_model_tells_its_size_where_its_config_does_not() -> None:
     ],
 )
 def test_what_is_not_offloaded_needs_no_memory(what: Any) -> None:
-    assert list(check_memory(but(inspection(job=what), "b", model=LLAMA, memory_total_gib=16.0))) == []
+    assert list(check_offload(but(inspection(job=what), "b", model=LLAMA, memory_total_gib=16.0))) == []
 
 
 @pytest.mark.parametrize("model", [TINY, {"hidden_size": "wide"}, {**LLAMA, "num_attention_heads": 0}, {}, None])
 def test_a_tiny_model_fits_everywhere_and_a_config_that_says_nothing_is_no_finding(model: Any) -> None:
     known = inspection(job=offloading("offload_optimizer", "offload_param"))
-    assert list(check_memory(but(known, "b", model=model, memory_total_gib=2.0))) == []
+    assert list(check_offload(but(known, "b", model=model, memory_total_gib=2.0))) == []
 
 
 def test_a_memory_limit_is_noted() -> None:
-    finding = only(check_memory(but(inspection(), "b", memory_total_gib=64.0, memory_limit_gib=16.0)))
+    finding = only(check_memory_limit(but(inspection(), "b", memory_total_gib=64.0, memory_limit_gib=16.0)))
     assert (finding.severity, "16 of the machine's 64 GiB" in finding.message) == ("note", True)
 
 

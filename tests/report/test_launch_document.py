@@ -6,6 +6,7 @@ import msgspec
 
 from multinode.analyse.summary import Spread, Summary
 from multinode.core.run import Failure, NodeRun, Run
+from multinode.core.stall import Stall
 from multinode.report.launch_document import launch_document, launch_sentence
 
 RUN = Run(
@@ -63,3 +64,13 @@ def test_the_figures_of_the_document_are_those_of_the_summary() -> None:
     document = launch_document(RUN, SUMMARY, "/runs/r")
     for name in ("samples_per_s", "step_time_ms", "steps", "steady_steps", "rule", "first_loss", "last_loss"):
         assert getattr(document, name) == getattr(SUMMARY, name)
+
+
+def test_the_stalls_of_a_run_stand_in_its_document() -> None:
+    stall = Stall(time_s=120.0, silent_s=300.0, message="rank 1 on a is stopped", node="a", node_rank=0, rank=1)
+    document = json.loads(
+        msgspec.json.encode(launch_document(msgspec.structs.replace(RUN, stalls=(stall,)), SUMMARY, "/"))
+    )
+    assert [(one["message"], one["rank"], one["silent_s"]) for one in document["stalls"]] == [
+        ("rank 1 on a is stopped", 1, 300.0)
+    ]

@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 
 from multinode.core.progress import NodeProgress, RunProgress
+from multinode.core.stall import Stall
 from multinode.report.progress_table import progress_line, progress_table
 
 WAITING = NodeProgress(name="box2", node_rank=1, ranks=(2, 3))
@@ -79,3 +80,11 @@ def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
     starting = msgspec.structs.replace(WAITING, state="running")
     ended = msgspec.structs.replace(BUSY, state="ended", message="done")
     assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running | box1 done"
+
+
+def test_a_standstill_stands_below_the_table_as_it_was_said() -> None:
+    stall = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is in main ([odd].py:3)")
+    output = io.StringIO()
+    table = progress_table(msgspec.structs.replace(progress(BUSY), stall=stall))
+    Console(file=output, width=160, color_system=None).print(table)
+    assert "rank 1 on box1 is in main ([odd].py:3)" in output.getvalue()

@@ -25,6 +25,12 @@ def test_the_defaults_are_read(tmp_path: Path) -> None:
     assert load_settings(tmp_path).defaults == Defaults(hosts="lab", job="train.yaml")
 
 
+def test_a_prelude_may_have_several_lines(tmp_path: Path) -> None:
+    text = "module load cuda\nconda activate train\n"
+    (tmp_path / "multinode.toml").write_text(f'[defaults]\nprelude = """\n{text}"""\n')
+    assert load_settings(tmp_path).defaults == Defaults(prelude=text)
+
+
 def test_a_misspelt_key_is_named_with_its_table(tmp_path: Path) -> None:
     assert "unknown field `hots` - at `$.defaults`" in complaint(tmp_path, '[defaults]\nhots = "x"\n')
     assert "unknown field `default`" in complaint(tmp_path, '[default]\nhosts = "x"\n')

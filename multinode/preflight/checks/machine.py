@@ -10,6 +10,7 @@ from multinode.core.cluster import Node
 from multinode.core.facts import Interface, NodeFacts
 from multinode.core.finding import Finding, Rule
 from multinode.preflight.inspection import Inspection
+from multinode.units import format_duration
 
 __all__ = ["check_clocks", "check_container_network", "check_same_machine"]
 
@@ -56,7 +57,6 @@ CONTROLLER_CLOCK_OFF = Rule(
 )
 
 _SKEW_S = 2.0
-_MINUTE_S = 60.0
 # Docker hands these out for its bridges.
 _BRIDGES = ipaddress.ip_network("172.16.0.0/12")
 
@@ -121,6 +121,4 @@ def _is_bridged(interface: Interface, addr: str) -> bool:
 
 
 def _skew(skew_s: float) -> dict[str, str]:
-    size = abs(skew_s)
-    text = f"{size:.1f} s" if size < _MINUTE_S else f"{size / _MINUTE_S:.0f} min"
-    return {"skew": text, "way": "ahead of" if skew_s > 0 else "behind"}
+    return {"skew": format_duration(abs(skew_s)), "way": "ahead of" if skew_s > 0 else "behind"}

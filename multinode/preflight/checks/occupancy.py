@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from multinode.core.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.core.finding import Finding, Rule
 from multinode.preflight.checks.gpus import used_gpus
+from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection
 
 __all__ = ["check_gpus_free", "check_leftovers"]
@@ -30,7 +31,7 @@ LEFTOVER = Rule(
     check="leftovers",
     severity="warning",
     catches="processes of an earlier run that nobody looks after any more",
-    message="{count} of run {run_id} left behind ({commands}), without a supervisor: what they take of cores, memory "
+    message="{count} of run {run} left behind ({commands}), without a supervisor: what they take of cores, memory "
     "and ports the job will lack",
     hint="on {node}: kill -9 {pids}",
 )
@@ -38,7 +39,7 @@ LEFTOVER_ON_GPU = Rule(
     check="leftovers",
     severity="error",
     catches="processes of an earlier run that still hold a GPU which the job would use",
-    message="{count} of run {run_id} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
+    message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
     "too little memory there, or share the card",
     hint="on {node}: kill -9 {pids}",
 )
@@ -46,15 +47,17 @@ RUN_GOES_ON = Rule(
     check="leftovers",
     severity="note",
     catches="another run of ours is going on",
-    message="run {run_id} goes on here ({count}, with a supervisor): it shares cores, memory and network with the job",
-    hint="wait for its end, or end it where it was started: Ctrl-C",
+    message="run {run} goes on ({nodes}): it shares cores, memory and network with the job",
+    hint="wait for its end, or stop it on all its nodes: multinode stop {run} (from another machine than the one that "
+    "launched it: --hosts HOSTFILE)",
 )
 RUN_ON_GPU = Rule(
     check="leftovers",
     severity="warning",
     catches="another run of ours is going on, on GPUs that the job would use",
-    message="run {run_id} goes on here ({count}, with a supervisor) and holds GPU {gpus}: the job would share it",
-    hint="wait for its end, or end it where it was started: Ctrl-C; or choose other cards in the hostfile: gpus=",
+    message="run {run} goes on here and holds GPU {gpus}: the job would share it",
+    hint="wait for its end, choose other cards in the hostfile (gpus=), or stop it on all its nodes: multinode stop "
+    "{run} (from another machine than the one that launched it: --hosts HOSTFILE)",
 )
 
 # A desktop holds so much of a card at times, and a CUDA context alone takes more.
@@ -84,16 +87,21 @@ def check_gpus_free(inspection: Inspection) -> Iterator[Finding]:
 
 def check_leftovers(inspection: Inspection) -> Iterator[Finding]:
     """No process of an earlier run is left, and no other run is going on."""
+    going_on = []
     for node, found in inspection.known:
-        holders: dict[int, list[str]] = {}
-        for gpu in used_gpus(inspection, node, found):
-            for holder in gpu.processes:
-                holders.setdefault(holder.pid, []).append(str(gpu.index))
-        for run_id, processes in _by_run(found).items():
-            gpus = sorted({gpu for process in processes for gpu in holders.get(process.pid, ())})
-            yield _rule(processes, on_gpu=bool(gpus)).found(
-                node.name, run_id=run_id, gpus=" and ".join(gpus), **_speak_of(processes)
-            )
+        for run, processes in _by_run(found).items():
+            pids = {process.pid for process in processes}
+            gpus = [
+                str(gpu.index)
+                for gpu in used_gpus(inspection, node, found)
+                if any(holder.pid in pids for holder in gpu.processes)
+            ]
+            rule = _rule(processes, on_gpu=bool(gpus))
+            if rule is RUN_GOES_ON:
+                going_on.append((node.name, {"run": run}))
+            else:
+                yield rule.found(node.name, run=run, gpus=" and ".join(gpus), **_speak_of(processes))
+    yield from group_findings(RUN_GOES_ON, going_on)
 
 
 def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
@@ -114,7 +122,9 @@ def _matters(process: GpuProcess) -> bool:
 def _by_run(found: NodeFacts) -> dict[str, list[RunProcess]]:
     runs: dict[str, list[RunProcess]] = {}
     for process in found.run_processes:
-        runs.setdefault(process.run_id, []).append(process)
+        # What a run is called on a node has the node rank behind a dot.
+        run, _, rank = process.run_id.rpartition(".")
+        runs.setdefault(run if run and rank.isdigit() else process.run_id, []).append(process)
     return runs
 
 

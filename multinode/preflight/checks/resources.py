@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from multinode.core.facts import NodeFacts
+from multinode.core.deepspeed import parse_deepspeed
 from multinode.core.finding import Finding, Rule
 from multinode.core.job import LlamaFactoryJob, ScriptJob
+from multinode.core.model_size import parse_model
 from multinode.preflight.checks.gpus import used_gpus, worker_count
 from multinode.preflight.inspection import Inspection
 
-__all__ = ["check_disk", "check_limits", "check_memory", "check_shared_memory"]
+__all__ = ["check_disk", "check_limits", "check_memory_limit", "check_offload", "check_shared_memory"]
 
 SMALL_SHM = Rule(
     check="machine",
@@ -21,7 +21,7 @@ SMALL_SHM = Rule(
     catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
     message="no more than {total} fit into /dev/shm, and {users} share data there: a worker may die with `Bus error` "
     "or `No space left on device`",
-    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {node}: "
+    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes}: "
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = Rule(
@@ -69,7 +69,7 @@ FEW_OPEN_FILES = Rule(
     catches="a limit on open files that a training reaches",
     message="a process may open {limit} files: sockets to every other worker and data loaders reach that (`Too many "
     "open files`)",
-    hint="on {node}, as root, and then log in anew: {raise_files}",
+    hint="on {nodes}, as root, and then log in anew: {raise_files}",
 )
 LOW_OPEN_FILES = Rule(
     check="machine",
@@ -77,7 +77,7 @@ LOW_OPEN_FILES = Rule(
     catches="a limit on open files that a large training may reach",
     message="a process may open {limit} files: many data loader workers or a large cluster may reach that (`Too many "
     "open files`)",
-    hint="on {node}, as root, and then log in anew: {raise_files}",
+    hint="on {nodes}, as root, and then log in anew: {raise_files}",
 )
 FEW_PROCESSES = Rule(
     check="machine",
@@ -129,18 +129,35 @@ def check_disk(inspection: Inspection) -> Iterator[Finding]:
             yield (DISK_FULL if free < _NO_DISK_GIB else DISK_LOW).found(node.name, free=_size(free))
 
 
-def check_memory(inspection: Inspection) -> Iterator[Finding]:
-    """What DeepSpeed offloads fits into memory, and nothing limits it unseen."""
+def check_memory_limit(inspection: Inspection) -> Iterator[Finding]:
+    """Nothing limits the memory unseen."""
     for node, found in inspection.known:
-        there, limit = found.memory_total_gib, found.memory_limit_gib
-        if there is None:
+        total, limit = found.memory_total_gib, found.memory_limit_gib
+        if total is not None and limit is not None and limit < _ALL * total:
+            yield MEMORY_LIMITED.found(node.name, limit=limit, total=total)
+
+
+def check_offload(inspection: Inspection) -> Iterator[Finding]:
+    """What DeepSpeed offloads fits into memory."""
+    parts, nodes = _offloaded_parts(inspection.job), len(inspection.cluster.nodes)
+    for node, found in inspection.known if parts else ():
+        counted = _count_parameters(inspection.job, found.model)
+        if counted is None or found.memory_total_gib is None:
             continue
-        if limit is not None and limit < _ALL * there:
-            yield MEMORY_LIMITED.found(node.name, limit=limit, total=there)
-        needed = _offloaded(inspection, found)
-        usable = min(there, limit or there)
-        if needed is not None and needed["need"] > usable:
-            yield OFFLOAD_TOO_LARGE.found(node.name, there=usable, nodes=len(inspection.cluster.nodes), **needed)
+        parameters, source = counted
+        usable = min(found.memory_total_gib, found.memory_limit_gib or found.memory_total_gib)
+        need = parameters * sum(size for _, _, size in parts) / nodes / _GIB
+        if need > usable:
+            yield OFFLOAD_TOO_LARGE.found(
+                node.name,
+                what=" and ".join(what for what, _, _ in parts),
+                keys=" and ".join(key for _, key, _ in parts),
+                billions=parameters / 1e9,
+                source=source,
+                nodes=nodes,
+                need=need,
+                there=usable,
+            )
 
 
 def check_limits(inspection: Inspection) -> Iterator[Finding]:
@@ -148,8 +165,7 @@ def check_limits(inspection: Inspection) -> Iterator[Finding]:
     for node, found in inspection.known:
         files, processes = found.limits.get("open_files"), found.limits.get("processes")
         if files is not None and files < _LOW_FILES:
-            rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
-            yield rule.found(node.name, limit=files, raise_files=_RAISE_FILES)
+            files_of[node.name] = files
         # The kernel does not hold root to it.
         if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
             yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
@@ -159,65 +175,33 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
     """Who needs /dev/shm for this job; None is nobody that we know of."""
     if isinstance(inspection.job, LlamaFactoryJob):
         loaders = inspection.job.config.get("dataloader_num_workers")
-        if isinstance(loaders, int) and loaders > 0:
+        if type(loaders) is int and loaders > 0:
             return f"{loaders} data loader workers of each training worker"
     workers = worker_count(inspection)
     return f"NCCL's {workers} workers" if on_gpus and workers is not None and workers > 1 else None
 
 
-def _offloaded(inspection: Inspection, found: NodeFacts) -> dict[str, Any] | None:
-    """What is offloaded to a node's memory, in GiB, in the words of the rule; None where nothing is known to be."""
-    job = inspection.job
-    if not isinstance(job, LlamaFactoryJob) or job.deepspeed_text is None:
-        return None
-    keys = _offload_keys(job.deepspeed_text)
-    full = job.config.get("finetuning_type") == "full"
-    # Of LoRA the optimizer is small.
-    each = (_OPTIMIZER_BYTES if full and "offload_optimizer" in keys else 0) + _PARAM_BYTES * ("offload_param" in keys)
-    counted = _count_parameters(found.model, str(job.config.get("model_name_or_path", "")))
-    if counted is None or each == 0:
-        return None
-    parameters, source = counted
-    return {
-        "what": " and ".join(key.removeprefix("offload_") for key in keys).replace("param", "parameters"),
-        "keys": " and ".join(keys),
-        "billions": parameters / 1e9,
-        "source": source,
-        "need": parameters * each / len(inspection.cluster.nodes) / _GIB,
-    }
+def _offloaded_parts(job: object) -> list[tuple[str, str, int]]:
+    """What the job offloads to the CPU: in a word, by its key in the DeepSpeed JSON, bytes for each parameter."""
+    deepspeed = parse_deepspeed(job.deepspeed_text or "") if isinstance(job, LlamaFactoryJob) else None
+    parts = []
+    if isinstance(job, LlamaFactoryJob) and deepspeed is not None:
+        # Of LoRA the optimizer is small.
+        if deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":
+            parts.append(("optimizer", "offload_optimizer", _OPTIMIZER_BYTES))
+        if deepspeed.offload_parameters == "cpu":
+            parts.append(("parameters", "offload_param", _PARAM_BYTES))
+    return parts
 
 
-def _offload_keys(deepspeed: str) -> list[str]:
-    try:
-        zero = json.loads(deepspeed)["zero_optimization"]
-        keys = ("offload_optimizer", "offload_param")
-        return [key for key in keys if isinstance(zero.get(key), dict) and zero[key].get("device") == "cpu"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-def _count_parameters(model: dict[str, Any] | None, name: str) -> tuple[float, str] | None:
-    """Parameters of a decoder and how they are known: by its config.json, or by its name (`...-8B`)."""
-    try:
-        return _count_by_config(model or {}), "by its config.json"
-    except (KeyError, TypeError, ValueError, ArithmeticError):
-        match = _BILLIONS.search(name.rstrip("/").rpartition("/")[2])
+def _count_parameters(job: object, model: dict[str, Any] | None) -> tuple[float, str] | None:
+    """Parameters of the model and how they are known: by its config.json, or by its name (`...-8B`)."""
+    shape = parse_model(model or {})
+    if shape is not None:
+        return float(shape.parameters), "by its config.json"
+    name = str(job.config.get("model_name_or_path", "")) if isinstance(job, LlamaFactoryJob) else ""
+    match = _BILLIONS.search(name.rstrip("/").rpartition("/")[2])
     return None if match is None else (float(match[1]) * 1e9, "by its name")
-
-
-def _count_by_config(model: dict[str, Any]) -> float:
-    """Dense decoder of the Llama family; of a mixture of experts one expert is counted, which is too few.
-
-    Raises:
-        KeyError, TypeError, ValueError, ArithmeticError: the config is of something else.
-    """
-    hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
-    head = int(model.get("head_dim") or hidden // heads)
-    shared_heads = int(model.get("num_key_value_heads") or heads)
-    attention = 2 * hidden * head * (heads + shared_heads)
-    layer = attention + 3 * hidden * int(model["intermediate_size"])
-    embeddings = int(model["vocab_size"]) * hidden * (1 if model.get("tie_word_embeddings") else 2)
-    return float(int(model["num_hidden_layers"]) * layer + embeddings)
 
 
 def _size(gib: float) -> str:

@@ -1,0 +1,178 @@
+"""The training's own settings: those that fail, or wait for ever, only once there are several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from multinode.core.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.core.finding import Finding, Rule
+from multinode.core.job import LlamaFactoryJob
+from multinode.core.planning import workers_per_node
+from multinode.errors import UsageError
+from multinode.preflight.inspection import Inspection
+from multinode.units import format_duration
+
+__all__ = ["check_batch_size", "check_deepspeed", "check_deepspeed_on_cpu", "check_spaces", "check_timeout"]
+
+SPACE_IN_PATH = Rule(
+    check="training",
+    severity="error",
+    catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
+    message="{what} {path!r} has a space in it: LLaMA-Factory puts its path on torchrun's command line and splits that "
+    "at every space, so the workers would be told of a file that is not there",
+    hint="{way}",
+)
+DEEPSPEED_CONTRADICTS = Rule(
+    check="training",
+    severity="error",
+    catches="a number in the DeepSpeed JSON that contradicts the YAML",
+    message="{key} is {value} in the DeepSpeed JSON, and {yaml_key} {said}: the Trainer refuses to start with both",
+    hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json}',
+)
+BATCH_SIZE_FIXED = Rule(
+    check="training",
+    severity="error",
+    catches="train_batch_size in the DeepSpeed JSON that holds for another number of workers",
+    message="train_batch_size is {value} in the DeepSpeed JSON, and {workers} workers make {micro} samples x {steps} "
+    "accumulation steps x {workers} = {product}: the Trainer refuses to start",
+    hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes',
+)
+ZERO3_ON_CPU = Rule(
+    check="training",
+    severity="error",
+    catches="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
+    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for processors here: "
+    "LLaMA-Factory loads the model before the workers have found each other, and DeepSpeed's check of the batch size "
+    "fails for one worker",
+    hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2",
+)
+TIMEOUT_OF_AGES = Rule(
+    check="training",
+    severity="note",
+    catches="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait for a silent peer for ever",
+    message="ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but where a link "
+    "drops packets without a word the others would wait that long",
+    hint="--set ddp_timeout=1800",
+)
+
+# Key in the DeepSpeed JSON: key in the YAML, and what the Trainer takes where that is absent.
+_MATCHES: dict[str, tuple[str, Any]] = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", 8),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),
+    "gradient_clipping": ("max_grad_norm", 1.0),
+    "fp16.enabled": ("fp16", False),
+    "bf16.enabled": ("bf16", False),
+    "optimizer.params.lr": ("learning_rate", 5e-5),
+    "optimizer.params.weight_decay": ("weight_decay", 0.0),
+}
+_FULL_EVAL = {"fp16": "fp16_full_eval", "bf16": "bf16_full_eval"}
+_BATCH, _STEPS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_DAY_S = 86400
+_YEAR_S = 365.25 * _DAY_S
+_ZERO3 = 3
+
+
+def check_spaces(inspection: Inspection) -> Iterator[Finding]:
+    """Nothing that LLaMA-Factory puts on torchrun's command line has a space in it."""
+    if not isinstance(inspection.job, LlamaFactoryJob):
+        return
+    for node, found in inspection.known:
+        for what, path, way in (
+            ("its home directory", found.home, "log in as a user whose home directory has none: user= in the hostfile"),
+            ("the interpreter", found.python, "a training environment at another path: python= in the hostfile"),
+        ):
+            if path is not None and len(path.split()) > 1:
+                yield SPACE_IN_PATH.found(node.name, what=what, path=path, way=way)
+
+
+def check_timeout(inspection: Inspection) -> Iterator[Finding]:
+    """Workers that wait for a peer give up some day."""
+    job = inspection.job
+    timeout_s = _number(job.config.get("ddp_timeout")) if isinstance(job, LlamaFactoryJob) else None
+    if timeout_s is not None and timeout_s > _DAY_S and len(inspection.cluster.nodes) > 1:
+        years = timeout_s / _YEAR_S
+        words = f"{years:.1f} years" if years >= 1 else format_duration(timeout_s)
+        yield TIMEOUT_OF_AGES.found(None, timeout_s=f"{timeout_s:.0f}", words=words)
+
+
+def check_deepspeed(inspection: Inspection) -> Iterator[Finding]:
+    """What the DeepSpeed JSON fixes is what the YAML says."""
+    job, settings = _settings(inspection)
+    if job is None or settings is None:
+        return
+    for key, (yaml_key, default) in _MATCHES.items():
+        expected = _expected(job.config, yaml_key, default)
+        value = settings.fixed.get(key)
+        if value is None or expected is None or value == expected:
+            continue
+        said = f"is {_json(expected)} in the YAML"
+        if yaml_key not in job.config:
+            said = f"is not in the YAML, which means {_json(expected)}"
+        yield DEEPSPEED_CONTRADICTS.found(
+            None, key=key, value=_json(value), yaml_key=yaml_key, said=said, json=_auto(key)
+        )
+
+
+def check_batch_size(inspection: Inspection) -> Iterator[Finding]:
+    """A train_batch_size that is fixed is that of these workers."""
+    job, settings = _settings(inspection)
+    value = settings.fixed.get("train_batch_size") if settings else None
+    workers = _count_workers(inspection)
+    if job is None or value is None or workers is None:
+        return
+    micro, steps = (_expected(job.config, *_MATCHES[key]) for key in (_BATCH, _STEPS))
+    if micro is not None and steps is not None and value != micro * steps * workers:
+        product = micro * steps * workers
+        yield BATCH_SIZE_FIXED.found(None, value=value, workers=workers, micro=micro, steps=steps, product=product)
+
+
+def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[Finding]:
+    """ZeRO-3 finds GPUs, or a JSON that does without."""
+    _, settings = _settings(inspection)
+    if settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
+        return
+    for node, found in inspection.known:
+        if found.packages.get("torch", "").endswith("+cpu"):
+            yield ZERO3_ON_CPU.found(node.name)
+
+
+def _settings(inspection: Inspection) -> tuple[LlamaFactoryJob | None, DeepSpeedConfig | None]:
+    job = inspection.job
+    if not isinstance(job, LlamaFactoryJob) or job.deepspeed_text is None:
+        return None, None
+    return job, parse_deepspeed(job.deepspeed_text)
+
+
+def _expected(config: dict[str, Any], key: str, default: Any) -> Any:
+    """What the Trainer has for a key; None where the YAML's value is of a kind that it may read in its own way."""
+    value = config.get(key, default)
+    if isinstance(default, bool):
+        evaluation = config.get(_FULL_EVAL[key], False)
+        return value or evaluation if isinstance(value, bool) and isinstance(evaluation, bool) else None
+    return _number(value)
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _count_workers(inspection: Inspection) -> int | None:
+    try:
+        return workers_per_node(inspection.cluster, inspection.facts, None) * len(inspection.cluster.nodes)
+    except UsageError:
+        # Unequal slots are a finding of their own.
+        return None
+
+
+def _json(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _auto(key: str) -> str:
+    """`a.b` as JSON that leaves b to the Trainer."""
+    *groups, last = key.split(".")
+    text = f'"{last}": "auto"'
+    for group in reversed(groups):
+        text = f'"{group}": {{{text}}}'
+    return text

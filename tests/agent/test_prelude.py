@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from .localnode import LocalNode
+
+REPORT = "import json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
+
+
+def run_to_end(node: LocalNode, request: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The last status, and the log."""
+    with node.talk("supervise", request) as talk:
+        end = talk.read_all()[-1]
+    return end, talk.data("log").decode()
+
+
+def test_the_job_has_what_the_prelude_made_and_what_was_asked_for_wins(node: LocalNode) -> None:
+    (node.home / "work").mkdir()
+    (node.home / ".bash_profile").write_text("export FROM_PROFILE=yes RANK=7 PET_X=7\ncd /\n")
+    tricky = "a 'b' \"c\"\n$(touch injected) `id`; echo \\"
+    request = node.request(
+        "r",
+        [*node.script(REPORT), tricky, "~not", "{run_dir}/x"],
+        env={"MINE": tricky, "OTHER": "asked"},
+        unset=["RANK", "PET_*"],
+        cwd="~/work",
+        path_first="~/bin",
+        instrument=True,
+        prelude="export OTHER=prelude THEIRS=prelude PATH=/theirs:$PATH PYTHONPATH=/theirs WAS=$OTHER; unset MINE",
+    )
+    end, log = run_to_end(node, request)
+    assert (end["cause"], end["exit_code"]) == ("exited", 0), log
+    env, arguments, cwd = json.loads(log)
+    run_dir = str(node.run_dir("r"))
+    assert arguments == [tricky, "~not", f"{run_dir}/x"]
+    assert cwd == str(node.home / "work")
+    assert (env["MINE"], env["OTHER"], env["THEIRS"], env["WAS"]) == (tricky, "asked", "prelude", "asked")
+    assert env["FROM_PROFILE"] == "yes"
+    assert not {"RANK", "PET_X"} & set(env)
+    assert env["PATH"].split(":")[:2] == [str(node.home / "bin"), "/theirs"]
+    assert env["PYTHONPATH"].split(":")[0].endswith(".pyz/multinode_agent/instrument")
+    assert "/theirs" in env["PYTHONPATH"].split(":")
+    assert (env["MULTINODE_RUN_ID"], env["MULTINODE_RUN_DIR"]) == ("r", run_dir)
+    assert not list(node.home.rglob("injected"))
+
+
+def test_a_program_is_looked_for_after_the_prelude(node: LocalNode) -> None:
+    (node.home / "hidden").mkdir()
+    program = node.home / "hidden" / "trainer"
+    program.write_text("#!/bin/sh\necho found\nexit 5\n")
+    program.chmod(0o755)
+    end, log = run_to_end(node, node.request("r", ["trainer"], prelude="PATH=~/hidden:$PATH"))
+    assert (end["cause"], end["exit_code"], log) == ("exited", 5, "found\n")
+
+
+def test_the_jobs_files_and_signals_are_as_without_a_prelude(node: LocalNode) -> None:
+    # Python itself ignores SIGPIPE, and what it starts would inherit that.
+    shell = ["sh", "-c", "grep SigIgn /proc/self/status; umask; ls /proc/self/fd | wc -l; touch made"]
+    (_, plain), (_, after) = (
+        run_to_end(node, node.request(f"r{number}", shell, prelude=prelude)) for number, prelude in enumerate(["", ":"])
+    )
+    assert plain == after
+    assert "SigIgn:\t0000000000000000\n" in after
+    assert (node.home / "made").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("prelude", "how", "logged"),
+    [
+        ("source /no/such/activate", "ended with exit code 1", "No such file"),
+        ("false", "ended with exit code 1", ""),
+        ("exit 0", "ended with exit code 0", ""),
+        ("fi", "ended with exit code", "syntax error"),
+        ("kill -9 $$", "was ended by SIGKILL", ""),
+    ],
+)
+def test_a_prelude_that_fails_is_named_and_the_job_is_not_started(
+    node: LocalNode, prelude: str, how: str, logged: str
+) -> None:
+    end, log = run_to_end(node, node.request("r", ["touch", "started"], prelude=prelude))
+    assert end["cause"] == "not_started"
+    assert f"the prelude {how}" in end["message"]
+    assert end["message"].endswith(f"and the job was not started: {prelude}")
+    assert logged in log
+    assert not (node.home / "started").exists()
+
+
+def test_a_program_that_the_prelude_does_not_bring_is_named(node: LocalNode) -> None:
+    end, log = run_to_end(node, node.request("r", ["no-such-program"], prelude="true"))
+    assert end["cause"] == "not_started"
+    assert "the program no-such-program was not found" in end["message"]
+    assert "no-such-program" in log
+
+
+def test_a_program_that_the_kernel_refuses_after_a_prelude_is_not_started_either(node: LocalNode) -> None:
+    program = node.home / "garbage"
+    program.write_bytes(b"\x00garbage")
+    program.chmod(0o755)
+    end, _ = run_to_end(node, node.request("r", [str(program)], prelude="true"))
+    assert end["cause"] == "not_started"
+    assert "Exec format error" in end["message"]
+
+
+def test_a_prelude_that_takes_its_time_can_be_stopped_with_all_that_it_started(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", ["true"], prelude="sleep 600 & echo waiting; sleep 600")) as talk:
+        talk.read_log_until(b"waiting")
+        talk.send({"op": "stop", "grace_s": 5})
+        end = talk.read_all()[-1]
+    assert (end["cause"], end["processes_left"]) == ("stopped", 0)
+
+
+def test_neither_the_prelude_nor_the_nodes_disk_sees_the_request(node: LocalNode) -> None:
+    request = node.request("r", ["true"], env={"TOKEN": "s3cret"}, prelude="cat <&9 || echo closed; unset TOKEN; env")
+    end, log = run_to_end(node, request)
+    assert end["exit_code"] == 0
+    assert "closed" in log
+    assert "s3cret" not in log
+    for path in node.run_dir("r").rglob("*"):
+        assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
+    assert json.loads((node.run_dir("r") / "request.json").read_text())["env"] == {"TOKEN": None}

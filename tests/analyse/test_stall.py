@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from multinode.analyse.stall import Explanation, explain_stall
+from multinode.core.stall import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets
+
+SITE = "/env/lib/python3.11/site-packages"
+
+
+def stack(*calls: str) -> str:
+    """faulthandler's text; a call is `name`, of torch.distributed, or `name file:line`, the user's."""
+    lines = ["Current thread 0x00007f627d35fb80 (most recent call first):"]
+    for call in calls:
+        name, _, place = call.partition(" ")
+        path, _, line = place.partition(":")
+        path = f"/home/a/{path}" if path else f"{SITE}/torch/distributed/distributed_c10d.py"
+        lines.append(f'  File "{path}", line {line or 1} in {name}')
+    return "\n".join(lines)
+
+
+WAITING = stack("all_reduce", "main train.py:12")
+
+
+def nodes(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> list[NodeDiagnosis]:
+    """Two nodes with two ranks each that wait in all_reduce, but for these changes; None has no process."""
+    found = []
+    for node_rank in (0, 1):
+        ranks = (2 * node_rank, 2 * node_rank + 1)
+        processes = [ProcessDiagnosis(role="launcher", pid=100, command="torchrun", state="S")]
+        for rank in ranks:
+            change = changes.get(rank, {})
+            process = ProcessDiagnosis(role="worker", pid=200 + rank, rank=rank, state="S", stack=WAITING, looked_s=0.3)
+            if change is not None:
+                processes.append(msgspec.structs.replace(process, **change))
+        last = tuple(LastStep(rank=rank, step=(steps or {}).get(rank, 7), time_s=1.0) for rank in ranks)
+        found.append(
+            NodeDiagnosis(
+                node=f"node{node_rank}", node_rank=node_rank, ranks=ranks, processes=tuple(processes), last_steps=last
+            )
+        )
+    return found
+
+
+def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Explanation:
+    return explain_stall(nodes(changes, steps=steps))
+
+
+def test_a_stopped_rank_is_named_with_the_command_that_lets_it_go_on() -> None:
+    found = explain({3: {"state": "T", "stack": None}})
+    assert found.message == (
+        "rank 3 on node1 is stopped (state T): somebody sent it SIGSTOP; the other 3 ranks wait in all_reduce"
+    )
+    assert found.hint == "let it go on, on node1: kill -CONT 203"
+    assert (found.node, found.node_rank, found.rank) == ("node1", 1, 3)
+
+
+def test_several_stopped_ranks_are_named_together() -> None:
+    found = explain({2: {"state": "T"}, 3: {"state": "T"}})
+    assert found.message.startswith(
+        "ranks 2, 3 on node1 are stopped (state T): somebody sent them SIGSTOP; the other 2"
+    )
+    assert found.hint == "let it go on, on node1: kill -CONT 202 203"
+
+
+def test_a_rank_that_a_debugger_holds_is_not_told_to_be_stopped() -> None:
+    assert "held by a debugger" in explain({0: {"state": "t"}}).message
+
+
+def test_a_rank_without_a_process_is_named_with_its_last_step() -> None:
+    found = explain({1: None}, steps={1: 5})
+    assert found.message == (
+        "rank 1 on node0 has no process any more: it ended after step 5; the other 3 ranks wait in all_reduce"
+    )
+
+
+def test_workers_that_nowhere_started_blame_no_node() -> None:
+    empty = [
+        msgspec.structs.replace(node, processes=node.processes[:1], last_steps=())
+        for node in nodes(dict.fromkeys(range(4)))
+    ]
+    found = explain_stall(empty)
+    assert found.message == "no worker has started on any node: the launchers wait for each other"
+    assert (found.node, found.rank) == (None, None)
+
+
+def test_a_rank_that_the_kernel_holds_is_named_and_one_that_it_held_for_a_moment_is_not() -> None:
+    held = {"state": "D", "state_before": "D", "wchan": "nfs_wait_bit_killable"}
+    found = explain({2: held})
+    assert found.message.startswith("rank 2 on node1 is in uninterruptible sleep (state D, in nfs_wait_bit_killable)")
+    assert found.rank == 2
+    assert explain({2: held | {"state_before": "R"}}).rank is None
+
+
+def test_a_node_that_does_not_answer_is_named() -> None:
+    pair = nodes({})
+    pair[1] = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
+    found = explain_stall(pair)
+    assert found.message == "node1 could not be asked what its ranks do: no answer within 20 s"
+    assert found.node == "node1"
+
+
+def test_a_stopped_rank_matters_more_than_a_node_that_does_not_answer() -> None:
+    pair = nodes({0: {"state": "T"}})
+    pair[1] = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
+    assert explain_stall(pair).rank == 0
+
+
+def test_the_rank_outside_of_the_collective_is_named_with_its_place() -> None:
+    found = explain({1: {"stack": stack("load data.py:8", "main train.py:11"), "cpu_s": 0.0}}, steps={1: 6})
+    assert found.message == (
+        "rank 1 on node0 is in load (data.py:8), idle, at step 6 where the others have done 7; "
+        "the other 3 ranks wait in all_reduce"
+    )
+    assert found.stack == "/home/a/data.py:8 in load\n/home/a/train.py:11 in main"
+
+
+def test_a_rank_that_computes_is_told_to() -> None:
+    assert "(data.py:8), computing;" in explain({1: {"stack": stack("load data.py:8"), "cpu_s": 0.29}}).message
+
+
+def test_ranks_in_different_collectives_are_told_apart() -> None:
+    found = explain({2: {"stack": stack("broadcast", "main train.py:15")}})
+    assert found.message == "rank 2 on node1 waits in broadcast; the other 3 ranks wait in all_reduce"
+    assert "same order" in (found.hint or "")
+
+
+def test_the_rank_with_fewer_steps_is_named_where_stacks_say_nothing() -> None:
+    unknown: dict[int, dict[str, Any] | None] = {
+        rank: {"stack": None, "stack_missing": "no py-spy"} for rank in range(4)
+    }
+    assert explain(unknown, steps={2: 6}).message == "rank 2 on node1 is behind at step 6 of 7"
+    found = explain(unknown)
+    assert found.rank is None
+    assert "no py-spy" in found.message
+
+
+def test_a_connection_that_carries_nothing_is_named_where_all_are_equally_far() -> None:
+    full = Connection(state="established", peer="10.0.0.2:5000", send_queue_bytes=4096, receive_queue_bytes=0)
+    found = explain({0: {"sockets": Sockets(established=1, connecting=0, listed=(full,))}})
+    assert found.message == (
+        "rank 0 on node0 has 4096 bytes for 10.0.0.2:5000 that do not get through; all 4 ranks wait in all_reduce"
+    )
+    trying = msgspec.structs.replace(full, state="connecting", send_queue_bytes=1)
+    found = explain({3: {"sockets": Sockets(established=0, connecting=1, listed=(trying,))}})
+    assert found.message.startswith("rank 3 on node1 tries to connect to 10.0.0.2:5000 in vain")
+
+
+def test_ranks_that_all_wait_for_the_same_blame_nobody() -> None:
+    found = explain({})
+    assert found.message == "all 4 ranks wait in all_reduce, and none is behind"
+    assert found.node is None
+
+
+def test_ranks_that_are_all_at_the_users_same_line_blame_nobody() -> None:
+    found = explain({rank: {"stack": stack("load data.py:8")} for rank in range(4)})
+    assert found.message == "all 4 ranks are in load (data.py:8)"
+    assert found.rank is None
+
+
+def test_a_stopped_launcher_is_named_where_no_worker_is() -> None:
+    first, second = nodes({})
+    launcher = msgspec.structs.replace(second.processes[0], state="T")
+    second = msgspec.structs.replace(second, processes=(launcher, *second.processes[1:]))
+    found = explain_stall([first, second])
+    assert found.message.startswith("the launcher on node1 (torchrun, pid 100) is stopped")
+    assert found.hint == "let it go on, on node1: kill -CONT 100"

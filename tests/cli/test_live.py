@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.cli.live import live_view
+from multinode.core.progress import NodeProgress, RunProgress
+from multinode.core.stall import Stall
+
+RUNNING = RunProgress(
+    run_id="r",
+    job="sft.yaml",
+    world_size=2,
+    nodes=(NodeProgress(name="box1", node_rank=0, ranks=(0, 1), state="running"),),
+)
+STALL = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is stopped", hint="let it go on")
+STALLED = msgspec.structs.replace(RUNNING, stall=STALL)
+
+
+def test_a_standstill_is_told_in_a_line_once_and_so_is_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with live_view() as view:
+        for progress in (RUNNING, STALLED, STALLED, RUNNING, RUNNING):
+            view.show(progress)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("stalled: no step and no log on any node for 5 min 00 s: rank 1 on box1 is stopped") == 1
+    assert printed.err.count("  hint: let it go on\n") == 1
+    assert printed.err.count("the run gets on again\n") == 1
+
+
+def test_a_quiet_view_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with live_view(quiet=True) as view:
+        view.show(STALLED)
+    assert capsys.readouterr().err == ""

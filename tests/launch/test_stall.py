@@ -1,0 +1,221 @@
+"""Runs that hang, on scripted nodes: the nodes are asked while the run is followed on, and what they say is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multinode.core.run import Run
+from multinode.core.stall import Stall, StallRecord
+
+from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
+
+SILENT_S = 0.5
+
+
+def diagnosis(node: str, *, stopped: int | None = None) -> dict[str, Any]:
+    """What a node answers: two workers, one of them perhaps stopped."""
+    first = 0 if node == "a" else 2
+    processes = [
+        {"role": "worker", "pid": 200 + rank, "rank": rank, "state": "T" if rank == stopped else "S", "newer": 1}
+        for rank in (first, first + 1)
+    ]
+    return {"kind": "diagnosis", "schema": 1, "time_s": 1.0, "processes": processes, "last_steps": [], "ras": None}
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.02)
+
+
+class Hanging:
+    """Nodes a and b whose job says one line and then nothing, until `go_on`; rank 3 is stopped on b."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.execution = Execution(root, "a", "b", stall_s=SILENT_S, **options)
+        self.asked: list[tuple[str, str]] = []
+        self.go_on = threading.Event()
+        self.error: str | None = None
+
+    def play(self, talk: Talk) -> None:
+        if talk.verb == "diagnose":
+            request = talk.received.get(timeout=DEADLINE_S)
+            self.asked.append((talk.node.name, request["run_id"]))
+            if self.error is not None and talk.node.name == "b":
+                talk.say({"kind": "error", "message": self.error, "hint": None})
+            else:
+                talk.say(diagnosis(talk.node.name, stopped=3))
+            return
+        talk.say(HELLO, RUNNING)
+        talk.chunk("log", 0, b"loading\n")
+        self.follow(talk)
+
+    def follow(self, talk: Talk) -> None:
+        assert self.go_on.wait(DEADLINE_S)
+        talk.chunk("log", 8, b"on\n")
+        talk.end()
+
+    def told(self) -> list[str]:
+        """The sentence at each progress that was shown, once for each change."""
+        words = [progress.stall.message if progress.stall else "" for progress in self.execution.seen]
+        return [word for index, word in enumerate(words) if index == 0 or words[index - 1] != word]
+
+
+def test_a_run_that_hangs_is_told_while_it_hangs_and_goes_on(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path)
+
+    def play(talk: Talk) -> None:
+        if talk.verb != "diagnose" and talk.node.name == "a":
+            talk.say(HELLO, RUNNING)
+            until(lambda: hanging.told()[-1:] not in ([], [""]))
+            hanging.go_on.set()
+            talk.chunk("log", 0, b"on\n")
+            until(lambda: hanging.told()[-1] == "")
+            talk.end()
+        else:
+            hanging.play(talk)
+
+    run = hanging.execution.run(play)
+    sentence = "rank 3 on b is stopped (state T): somebody sent it SIGSTOP"
+    assert (run.status, run.first_failure) == ("succeeded", None)
+    assert sorted(hanging.asked) == [("a", "r.0"), ("b", "r.1")]
+    assert hanging.told() == ["", sentence, ""]
+    (stall,) = run.stalls
+    assert (stall.message, stall.node, stall.node_rank, stall.rank) == (sentence, "b", 1, 3)
+    assert stall.hint == "let it go on, on b: kill -CONT 203"
+    assert SILENT_S <= stall.silent_s < DEADLINE_S
+    kept = hanging.execution.directory.read("stall.json", StallRecord)
+    assert kept is not None
+    assert kept.stalls == run.stalls
+    assert [[process.pid for process in node.processes] for node in kept.nodes] == [[200, 201], [202, 203]]
+    assert hanging.execution.directory.read("run.json", Run) == run
+
+
+def test_one_standstill_is_told_once_and_the_next_one_again(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path)
+
+    def follow(talk: Talk) -> None:
+        if talk.node.name == "b":
+            until(lambda: len(hanging.asked) == 2)
+            # As long again without progress is the same standstill.
+            time.sleep(2 * SILENT_S)
+            assert len(hanging.asked) == 2
+            talk.chunk("samples/rank-2.jsonl", 0, b'{"kind":"step","rank":2,"step":1,"time_s":1,"mono_ns":1}\n')
+            until(lambda: len(hanging.asked) == 4)
+        else:
+            until(lambda: len(hanging.execution.seen) > 0 and len(hanging.asked) == 4)
+        until(lambda: len(hanging.told()) >= 4)
+        talk.end()
+
+    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
+    run = hanging.execution.run(hanging.play)
+    assert run.status == "succeeded"
+    assert len(run.stalls) == 2
+
+
+def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path, on_stall="stop")
+
+    def follow(talk: Talk) -> None:
+        assert talk.order("stop")["grace_s"] == 5.0
+        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+
+    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
+    run = hanging.execution.run(hanging.play)
+    assert run.status == "failed"
+    failure = run.first_failure
+    assert failure is not None
+    assert (failure.node, failure.node_rank, failure.rank, failure.kind) == ("b", 1, 3, "hang")
+    assert failure.message == "rank 3 on b is stopped (state T): somebody sent it SIGSTOP"
+    assert failure.hint == "let it go on, on b: kill -CONT 203"
+    assert len(run.stalls) == 1
+
+
+def test_a_node_that_cannot_be_diagnosed_is_told_and_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path)
+    hanging.error = "no such verb: diagnose"
+
+    def follow(talk: Talk) -> None:
+        until(lambda: hanging.told()[-1:] not in ([], [""]))
+        talk.end()
+
+    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
+    run = hanging.execution.run(hanging.play)
+    (stall,) = run.stalls
+    # Of rank 0 and 1 nothing speaks against them.
+    assert stall.message == "b could not be asked what its ranks do: no such verb: diagnose"
+    kept = hanging.execution.directory.read("stall.json", StallRecord)
+    assert kept is not None
+    assert [(node.node, node.error is None) for node in kept.nodes] == [("a", True), ("b", False)]
+
+
+@pytest.mark.parametrize("busy", ["a", "b"])
+def test_a_job_of_which_only_one_node_speaks_does_not_hang(tmp_path: Path, busy: str) -> None:
+    hanging = Hanging(tmp_path)
+    done = threading.Event()
+
+    def follow(talk: Talk) -> None:
+        if talk.node.name == busy:
+            offset = 8
+            for _ in range(30):
+                talk.chunk("log", offset, b".")
+                offset += 1
+                time.sleep(SILENT_S / 10)
+            done.set()
+        assert done.wait(DEADLINE_S)
+        talk.end()
+
+    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
+    assert hanging.execution.run(hanging.play).stalls == ()
+    assert hanging.asked == []
+
+
+def test_without_a_stall_time_nobody_is_asked(tmp_path: Path) -> None:
+    execution = Execution(tmp_path, "a", stall_s=None)
+
+    def play(talk: Talk) -> None:
+        assert talk.verb == "supervise"
+        talk.say(HELLO, RUNNING)
+        talk.chunk("log", 0, b"x")
+        time.sleep(2 * SILENT_S)
+        talk.end()
+
+    assert execution.run(play).stalls == ()
+
+
+def test_an_answer_that_comes_after_the_run_has_gone_on_is_not_told(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path)
+    went_on = threading.Event()
+
+    def play(talk: Talk) -> None:
+        if talk.verb == "diagnose":
+            assert went_on.wait(DEADLINE_S)
+        hanging.play(talk)
+
+    def follow(talk: Talk) -> None:
+        # What the controller has folded of this node shows in the log that it keeps.
+        log = hanging.execution.directory.log_path(1)
+        if talk.node.name == "b":
+            until(lambda: any(thread.name == "diagnose" for thread in threading.enumerate()))
+            talk.chunk("log", 8, b"on\n")
+            until(lambda: log.read_bytes() == b"loading\non\n")
+            went_on.set()
+        until(lambda: len(hanging.asked) == 2)
+        talk.end()
+
+    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
+    assert hanging.execution.run(play).stalls == ()
+
+
+def test_stalls_of_an_earlier_controller_are_kept_when_the_run_is_taken_up(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path, attach=True)
+    before = Stall(time_s=5.0, silent_s=300.0, message="rank 1 on a is stopped")
+    hanging.execution.directory.write("stall.json", StallRecord(stalls=(before,), nodes=()))
+    hanging.go_on.set()
+    assert hanging.execution.run(hanging.play).stalls == (before,)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multinode.core.facts import ContentFact, PathFact
+from multinode.core.job import LlamaFactoryJob
+from multinode.preflight.checks.paths import (
+    check_contents,
+    check_output,
+    check_paths,
+    check_revisions,
+    check_shared,
+    check_workdir,
+)
+from multinode.preflight.inspection import Inspection
+
+from .inspecting import SCRIPT, but, inspection, only
+
+CONFIG = {"model_name_or_path": "models/tiny", "dataset": "mine", "dataset_dir": "data", "output_dir": "out"}
+CACHE = "~/.cache/huggingface/datasets"
+WELL = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=CONFIG, local_paths=("models/tiny",)))
+
+
+def place(path: str, kind: str = "directory", **more: Any) -> PathFact:
+    return PathFact(path=path, kind=kind, **{"writable": True, **more})
+
+
+def content(path: str, digest: str | None = "0123456789abcdef", **more: Any) -> ContentFact:
+    return ContentFact(path=path, digest=digest, **{"size_bytes": 100, **more})
+
+
+def contents(*theirs: ContentFact, expected: tuple[ContentFact, ...]) -> Inspection:
+    """Node a has what is expected, b has others; the directories are there on both."""
+    paths = (place("models/tiny"), place("data"))
+    return but(but(WELL, "a", contents=expected, paths=paths), "b", contents=theirs, paths=paths)
+
+
+def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
+    finding = only(check_paths(but(WELL, "b", paths=(place("models/my model", "missing"), place("data")))))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert finding.hint == "copy it there: rsync -a 'models/my model' b:/work/models/"
+    script = inspection(job=SCRIPT)
+    assert "train.py is missing" in only(check_paths(but(script, "b", paths=(place("train.py", "missing"),)))).message
+
+
+def test_a_home_directory_stays_for_the_shell_to_expand() -> None:
+    finding = only(check_paths(but(WELL, "b", paths=(place("~/models/x", "missing"),))))
+    assert finding.hint == "copy it there: rsync -a ~/models/x b:~/models/"
+
+
+def test_what_is_only_written_need_not_be_there_yet() -> None:
+    assert list(check_paths(but(WELL, "b", paths=(place("out", "missing"), place(CACHE, "missing"))))) == []
+
+
+@pytest.mark.parametrize(
+    ("fact", "what"),
+    [
+        (place("out", "missing", writable=False), "cannot be made by jane"),
+        (place("out", "directory", writable=False), "cannot be written by jane"),
+        (place("out", "file"), "is a file"),
+    ],
+)
+def test_an_output_directory_that_cannot_be_written_is_found(fact: PathFact, what: str) -> None:
+    finding = only(check_output(but(WELL, "b", paths=(fact,), user="jane")))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert what in finding.message
+    assert "sudo mkdir -p /work/out && sudo chown jane /work/out" in str(finding.hint)
+
+
+def test_an_output_directory_that_is_there_or_can_be_made_is_well() -> None:
+    for kind in ("directory", "missing"):
+        assert list(check_output(but(WELL, "b", paths=(place("out", kind),)))) == []
+    assert list(check_output(but(WELL, "b", paths=(place("data", writable=False),)))) == []
+
+
+def test_a_directory_of_the_job_that_is_not_there_is_told() -> None:
+    lacking = but(WELL, "b", missing={"workdir": "/nowhere is not a directory"})
+    assert "/nowhere is not a directory" in only(check_workdir(lacking)).message
+
+
+def test_other_content_at_the_same_path_is_told_with_both_digests() -> None:
+    config = "models/tiny/config.json"
+    other = contents(content(config, "fedcba9876543210", size_bytes=90), expected=(content(config),))
+    finding = only(check_contents(other))
+    assert (finding.severity, finding.node, finding.check) == ("error", "b", "content")
+    assert f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)" in finding.message
+    assert f"on a: rsync -a --checksum /work/{config} b:/work/{config}" in str(finding.hint)
+
+
+def test_many_files_that_differ_are_one_finding() -> None:
+    names = [f"models/tiny/model-{number}.safetensors" for number in range(6)]
+    other = contents(*(content(name, "f" * 64) for name in names), expected=tuple(content(name) for name in names))
+    message = only(check_contents(other)).message
+    assert f"likewise {names[1]}, {names[2]}, {names[3]} and 2 more" in message
+
+
+def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_another_finding() -> None:
+    expected = (content("data/dataset_info.json"), content("data/mine.json"))
+    lacking = contents(expected[0], expected=expected)
+    finding = only(check_contents(lacking))
+    assert finding.severity == "error"
+    assert "data/mine.json is not there, and a has it" in finding.message
+    gone = but(lacking, "b", paths=(place("data", "missing"),))
+    assert list(check_contents(gone)) == []
+
+
+def test_what_was_not_read_is_a_note_and_taken_for_neither_equal_nor_absent() -> None:
+    expected = (content("data/dataset_info.json"), content("data/mine.json"))
+    slow = contents(content("data", None, reason="not read within 5 s"), expected=expected)
+    finding = only(check_contents(slow))
+    assert (finding.severity, finding.node) == ("note", "b")
+    assert "data was not compared with the other nodes: not read within 5 s" in finding.message
+
+
+def test_equal_content_is_well_and_one_node_has_nothing_to_compare_with() -> None:
+    same = (content("data/mine.json"), content(".git", "a" * 40))
+    assert list(check_contents(contents(*same, expected=same))) == []
+    assert list(check_revisions(contents(*same, expected=same))) == []
+    alone = but(inspection("a", job=WELL.job), "a", contents=(content("data", None, reason="slow"),))
+    assert list(check_contents(alone)) == list(check_revisions(alone)) == []
+
+
+def test_checkouts_at_different_revisions_are_a_warning() -> None:
+    other = contents(content(".git", "b" * 40), expected=(content(".git", "a" * 40),))
+    assert list(check_contents(other)) == []
+    finding = only(check_revisions(other))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert "at bbbbbbbbbbbb, that of a at aaaaaaaaaaaa" in finding.message
+    assert f"git -C /work checkout {'a' * 40}" in str(finding.hint)
+    assert list(check_revisions(contents(expected=(content(".git", "a" * 40),)))) == []
+
+
+def shared(
+    caches: tuple[dict[str, str], ...], data: dict[str, str] | None = None, *, told: bool | None = None
+) -> Inspection:
+    config = CONFIG if told is None else CONFIG | {"data_shared_file_system": told}
+    found = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=config))
+    for name, cache in zip("ab", caches, strict=True):
+        found = but(found, name, paths=(place(CACHE, "missing", **cache), place("data", **(data or cache))))
+    return found
+
+
+LOCAL = {"filesystem": "ext4", "device": "/dev/nvme0n1p2"}
+NFS = {"filesystem": "nfs4", "device": "store:/export/home"}
+ROOTLESS = {"filesystem": "fuse.fuse-overlayfs", "device": "fuse-overlayfs"}
+
+
+def test_a_promise_of_a_shared_file_system_that_is_not_kept_is_a_warning() -> None:
+    finding = only(check_shared(shared((LOCAL, LOCAL), told=True)))
+    assert (finding.severity, finding.check) == ("warning", "shared")
+    assert "here: ext4" in finding.message
+    assert finding.hint == "--set data_shared_file_system=false"
+    assert list(check_shared(shared((ROOTLESS, ROOTLESS), told=True))) != []
+
+
+def test_a_shared_file_system_that_the_job_makes_nothing_of_is_a_note() -> None:
+    for told in (None, False):
+        finding = only(check_shared(shared((NFS, NFS), told=told)))
+        assert finding.severity == "note"
+        assert "store:/export/home" in finding.message
+        assert finding.hint is not None
+        assert "--set data_shared_file_system=true" in finding.hint
+
+
+def test_what_is_as_the_job_says_or_cannot_be_told_is_well() -> None:
+    assert list(check_shared(shared((NFS, NFS), told=True))) == []
+    assert list(check_shared(shared((LOCAL, LOCAL)))) == []
+    # The first node serves the others from its own disk.
+    assert list(check_shared(shared((LOCAL, NFS), told=True))) == []
+    assert list(check_shared(shared((LOCAL, LOCAL), NFS, told=True))) == []
+    assert list(check_shared(shared((NFS, NFS | {"device": "other:/home"})))) == []
+    assert list(check_shared(shared((ROOTLESS, ROOTLESS)))) == []
+    assert list(check_shared(shared(({}, {}), told=True))) == []

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.core.facts import Gpu
+from multinode.core.finding import Finding
+from multinode.core.job import LlamaFactoryJob
+from multinode.preflight.checks.strategy import check_strategy
+from multinode.preflight.inspection import Inspection
+from multinode.preflight.meeting import Meeting, Streamed
+
+from .inspecting import but, inspection, only
+
+# The sizes of Meta-Llama-3-8B, and of the model that scripts/make_tiny.py makes.
+LLAMA_3_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+TINY = {
+    "model_type": "qwen2",
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 688,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+}
+LORA = {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "bf16": True}
+FULL = {"stage": "sft", "finetuning_type": "full"}
+
+
+def training(
+    config: dict[str, Any], *, stage: int | None = None, gbit: float = 1.0, model: dict[str, Any] = LLAMA_3_8B
+) -> Inspection:
+    """Two nodes with one worker each; a stream between them reaches `gbit`."""
+    text = json.dumps({"zero_optimization": {"stage": stage}}) if stage is not None else None
+    config = config | ({"deepspeed": "ds.json"} if stage is not None else {})
+    job = LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
+    streams = (Streamed(node="a", peer="b", gbit_per_s=5 * gbit), Streamed(node="b", peer="a", gbit_per_s=gbit))
+    found = inspection(job=job, meeting=Meeting(streams=streams))
+    big = {"gpus": (Gpu(index=0, name="NVIDIA A100", memory_total_mib=81920),), "model": model}
+    return but(but(found, "a", **big), "b", **big)
+
+
+def judge(*args: Any, **named: Any) -> Iterator[Finding]:
+    return check_strategy(training(*args, **named))
+
+
+def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
+    finding = only(judge(LORA, stage=3))
+    assert (finding.severity, finding.node, finding.check) == ("warning", None, "strategy")
+    # Two gathers of 16 GB, half of each through the card of either node; against 84 MB of fp32 gradients.
+    assert finding.message.startswith("ZeRO-3 with LoRA sends 16.1 GB through each node's card in every optimizer step")
+    assert "which takes 2 min 08 s at 1 Gbit/s (measured between the nodes)" in finding.message
+    assert "DDP with LoRA would send 83.9 MB, in 0.7 s" in finding.message
+    assert "an estimate" in finding.message
+    assert str(finding.hint).startswith("--set deepspeed=null, if a GPU holds the whole model")
+
+
+def test_the_slowest_stream_counts_and_without_streams_the_slowest_card() -> None:
+    unmeasured = msgspec.structs.replace(training(LORA, stage=3), meeting=None)
+    assert "at 1 Gbit/s (what the slowest card negotiated)" in only(check_strategy(unmeasured)).message
+    assert list(check_strategy(msgspec.structs.replace(unmeasured, endpoints={}))) == []
+
+
+def test_zero_3_is_left_alone_where_the_link_is_fast_or_the_model_too_large_for_one_gpu() -> None:
+    assert only(judge(LORA, stage=3, gbit=100)).severity == "warning"
+    assert only(judge(LORA, stage=3, gbit=200)).severity == "note"
+    assert list(judge(LORA, stage=3, gbit=400)) == []
+    small = but(training(LORA, stage=3), "b", gpus=(Gpu(index=0, name="NVIDIA T4", memory_total_mib=15360),))
+    finding = only(check_strategy(small))
+    assert finding.severity == "note"
+    assert "per_device_train_batch_size" in str(finding.hint)
+
+
+def test_zero_2_grows_with_accumulation_and_ddp_does_not() -> None:
+    steps = {"gradient_accumulation_steps": 8}
+    finding = only(judge(LORA | steps, stage=2))
+    # bf16 gradients of 42 MB are reduced eight times, half of twice that a node, and the weights gathered once.
+    assert "ZeRO-2 with LoRA, 8 accumulation steps sends 357 MB" in finding.message
+    assert finding.severity == "warning"
+    assert str(finding.hint).startswith("--set deepspeed=null; ")
+    assert only(judge(LORA | steps)).severity == "note"
+    assert "--set gradient_accumulation_steps=16" in str(only(judge(LORA | steps)).hint)
+
+
+def test_full_fine_tuning_on_a_slow_link_is_told_what_an_adapter_would_cost() -> None:
+    finding = only(judge(FULL, gbit=0.1, model=TINY))
+    assert finding.severity == "warning"
+    assert "DDP with full fine-tuning sends 14.8 MB" in finding.message
+    assert "1.2 s at 100 Mbit/s" in finding.message
+    assert "DDP with LoRA at rank 8 would send 0.625 MB, in under 0.1 s" in finding.message
+    assert "--set finetuning_type=lora" in str(finding.hint)
+    sharded = only(judge(FULL | {"fsdp": "full_shard auto_wrap"}))
+    assert "FSDP with full fine-tuning" in sharded.message
+    assert "leave fsdp out of the YAML" in str(sharded.hint)
+
+
+def test_the_sample_on_the_labs_network_is_well() -> None:
+    lab = training(FULL, gbit=0.94, model=TINY)
+    two_workers = [msgspec.structs.replace(node, slots=2) for node in lab.cluster.nodes]
+    cluster = msgspec.structs.replace(lab.cluster, nodes=tuple(two_workers))
+    assert list(check_strategy(msgspec.structs.replace(lab, cluster=cluster))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization_bit": 4},
+        {"stage": "dpo"},
+        {"finetuning_type": "freeze"},
+        {"lora_target": "qkv"},
+        {"lora_rank": "8"},
+        {"additional_target": "embed_tokens"},
+        {"gradient_accumulation_steps": "many"},
+        {"fsdp": True},
+    ],
+)
+def test_of_what_is_not_known_nothing_is_said(changes: dict[str, Any]) -> None:
+    assert list(judge(LORA | changes, gbit=0.01)) == []
+
+
+def test_a_node_that_tells_nonsense_breaks_nothing() -> None:
+    for model in ({"model_type": "mystery"}, LLAMA_3_8B | {"hidden_size": -1}, {}):
+        assert list(judge(FULL, model=model)) == []
+    for gbit in (0.0, -1.0, 1e-300, float("nan"), float("inf")):
+        assert all(finding.message for finding in judge(FULL, gbit=gbit))
+    for changes in ({"speed_gbit_per_s": 1e-300}, {"mtu": -38}, {"mtu": 0}):
+        lying = msgspec.structs.replace(training(FULL), meeting=None)
+        link = msgspec.structs.replace(lying.facts["b"].interfaces[0], **changes)
+        assert all(finding.message for finding in check_strategy(but(lying, "b", interfaces=(link,))))
+
+
+def test_one_node_has_nobody_to_send_to() -> None:
+    alone = training(FULL)
+    cluster = alone.cluster.first(1)
+    assert list(check_strategy(msgspec.structs.replace(alone, cluster=cluster))) == []

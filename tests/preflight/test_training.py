@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.job import LlamaFactoryJob
+from multinode.preflight.checks.training import (
+    check_batch_size,
+    check_deepspeed,
+    check_deepspeed_on_cpu,
+    check_spaces,
+    check_timeout,
+)
+from multinode.preflight.inspection import Inspection
+
+from .inspecting import PACKAGES, SCRIPT, but, inspection, only
+
+BATCH = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+def job(deepspeed: dict[str, Any] | None = None, **config: Any) -> Inspection:
+    text = None if deepspeed is None else json.dumps(deepspeed)
+    return inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text))
+
+
+def test_a_space_in_a_path_that_llama_factory_splits_is_named() -> None:
+    spaced = but(job(), "b", home="/home/jane doe", python="/opt/env/bin/python")
+    finding = only(check_spaces(spaced))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert "'/home/jane doe'" in finding.message
+    assert "user=" in str(finding.hint)
+    assert "python=" in str(only(check_spaces(but(job(), "a", python="/my env/bin/python"))).hint)
+    assert list(check_spaces(msgspec.structs.replace(spaced, job=SCRIPT))) == []
+    assert list(check_spaces(job())) == []
+
+
+def test_a_timeout_of_years_is_told_in_years() -> None:
+    finding = only(check_timeout(job(ddp_timeout=180000000)))
+    assert finding.severity == "note"
+    assert "180000000 s, 5.7 years" in finding.message
+    assert finding.hint == "--set ddp_timeout=1800"
+
+
+@pytest.mark.parametrize("timeout_s", [180, 1800, 86400, None, True, "180000000 "])
+def test_any_other_timeout_is_well(timeout_s: Any) -> None:
+    assert list(check_timeout(job(ddp_timeout=timeout_s))) == list(check_timeout(job())) == []
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "said", "auto"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 4},
+            "is 4 in the DeepSpeed JSON, and per_device_train_batch_size is 2",
+            '"train_micro_batch_size_per_gpu": "auto"',
+        ),
+        (
+            {"gradient_accumulation_steps": 1},
+            "is 1 in the DeepSpeed JSON, and gradient_accumulation_steps is 4",
+            '"gradient_accumulation_steps": "auto"',
+        ),
+        (
+            {"bf16": {"enabled": True}},
+            "is true in the DeepSpeed JSON, and bf16 is not in the YAML, which means false",
+            '"bf16": {"enabled": "auto"}',
+        ),
+        (
+            {"gradient_clipping": 0.5},
+            "is 0.5 in the DeepSpeed JSON, and max_grad_norm is not in the YAML, which means 1.0",
+            '"gradient_clipping": "auto"',
+        ),
+    ],
+)
+def test_what_contradicts_the_yaml_is_told_with_both_and_auto(deepspeed: dict[str, Any], said: str, auto: str) -> None:
+    finding = only(check_deepspeed(job(deepspeed, **BATCH)))
+    assert finding.severity == "error"
+    assert said in finding.message
+    assert auto in str(finding.hint)
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "config"),
+    [
+        ({"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}, BATCH),
+        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, BATCH),
+        ({"train_micro_batch_size_per_gpu": 8}, {}),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": False}}, {"bf16": True}),
+        ({"bf16": {"enabled": True}}, {"bf16_full_eval": True}),
+        ({"bf16": {"enabled": True}}, {"bf16": "yes"}),
+        ({"train_micro_batch_size_per_gpu": 4}, {"per_device_train_batch_size": "two"}),
+    ],
+)
+def test_what_agrees_or_cannot_be_told_is_well(deepspeed: dict[str, Any], config: dict[str, Any]) -> None:
+    assert list(check_deepspeed(job(deepspeed, **config))) == []
+
+
+def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> None:
+    fixed = job({"train_batch_size": 8}, **BATCH)
+    finding = only(check_batch_size(fixed))
+    assert finding.severity == "error"
+    assert "2 workers make 2 samples x 4 accumulation steps x 2 = 16" in finding.message
+    assert '"train_batch_size": "auto"' in str(finding.hint)
+    assert list(check_batch_size(job({"train_batch_size": 16}, **BATCH))) == []
+    assert list(check_batch_size(job({"train_batch_size": "auto"}, **BATCH))) == []
+    unequal = Cluster(nodes=(Node(name="a", slots=1), Node(name="b", slots=2)), source="hosts")
+    assert list(check_batch_size(msgspec.structs.replace(fixed, cluster=unequal))) == []
+
+
+def test_zero_3_without_a_gpu_needs_a_json_without_the_batch_size() -> None:
+    processors = {"packages": PACKAGES | {"torch": "2.13.0+cpu"}}
+    three = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
+    finding = only(check_deepspeed_on_cpu(but(job(three), "b", **processors)))
+    assert (finding.severity, finding.node) == ("error", "b")
+    assert "take train_batch_size out" in str(finding.hint)
+    assert list(check_deepspeed_on_cpu(job(three))) == []
+    for fine in ({"zero_optimization": {"stage": 3}}, three | {"zero_optimization": {"stage": 2}}):
+        assert list(check_deepspeed_on_cpu(but(job(fine), "b", **processors))) == []
+
+
+@pytest.mark.parametrize("text", ["[]", '{"zero_optimization": 3, "bf16": 1, "train_batch_size": [2]}'])
+def test_a_json_of_another_kind_breaks_nothing(text: str) -> None:
+    strange = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=BATCH, deepspeed_text=text))
+    for check in (check_deepspeed, check_batch_size, check_deepspeed_on_cpu):
+        assert list(check(strange)) == []

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.core.collective_test import CollectiveTest
+from multinode.core.facts import Gpu, Interface
+from multinode.core.finding import Finding
+from multinode.preflight.catalogue import check_all, check_before_launch
+from multinode.preflight.checks.variables import (
+    check_agreement,
+    check_hidden_gpus,
+    check_interface_names,
+    check_socket_counts,
+    check_stray_variables,
+)
+from multinode.preflight.inspection import Inspection
+
+from .inspecting import SCRIPT, but, inspection, only
+
+CARDS = tuple(
+    Interface(name=name, addresses=(f"{address}/24",), up=True, running=True)
+    for name, address in (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth1", "192.0.2.1"), ("eth10", "198.51.100.1"))
+)
+CONF = "/root/.nccl.conf"
+
+
+def hostfile(before: Inspection | None = None, /, **variables: str) -> Inspection:
+    """Two nodes with more cards than one; a's line of the hostfile has these variables."""
+    before = before or but(inspection(), "a", interfaces=CARDS)
+    first, *rest = before.cluster.nodes
+    first = msgspec.structs.replace(first, env=variables)
+    return msgspec.structs.replace(before, cluster=Cluster(nodes=(first, *rest), source="hosts"))
+
+
+def preset(**facts: Any) -> Inspection:
+    return but(inspection(), "a", interfaces=CARDS, **facts)
+
+
+def unsettled(before: Inspection) -> Inspection:
+    return msgspec.structs.replace(before, endpoints={})
+
+
+def without_gpus(before: Inspection) -> Inspection:
+    for name in before.facts:
+        before = but(before, name, gpus=())
+    return before
+
+
+def ours(found: Inspection) -> list[Finding]:
+    return [one for one in check_all(found) if one.check == "variables"]
+
+
+def test_nodes_without_presets_and_nodes_that_say_nothing_have_no_findings() -> None:
+    assert ours(inspection()) == []
+    assert ours(preset(env={"NCCL_DEBUG": "INFO"}, nccl_files={CONF: {"NCCL_DEBUG": "WARN"}})) == []
+    assert ours(msgspec.structs.replace(inspection(), facts={})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reader"),
+    [
+        ("NCCL_SOCKET_IFNAME", "ens1f0", "NCCL"),
+        ("NCCL_SOCKET_IFNAME", "=eth", "NCCL"),
+        ("GLOO_SOCKET_IFNAME", "eth", "gloo"),
+    ],
+)
+def test_a_name_in_the_hostfile_that_no_interface_has_stops_a_launch(name: str, value: str, reader: str) -> None:
+    finding = only(check_before_launch(hostfile(**{name: value})))
+    assert (finding.severity, finding.node, finding.check) == ("error", "a", "variables")
+    assert f"{name}={value} from the hostfile matches none of its interfaces" in finding.message
+    assert "(lo, eth0, eth1 and eth10)" in finding.message
+    assert f"{reader} finds no socket interface" in finding.message
+    assert f"take env.{name}= out of the hostfile" in str(finding.hint)
+    equals = "==" if reader == "NCCL" else "="
+    assert f"or write env.{name}{equals}eth0" in str(finding.hint)
+
+
+def test_the_equals_sign_that_nccl_wants_is_a_part_of_the_name_for_gloo() -> None:
+    assert only(check_interface_names(hostfile(GLOO_SOCKET_IFNAME="=eth0"))).severity == "error"
+    assert list(check_interface_names(hostfile(GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="=eth0"))) == []
+
+
+def test_a_prefix_that_takes_more_than_it_names() -> None:
+    elsewhere = hostfile(NCCL_SOCKET_IFNAME="eth1")
+    moved = msgspec.structs.replace(
+        elsewhere,
+        endpoints=elsewhere.endpoints
+        | {"a": msgspec.structs.replace(elsewhere.endpoints["a"], addr="192.0.2.1", ifname="eth1")},
+    )
+    finding = only(check_interface_names(moved))
+    assert (finding.severity, finding.node) == ("warning", "a")
+    assert "NCCL_SOCKET_IFNAME=eth1 from the hostfile takes eth1 and eth10" in finding.message
+    assert "env.NCCL_SOCKET_IFNAME==eth1" in str(finding.hint)
+    assert "takes eth0, eth1 and eth10" in only(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="^lo"))).message
+
+
+def test_several_cards_that_are_named_exactly_are_meant() -> None:
+    assert list(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="=eth0,eth1"))) == []
+
+
+@pytest.mark.parametrize("name", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
+def test_a_name_in_the_hostfile_of_another_interface_than_the_data_planes(name: str) -> None:
+    finding = only(check_interface_names(hostfile(**{name: "eth10"})))
+    assert finding.severity == "warning"
+    assert "takes eth10, and the data plane of the node is eth0" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("facts", "source", "file"),
+    [
+        ({"env": {"NCCL_SOCKET_IFNAME": "ib"}}, "the environment of an SSH session", "~/.bashrc"),
+        ({"nccl_files": {CONF: {"NCCL_SOCKET_IFNAME": "ib"}}}, CONF, CONF),
+    ],
+)
+def test_a_preset_that_a_launch_overrides_is_a_note_and_one_that_it_does_not_an_error(
+    facts: dict[str, Any], source: str, file: str
+) -> None:
+    finding = only(check_interface_names(preset(**facts)))
+    assert (finding.severity, finding.node) == ("note", "a")
+    assert f"NCCL_SOCKET_IFNAME=ib stands in {source}" in finding.message
+    assert file in str(finding.hint)
+    finding = only(check_interface_names(unsettled(preset(**facts))))
+    assert finding.severity == "error"
+    assert f"from {source} matches none" in finding.message
+
+
+def test_a_preset_that_says_what_multinode_sets_is_nothing() -> None:
+    same = {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert list(check_interface_names(preset(env=same))) == []
+
+
+def test_the_hostfile_wins_over_the_session_and_the_session_over_files() -> None:
+    wrong = {"NCCL_SOCKET_IFNAME": "ib"}
+    right = {"NCCL_SOCKET_IFNAME": "=eth0"}
+    assert list(check_interface_names(hostfile(preset(env=wrong), **right))) == []
+    assert list(check_interface_names(unsettled(preset(env=right, nccl_files={CONF: wrong})))) == []
+    files = {CONF: right, "/etc/nccl.conf": wrong}
+    assert list(check_interface_names(unsettled(preset(nccl_files=files)))) == []
+
+
+def test_without_gpus_nccl_is_not_read_and_gloo_is() -> None:
+    finding = only(check_interface_names(without_gpus(hostfile(NCCL_SOCKET_IFNAME="ens1f0"))))
+    assert finding.severity == "warning"
+    assert "without GPUs nothing reads it" in finding.message
+    assert list(check_interface_names(without_gpus(preset(env={"NCCL_SOCKET_IFNAME": "ens1f0"})))) == []
+    assert only(check_interface_names(without_gpus(hostfile(GLOO_SOCKET_IFNAME="ens1f0")))).severity == "error"
+    gloo = msgspec.structs.replace(
+        hostfile(NCCL_SOCKET_IFNAME="^lo"), job=CollectiveTest(sizes_bytes=(8,), backend="gloo")
+    )
+    assert list(check_interface_names(gloo)) == []
+
+
+@pytest.mark.parametrize("name", ["NCCL_IB_DISABLE", "NCCL_NET", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_NTHREADS"])
+def test_a_setting_that_one_node_alone_has_is_found_with_its_place(name: str) -> None:
+    finding = only(check_agreement(but(inspection("abc"), "b", nccl_files={CONF: {name: "1"}})))
+    assert (finding.severity, finding.node) == ("warning", "b")
+    assert f"{name} is 1 on b and not set on a" in finding.message
+    assert f"grep -n {name} {CONF}" in str(finding.hint)
+
+
+def test_the_many_are_right_and_those_that_differ_alike_are_one_finding() -> None:
+    cluster = inspection("abcde")
+    for name in "acd":
+        cluster = but(cluster, name, env={"NCCL_ALGO": "Ring"})
+    finding = only(check_agreement(cluster))
+    assert finding.node is None
+    assert "NCCL_ALGO is not set on b and e and Ring on a" in finding.message
+
+
+def test_settings_that_agree_whatever_their_source_or_that_nobody_reads() -> None:
+    same = but(but(inspection(), "a", env={"NCCL_ALGO": "Ring"}), "b", nccl_files={CONF: {"NCCL_ALGO": "Ring"}})
+    assert list(check_agreement(same)) == []
+    odd = but(inspection(), "a", env={"NCCL_ALGO": "Ring"})
+    assert only(check_agreement(odd))
+    assert list(check_agreement(without_gpus(odd))) == []
+    per_node = but(inspection(), "a", env={"NCCL_IB_GID_INDEX": "3", "NCCL_DEBUG": "INFO"})
+    assert list(check_agreement(per_node)) == []
+
+
+def test_more_sockets_than_nccl_makes() -> None:
+    env = {"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}
+    finding = only(check_socket_counts(preset(env=env)))
+    assert (finding.severity, finding.node) == ("warning", "a")
+    assert "is 128 on a" in finding.message
+    assert "lowers the second to 4" in finding.message
+    assert list(check_socket_counts(preset(env=env | {"NCCL_NSOCKS_PERTHREAD": "4"}))) == []
+    assert list(check_socket_counts(preset(env=env | {"NCCL_NSOCKS_PERTHREAD": "many"}))) == []
+    assert list(check_socket_counts(preset(env={"NCCL_SOCKET_NTHREADS": "16"}))) == []
+
+
+def test_stray_variables_are_a_note_with_the_files_to_look_in() -> None:
+    stray = {"RANK": "0", "PET_NNODES": "2", "TORCH_HOME": "/t"}
+    both = but(but(inspection(), "a", env=stray), "b", env=stray)
+    finding = only(check_stray_variables(both))
+    assert (finding.severity, finding.node) == ("note", None)
+    assert "the environment of an SSH session on a and b has PET_NNODES and RANK, which" in finding.message
+    assert "grep -nE 'PET_NNODES|RANK' ~/.bashrc ~/.profile" in str(finding.hint)
+    finding = only(check_stray_variables(preset(deepspeed_env={"WORLD_SIZE": "4"})))
+    assert "~/.deepspeed_env on a has WORLD_SIZE" in finding.message
+    assert "'WORLD_SIZE' ~/.deepspeed_env" in str(finding.hint)
+
+
+def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:
+    finding = only(check_stray_variables(hostfile(NODE_RANK="0")))
+    assert (finding.severity, finding.node) == ("warning", "a")
+    assert "env.NODE_RANK=0 of the hostfile takes the place" in finding.message
+    script = msgspec.structs.replace(hostfile(NODE_RANK="0"), job=SCRIPT)
+    assert list(check_stray_variables(script)) == []
+
+
+CARDS_OF_FOUR = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(4))
+
+
+@pytest.mark.parametrize(
+    ("value", "visible"), [("6", 1), ("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-8932f937,GPU-1c2", 2)]
+)
+def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
+    finding = only(check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=CARDS_OF_FOUR)))
+    assert (finding.severity, finding.node) == ("warning", "a")
+    assert f"leaves the job {visible} of 4 GPUs" in finding.message
+    assert "gpus=0,1,2,3" in str(finding.hint)
+
+
+def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
+    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
+    for line in (
+        Node(name="a", gpus=(2, 3)),
+        Node(name="a", slots=2),
+        Node(name="a", env={"CUDA_VISIBLE_DEVICES": "3"}),
+    ):
+        cluster = Cluster(nodes=(line, Node(name="b")), source="hosts")
+        assert list(check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster))) == []
+    assert list(check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=CARDS_OF_FOUR))) == []
+    assert list(check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus=()))) == []
