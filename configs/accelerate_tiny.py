@@ -34,7 +34,8 @@ def main() -> None:
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()
-        accelerator.print(f"step {step} of {arguments.steps}: loss {accelerator.reduce(loss.detach(), 'mean').item():.4f}")
+        mean = accelerator.reduce(loss.detach(), "mean").item()
+        accelerator.print(f"step {step} of {arguments.steps}: loss {mean:.4f}")
     total = sum(parameter.double().sum().item() for parameter in model.parameters())
     rank, ranks = accelerator.process_index, accelerator.num_processes
     print(f"rank {rank} of {ranks} on {accelerator.device.type}: parameters sum to {total:.9f}")

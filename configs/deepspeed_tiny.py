@@ -27,9 +27,7 @@ def main() -> None:
     deepspeed.init_distributed()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, arguments.width), nn.ReLU(), nn.Linear(arguments.width, 1))
-    engine, _, _, _ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=arguments.config
-    )
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=arguments.config)
     # The same model everywhere, and data of its own on each rank.
     torch.manual_seed(1 + dist.get_rank())
     for step in range(1, arguments.steps + 1):

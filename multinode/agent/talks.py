@@ -6,6 +6,7 @@ import contextlib
 import selectors
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from typing import Optional, Union
 
@@ -16,7 +17,7 @@ WRITE = selectors.EVENT_WRITE
 _MAX_LINE_BYTES = 200
 
 
-class Talk:
+class Talk(ABC):
     """One connection.
 
     Args:
@@ -31,13 +32,13 @@ class Talk:
         self.awaited = 0
         self.turns = self.steps()
 
+    @abstractmethod
     def steps(self) -> Iterator[int]:
         """What happens, yielding READ or WRITE where the socket has to be ready first. Raises OSError, EOFError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def over(self, error: Optional[Exception]) -> None:
         """Told once at the end: None is a good one; TimeoutError says that the deadline has passed."""
-        raise NotImplementedError
 
 
 class Talks:

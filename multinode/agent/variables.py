@@ -79,7 +79,7 @@ def _find_home() -> str:
 
 def _read(path: str) -> Optional[str]:
     # Anything but a file, a pipe for one, might never come to an end.
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         return None
     try:
         with open(path, "rb") as file:

@@ -77,5 +77,5 @@ StallAfter = Annotated[
 ]
 OnStall = Annotated[
     Literal["report", "stop"],
-    typer.Option(metavar="report|stop", help="When it hangs: say which rank is behind and go on, or stop it, too."),
+    typer.Option(metavar="HOW", help="When it hangs: `report` says which rank is behind, `stop` also stops the run."),
 ]

@@ -45,7 +45,8 @@ def only_error(document: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_healthy_lab_is_clean(lab: Lab, command: Command) -> None:
     code, document = check(command)
-    assert (code, document["ok"], document["findings"]) == (0, True, [])
+    assert (code, document["ok"]) == (0, True)
+    assert [one for one in document["findings"] if one["severity"] != "note"] == []
     assert [(node["name"], node["addr"], node["ifname"]) for node in document["nodes"]] == [
         (node.name, node.addr, "ens1f0") for node in lab.nodes
     ]

@@ -228,3 +228,11 @@ def test_names_that_lead_elsewhere(facts: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.0.2.7", None])
 def test_a_name_that_resolves_to_a_card_of_the_node_or_was_not_asked_for_is_well(address: str | None) -> None:
     assert list(check_hostnames(two(card("eth1", "192.0.2.7/24"), hostname_address=address))) == []
+
+
+def test_a_tunnel_that_is_the_data_plane_is_told_by_its_own_rule_alone() -> None:
+    on_tunnel = but(two(), "a", interfaces=(LOOPBACK, TUNNEL), nccl_version="2.27.5", hostname_address="10.9.0.1")
+    on_tunnel = msgspec.structs.replace(on_tunnel, endpoints={"a": Endpoint(addr="10.9.0.1", ifname="wg0")})
+    assert list(check_unset_interface(on_tunnel)) == []
+    assert list(check_hostnames(on_tunnel)) == []
+    assert "wg0" in only(check_media(on_tunnel)).message

@@ -95,6 +95,13 @@ def test_zero_2_grows_with_accumulation_and_ddp_does_not() -> None:
     assert "--set gradient_accumulation_steps=16" in str(only(judge(LORA | steps)).hint)
 
 
+def test_a_strategy_that_sends_little_more_than_ddp_is_left_alone() -> None:
+    finding = only(judge(LORA | {"bf16": False}, stage=1, gbit=0.5))
+    assert "ZeRO-1 with LoRA sends 126 MB" in finding.message
+    assert "2.0 s" in finding.message
+    assert finding.severity == "note"
+
+
 def test_full_fine_tuning_on_a_slow_link_is_told_what_an_adapter_would_cost() -> None:
     finding = only(judge(FULL, gbit=0.1, model=TINY))
     assert finding.severity == "warning"

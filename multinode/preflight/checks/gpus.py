@@ -16,6 +16,7 @@ from multinode.core.facts import Gpu, NodeFacts
 from multinode.core.finding import Finding, Rule
 from multinode.core.planning import workers_per_node
 from multinode.errors import UsageError
+from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection
 
 __all__ = [
@@ -91,9 +92,9 @@ NO_PEER_TO_PEER = Rule(
     check="gpus",
     severity="warning",
     catches="GeForce RTX 40 cards with a driver before 550.40.07, which offers peer-to-peer that does not work",
-    message="several {model} with driver {version}: before 550.40.07 it offers peer-to-peer between them that these "
-    "cards do not have, and NCCL hangs or computes wrong values over it",
-    hint="for {node} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
+    message="{nodes}: several {model} with driver {version}. Before 550.40.07 it offers peer-to-peer access that "
+    "these cards do not have, and NCCL may hang over it",
+    hint="for {nodes} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
 )
 NCCL_DIFFERS = Rule(
     check="versions",
@@ -173,12 +174,14 @@ def check_models(inspection: Inspection) -> Iterator[Finding]:
 def check_drivers(inspection: Inspection) -> Iterator[Finding]:
     """One version of the driver, and none that is known to break these cards."""
     nodes = [(node, found, gpus) for node, found in inspection.known if (gpus := used_gpus(inspection, node, found))]
+    without = []
     for node, found, gpus in nodes:
         version, expected = gpus[0].driver, nodes[0][2][0].driver
         if version and expected and version != expected:
             yield DRIVERS_DIFFER.found(node.name, version=version, peer=nodes[0][0].name, expected=expected)
         if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in found.env | node.env:
-            yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=version)
+            without.append((node.name, {"model": gpus[0].name, "version": str(version)}))
+    yield from group_findings(NO_PEER_TO_PEER, without)
 
 
 def check_torch_builds(inspection: Inspection) -> Iterator[Finding]:

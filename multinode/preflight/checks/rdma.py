@@ -8,6 +8,7 @@ from multinode.core.cluster import Node
 from multinode.core.facts import NodeFacts
 from multinode.core.finding import Finding, Rule
 from multinode.preflight.checks.gpus import used_gpus
+from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection
 
 __all__ = ["check_locked_memory", "check_rdma"]
@@ -24,8 +25,8 @@ RDMA_IDLE = Rule(
     check="rdma",
     severity="note",
     catches="RDMA cards without an active port",
-    message="its RDMA ports are not active ({ports}): NCCL passes them over and uses the network interface",
-    hint="if it should be used: ibstat on {node} shows cable and subnet manager; else nothing needs to be done",
+    message="the RDMA ports of {nodes} are not active ({ports}): NCCL passes them over and uses the network interface",
+    hint="if it should be used: ibstat on {nodes} shows cable and subnet manager; else nothing needs to be done",
 )
 RDMA_EVERYWHERE = Rule(
     check="rdma",
@@ -66,8 +67,8 @@ def check_rdma(inspection: Inspection) -> Iterator[Finding]:
             what = f"it is not ({_ports(found)})" if found.rdma else "there is none"
             listed = ", ".join(one.name for one, _ in having[:_SHOWN])
             yield RDMA_ON_SOME.found(node.name, having=listed, ports=_ports(having[0][1]), what=what)
-        elif found.rdma and not having:
-            yield RDMA_IDLE.found(node.name, ports=_ports(found))
+    idle = [(node.name, {"ports": _ports(found)}) for node, found in nodes if found.rdma and not having]
+    yield from group_findings(RDMA_IDLE, idle)
 
 
 def check_locked_memory(inspection: Inspection) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from multinode.core.finding import Finding, Rule
 from multinode.core.job import LlamaFactoryJob, ScriptJob
 from multinode.core.model_size import parse_model
 from multinode.preflight.checks.gpus import used_gpus, worker_count
+from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection
 
 __all__ = ["check_disk", "check_limits", "check_memory_limit", "check_offload", "check_shared_memory"]
@@ -19,8 +20,8 @@ SMALL_SHM = Rule(
     check="machine",
     severity="warning",
     catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
-    message="no more than {total} fit into /dev/shm, and {users} share data there: a worker may die with `Bus error` "
-    "or `No space left on device`",
+    message="no more than {total} fit into /dev/shm of {nodes}, and {users} share data there: a worker may die with "
+    "`Bus error` or `No space left on device`",
     hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes}: "
     "sudo mount -o remount,size=16G /dev/shm",
 )
@@ -28,8 +29,9 @@ FULL_SHM = Rule(
     check="machine",
     severity="warning",
     catches="a /dev/shm full of what dead processes left there",
-    message="{free} are left of {total} in /dev/shm, and {users} share data there: a worker may die with `Bus error`",
-    hint="on {node}, see what lies there and remove what is nobody's any more: ls -lat /dev/shm",
+    message="{free} are left of {total} in /dev/shm of {nodes}, and {users} share data there: a worker may die with "
+    "`Bus error`",
+    hint="on {nodes}, see what lies there and remove what is nobody's any more: ls -lat /dev/shm",
 )
 DISK_FULL = Rule(
     check="machine",
@@ -50,16 +52,16 @@ OFFLOAD_TOO_LARGE = Rule(
     check="machine",
     severity="warning",
     catches="DeepSpeed offload to a node without the memory for it",
-    message="the DeepSpeed JSON offloads {what} to the CPU: for {billions:.3g} billion parameters ({source}) on "
-    "{nodes} nodes that is about {need:.0f} GiB on each, and this one may use {there:.0f} GiB: the kernel would kill a "
-    "worker (exit code -9)",
+    message="the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on "
+    "{count} nodes that is about {need} GiB on each, and {nodes} may use {there} GiB: the kernel would kill a worker "
+    "(exit code -9)",
     hint="remove {keys} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
 )
 MEMORY_LIMITED = Rule(
     check="machine",
     severity="note",
     catches="a container or login session that may use only a part of the machine's memory",
-    message="it may use {limit:.3g} of the machine's {total:.3g} GiB of memory: beyond that the kernel kills a worker "
+    message="{nodes} may use {limit} of the machine's {total} GiB of memory: beyond that the kernel kills a worker "
     "(exit code -9), whatever `free` says",
     hint="docker: --memory; systemd: systemctl set-property user-$UID.slice MemoryMax=infinity",
 )
@@ -67,26 +69,30 @@ FEW_OPEN_FILES = Rule(
     check="machine",
     severity="warning",
     catches="a limit on open files that a training reaches",
-    message="a process may open {limit} files: sockets to every other worker and data loaders reach that (`Too many "
-    "open files`)",
+    message="on {nodes} a process may open {limit} files: sockets to every other worker and data loaders reach that "
+    "(`Too many open files`)",
     hint="on {nodes}, as root, and then log in anew: {raise_files}",
 )
 LOW_OPEN_FILES = Rule(
     check="machine",
     severity="note",
     catches="a limit on open files that a large training may reach",
-    message="a process may open {limit} files: many data loader workers or a large cluster may reach that (`Too many "
-    "open files`)",
+    message="on {nodes} a process may open {limit} files: many data loader workers or a large cluster may reach that "
+    "(`Too many open files`)",
     hint="on {nodes}, as root, and then log in anew: {raise_files}",
 )
 FEW_PROCESSES = Rule(
     check="machine",
     severity="warning",
     catches="a limit on processes and threads that a training reaches",
-    message="user {user} may have {limit} processes and threads: each worker has dozens (`Resource temporarily "
-    "unavailable`)",
-    hint="on {node}, as root: printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
+    message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
+    "(`Resource temporarily unavailable`)",
+    hint="on {nodes}, as root, and then log in anew: "
+    "printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
 )
+
+# What was found: the rule that speaks of it, the node, the values that the rule names.
+_Case = tuple[Rule, str, dict[str, str]]
 
 _GIB = 1 << 30
 _MIB_PER_GIB = 1024
@@ -108,6 +114,7 @@ _BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
 
 def check_shared_memory(inspection: Inspection) -> Iterator[Finding]:
     """Shared memory has room for what workers put there."""
+    cases: list[_Case] = []
     for node, found in inspection.known:
         total, free = found.shm_total_gib, found.shm_free_gib
         users = _shm_users(inspection, on_gpus=len(used_gpus(inspection, node, found)) > 1)
@@ -115,10 +122,12 @@ def check_shared_memory(inspection: Inspection) -> Iterator[Finding]:
             users = "data loader workers, if the script has any,"
         if users is None or total is None:
             continue
+        values = {"total": _size(total), "users": users}
         if total < _SMALL_SHM_GIB:
-            yield SMALL_SHM.found(node.name, total=_size(total), users=users)
+            cases.append((SMALL_SHM, node.name, values))
         elif free is not None and free < _DOCKER_SHM_GIB:
-            yield FULL_SHM.found(node.name, free=_size(free), total=_size(total), users=users)
+            cases.append((FULL_SHM, node.name, {**values, "free": _size(free)}))
+    yield from _grouped(cases)
 
 
 def check_disk(inspection: Inspection) -> Iterator[Finding]:
@@ -131,44 +140,57 @@ def check_disk(inspection: Inspection) -> Iterator[Finding]:
 
 def check_memory_limit(inspection: Inspection) -> Iterator[Finding]:
     """Nothing limits the memory unseen."""
+    cases: list[_Case] = []
     for node, found in inspection.known:
         total, limit = found.memory_total_gib, found.memory_limit_gib
         if total is not None and limit is not None and limit < _ALL * total:
-            yield MEMORY_LIMITED.found(node.name, limit=limit, total=total)
+            cases.append((MEMORY_LIMITED, node.name, {"limit": f"{limit:.3g}", "total": f"{total:.3g}"}))
+    yield from _grouped(cases)
 
 
 def check_offload(inspection: Inspection) -> Iterator[Finding]:
     """What DeepSpeed offloads fits into memory."""
-    parts, nodes = _offloaded_parts(inspection.job), len(inspection.cluster.nodes)
+    parts, count = _offloaded_parts(inspection.job), len(inspection.cluster.nodes)
+    cases: list[_Case] = []
     for node, found in inspection.known if parts else ():
         counted = _count_parameters(inspection.job, found.model)
         if counted is None or found.memory_total_gib is None:
             continue
         parameters, source = counted
         usable = min(found.memory_total_gib, found.memory_limit_gib or found.memory_total_gib)
-        need = parameters * sum(size for _, _, size in parts) / nodes / _GIB
+        need = parameters * sum(size for _, _, size in parts) / count / _GIB
         if need > usable:
-            yield OFFLOAD_TOO_LARGE.found(
-                node.name,
-                what=" and ".join(what for what, _, _ in parts),
-                keys=" and ".join(key for _, key, _ in parts),
-                billions=parameters / 1e9,
-                source=source,
-                nodes=nodes,
-                need=need,
-                there=usable,
-            )
+            values = {
+                "what": " and ".join(what for what, _, _ in parts),
+                "keys": " and ".join(key for _, key, _ in parts),
+                "billions": f"{parameters / 1e9:.3g}",
+                "source": source,
+                "count": str(count),
+                "need": f"{need:.0f}",
+                "there": f"{usable:.0f}",
+            }
+            cases.append((OFFLOAD_TOO_LARGE, node.name, values))
+    yield from _grouped(cases)
 
 
 def check_limits(inspection: Inspection) -> Iterator[Finding]:
     """The limits that a job inherits from its login let it work."""
+    cases: list[_Case] = []
     for node, found in inspection.known:
         files, processes = found.limits.get("open_files"), found.limits.get("processes")
         if files is not None and files < _LOW_FILES:
-            files_of[node.name] = files
+            rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
+            cases.append((rule, node.name, {"limit": str(files), "raise_files": _RAISE_FILES}))
         # The kernel does not hold root to it.
         if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
-            yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
+            cases.append((FEW_PROCESSES, node.name, {"limit": str(processes), "user": str(found.user)}))
+    yield from _grouped(cases)
+
+
+def _grouped(cases: list[_Case]) -> Iterator[Finding]:
+    """Machines are bought and set up alike: what many have in common is said once."""
+    for rule in dict.fromkeys(rule for rule, _, _ in cases):
+        yield from group_findings(rule, [(node, values) for its, node, values in cases if its is rule])
 
 
 def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
