@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
 import socket
@@ -25,6 +26,9 @@ __all__ = ["KEEPALIVE_S", "make_connection", "open_connection"]
 
 # sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
 KEEPALIVE_S = 15
+
+# Its threads log what they raise as well; without a handler Python would print that, traceback and all.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 

@@ -34,6 +34,8 @@ def test_a_machine_that_is_listed_twice_is_an_error_on_the_later_node() -> None:
     assert "same machine as a (both are gpu1)" in finding.message
     by_id = booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1.lan", "m"))
     assert only(check_same_machine(by_id)).severity == "error"
+    by_name = booted(inspection(), a=("1", "gpu1", None), b=("1", "gpu1", None))
+    assert only(check_same_machine(by_name)).severity == "error"
 
 
 def test_two_containers_of_one_machine_are_a_warning_unless_their_cards_are_apart() -> None:
