@@ -42,6 +42,7 @@ def new_status() -> Record:
         "processes_left": 0,
         "job_pid": None,
         "oom_kills": None,
+        "disk_free_bytes": None,
     }
 
 

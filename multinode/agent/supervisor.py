@@ -167,7 +167,7 @@ class Supervisor:
                     # Its pid may soon belong to another orphan of ours.
                     self._has_job = False
                     note_exit(self._status, wait_status)
-                    self._note_oom_kills()
+                    self._note_surroundings()
                     self._end_by_itself()
 
     def _end_by_itself(self) -> None:
@@ -175,7 +175,11 @@ class Supervisor:
         cause = "exited" if trouble is None else "not_started"
         self._end(cause, trouble, min(self._grace_s, _LEFTOVER_GRACE_S))
 
-    def _note_oom_kills(self) -> None:
+    def _note_surroundings(self) -> None:
+        """What the job itself could not tell: on a full disk, and where it was killed, its last words are lost."""
+        with contextlib.suppress(OSError):
+            stat = os.statvfs(self._run.path)
+            self._status["disk_free_bytes"] = stat.f_bavail * stat.f_frsize
         now = count_oom_kills()
         if now is not None and self._oom_kills_before is not None:
             self._status["oom_kills"] = now - self._oom_kills_before

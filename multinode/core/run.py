@@ -51,6 +51,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
         ended_s: when, on the node's wall clock.
         processes_left: processes of the run still there after the stop; None is unknown.
         oom_kills: processes that the node's kernel killed for lack of memory meanwhile; None is unknown.
+        disk_free_bytes: what was left where the run keeps its log, when the job ended; None is unknown.
     """
 
     name: str
@@ -62,6 +63,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float | None = None
     processes_left: int | None = None
     oom_kills: int | None = None
+    disk_free_bytes: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from multinode.core.run import Failure
+from multinode.core.run import Failure, NodeRun
 
 __all__ = ["WorkerDeath", "classify", "find_worker_death"]
 
@@ -35,6 +35,9 @@ def _kind(name: str, pattern: str, hint: str) -> _Kind:
     return _Kind(name, re.compile(pattern, re.IGNORECASE), hint)
 
 
+_DISK_HINT = "make room on {node}: ssh {node} df -h ~ /tmp /dev/shm"
+_FULL_BYTES = 1 << 20
+
 # In this order: a message that speaks of memory and of CUDA is about memory.
 _KINDS = (
     _kind(
@@ -51,7 +54,7 @@ _KINDS = (
     _kind(
         "disk_full",
         r"No space left on device|Disk quota exceeded|ENOSPC",
-        "make room on {node}: df -h; df -h /dev/shm",
+        _DISK_HINT,
     ),
     _kind(
         "version_mismatch",
@@ -117,14 +120,12 @@ def find_worker_death(log: str) -> WorkerDeath | None:
     return WorkerDeath(rank=rank, exit_code=code)
 
 
-def classify(failure: Failure, *, oom_kills: int | None = None) -> Failure:
-    """The same with its kind, and a hint where it has none.
-
-    Args:
-        failure: what went wrong.
-        oom_kills: processes that the kernel killed on that node for lack of memory while the run went on.
-    """
-    kind, hint = _find(failure, oom_kills)
+def classify(failure: Failure, run: NodeRun | None = None) -> Failure:
+    """The same with its kind, and a hint where it has none; `run` is how the job ended on that node."""
+    kind, hint = _find(failure, run.oom_kills if run is not None else None)
+    if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
+        # Its own words had no room either.
+        kind, hint = "disk_full", _DISK_HINT
     hint = failure.hint or (hint.format(node=failure.node) if hint is not None else None)
     return msgspec.structs.replace(failure, kind=kind, hint=hint)
 

@@ -55,8 +55,7 @@ def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
     found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
     if found is None:
         return None
-    kills = {node.run.node_rank: node.run.oom_kills for node in nodes}
-    return classify(found, oom_kills=kills.get(found.node_rank))
+    return classify(found, next((node.run for node in nodes if node.run.node_rank == found.node_rank), None))
 
 
 def _never_started(nodes: Sequence[Evidence]) -> Failure | None:

@@ -39,6 +39,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="s
     ended_s: float | None = None
     processes_left: int | None = None
     oom_kills: int | None = None
+    disk_free_bytes: int | None = None
 
 
 class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):

@@ -158,6 +158,7 @@ def _take_status(track: _NodeTrack, status: Status) -> None:
         ended_s=status.ended_s,
         processes_left=status.processes_left,
         oom_kills=status.oom_kills,
+        disk_free_bytes=status.disk_free_bytes,
     )
     if status.cause == "not_started" and status.message:
         track.error = NodeFailed(status.message, node=track.run.name)

@@ -62,11 +62,19 @@ def test_the_sentence_counts_for_more_than_the_log() -> None:
 
 def test_a_kill_for_lack_of_memory_is_told_from_one_by_somebody() -> None:
     killed = failure("rank 3 was ended by SIGKILL", signal="SIGKILL")
-    assert classify(killed).kind == classify(killed, oom_kills=0).kind == "killed"
-    starved = classify(killed, oom_kills=1)
+    node = NodeRun(name="node1", node_rank=1, oom_kills=0)
+    assert classify(killed).kind == classify(killed, node).kind == "killed"
+    starved = classify(killed, NodeRun(name="node1", node_rank=1, oom_kills=1))
     assert (starved.kind, "dmesg" in str(starved.hint)) == ("out_of_memory", True)
     assert classify(failure(signal="SIGSEGV")).kind == "crashed"
     assert "/dev/shm" in str(classify(failure(signal="SIGBUS")).hint)
+
+
+def test_a_full_disk_is_told_although_the_job_could_write_nothing_of_it() -> None:
+    full = NodeRun(name="node1", node_rank=1, disk_free_bytes=4096)
+    assert classify(failure(), full).kind == "disk_full"
+    assert classify(failure(), NodeRun(name="node1", node_rank=1, disk_free_bytes=1 << 30)).kind is None
+    assert classify(failure("rank 0 raised MemoryError"), full).kind == "out_of_memory"
 
 
 def test_a_hint_that_is_there_is_kept() -> None:
