@@ -57,9 +57,7 @@ def logs(
     rank: Annotated[
         int | None, typer.Option(min=0, help="Only the node of this worker, without lines that name other ranks.")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, to the run's end.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, to the run's end.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, progress bars and all.")] = False,
     as_json: Json = False,
 ) -> None:

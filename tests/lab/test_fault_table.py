@@ -253,7 +253,7 @@ raise ValueError("a later one")
 
 def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Command, scripts: Path) -> None:
     # Without torchrun, whose nodes wait for each other at the end.
-    text = "import os, sys, time\ntime.sleep(2 * int(os.environ['NODE_RANK']))\nsys.exit(17 * int(os.environ['NODE_RANK']))\n"
+    text = "import os, sys, time\nrank = int(os.environ['NODE_RANK'])\ntime.sleep(2 * rank)\nsys.exit(17 * rank)\n"
     job = ("--", sys.executable, script(scripts, "half.py", text))
     code, ended = command.code_and_document(*LAUNCH, "--engine", "command", *job)
     assert (code, ended["status"]) == (1, "failed")

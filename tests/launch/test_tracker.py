@@ -108,3 +108,12 @@ def test_giving_up_loses_whoever_has_not_ended(tracker: Tracker) -> None:
     tracker.give_up()
     assert [node.state for node in tracker.node_runs] == ["ended", "lost"]
     assert tracker.evidence()[1].error is not None
+
+
+def test_why_a_job_was_not_started_is_the_evidence_of_its_node(tracker: Tracker) -> None:
+    message = "the prelude ended with exit code 1, and the job was not started: false"
+    tracker.take(told(Ended(state="ended", cause="not_started", exit_code=1, message=message)))
+    assert tracker.progress.nodes[1].message == "not started"
+    evidence = tracker.evidence()[1]
+    assert evidence.error is not None
+    assert (evidence.error.node, evidence.error.message) == ("b", message)
