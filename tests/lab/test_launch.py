@@ -80,9 +80,8 @@ def test_the_run_directory_has_every_noun(command: Command) -> None:
     assert "step 3 of 3" in logs["nodes"][0]["log"]
     shown = command.document("show", "last", "--json")
     assert (shown["run"]["status"], shown["summary"]["steps"]) == ("succeeded", 3)
-    samples = (directory / "samples" / "node-1.jsonl").read_text()
-    assert '"kind": "nic"' in samples
-    assert '"kind": "step"' in samples
+    assert '"kind": "nic"' in (directory / "samples" / "node-1" / "node.jsonl").read_text()
+    assert '"kind": "step"' in (directory / "samples" / "node-1" / "rank-1.jsonl").read_text()
 
 
 def test_the_first_failure_names_node_and_rank_and_the_others_are_stopped(command: Command) -> None:
