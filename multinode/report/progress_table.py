@@ -7,6 +7,7 @@ from rich.table import Table
 
 from multinode.core.progress import NodeProgress, RunProgress
 from multinode.core.stall import Stall
+from multinode.report.many_nodes import Rest, sum_up, worst_first
 from multinode.report.table import make_table
 from multinode.units import format_duration
 
@@ -14,10 +15,13 @@ __all__ = ["progress_line", "progress_table", "stall_line"]
 
 _STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
 _UNKNOWN = "-"
+# A table is read at a glance, a line even faster.
+_MOST_ROWS = 12
+_MOST_PARTS = 6
 
 
 def progress_table(progress: RunProgress) -> Table:
-    """A row a node: state, step, speed, loss, network and, where there is one, GPU."""
+    """A row a node: state, step, speed, loss, network and, where there is one, GPU. Of many the worst come first."""
     gpus = any(node.gpu_percent is not None for node in progress.nodes)
     table = make_table(f"{progress.job}  run {progress.run_id}  {format_duration(progress.elapsed_s)}")
     for name in ("node", "ranks", "state"):
@@ -26,8 +30,11 @@ def progress_table(progress: RunProgress) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     if gpus:
         table.add_column("GPU", justify="right", no_wrap=True)
-    for node in progress.nodes:
+    shown, rest = worst_first(progress.nodes, _MOST_ROWS)
+    for node in shown:
         table.add_row(*_row(node, gpus=gpus))
+    if rest:
+        table.add_row(*_rest_row(sum_up(rest)), *([_UNKNOWN] if gpus else []))
     if progress.stall is not None:
         table.caption = f"[bold red]{escape(progress.stall.message)}[/]"
         table.caption_justify = "left"
@@ -37,7 +44,8 @@ def progress_table(progress: RunProgress) -> Table:
 def progress_line(progress: RunProgress) -> str:
     """The whole run in one line of text, for an output that is not a terminal."""
     parts = []
-    for node in progress.nodes:
+    shown, rest = worst_first(progress.nodes, _MOST_PARTS)
+    for node in shown:
         words = [node.name, node.message or node.state]
         if node.state == "running" and node.step is not None:
             words = [node.name, f"step {_step(node)}"]
@@ -46,6 +54,10 @@ def progress_line(progress: RunProgress) -> str:
             if node.loss is not None:
                 words.append(f"loss {node.loss:.4g}")
         parts.append(" ".join(words))
+    if rest:
+        others = sum_up(rest)
+        at = f", step {others.step} at least" if others.step is not None else ""
+        parts.append(f"{others.count} others: {others.states}{at}")
     return f"{format_duration(progress.elapsed_s)}  " + " | ".join(parts)
 
 
@@ -70,6 +82,23 @@ def _row(node: NodeProgress, *, gpus: bool) -> list[str]:
         _link(node),
     ]
     return [*row, _number(node.gpu_percent, "{:.0f} %")] if gpus else row
+
+
+def _rest_row(rest: Rest) -> list[str]:
+    busier = [rate for rate in (rest.net_in_gbit_per_s, rest.net_out_gbit_per_s) if rate is not None]
+    share = f"{max(busier) / rest.link_gbit_per_s:.0%}" if busier and rest.link_gbit_per_s else _UNKNOWN
+    return [
+        f"{rest.count} others",
+        "",
+        rest.states,
+        _UNKNOWN if rest.step is None else f">= {rest.step}",
+        _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}"),
+        _number(rest.samples_per_s, "{:.1f}"),
+        _UNKNOWN,
+        _number(rest.net_in_gbit_per_s, "{:.3f}"),
+        _number(rest.net_out_gbit_per_s, "{:.3f}"),
+        share,
+    ]
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
