@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Optional, Union
 
-from .ports import find_port_users, read_port_range
+from .network import read_port_range
+from .ports import find_port_users
 from .talks import READ, Talk, Talks, read_line, write_all
 
 __all__ = ["ANSWER", "STREAM_SKIP_S", "WHOLE_BYTES", "Door"]

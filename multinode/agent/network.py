@@ -19,6 +19,7 @@ __all__ = [
     "find_routes",
     "list_interfaces",
     "parse_ip_addr",
+    "parse_route_table",
     "parse_speed",
     "prefix_length",
     "read_interfaces_by_ioctl",
@@ -125,12 +126,34 @@ def read_port_range() -> tuple[int, int]:
 
 
 def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
-    """For each peer the source address that the kernel picks, and the interface that has it."""
+    """For each peer the source address that the kernel picks, and the interface over which it sends."""
     owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
-    return [_find_route(peer, owners) for peer in peers]
+    table = parse_route_table(_read_route_table()) if peers else []
+    return [_find_route(peer, owners, table) for peer in peers]
 
 
-def _find_route(peer: str, owners: dict[str, str]) -> Record:
+def parse_route_table(text: str) -> list[tuple[int, int, str]]:
+    """Network, mask and interface of each route in /proc/net/route (proc(5)), the one that counts before others."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    # Addresses are as they lie in memory, so on every machine we run on with the last byte first.
+    found = [(_number(row[1]), _number(row[7]), int(row[6]), row[0]) for row in rows if len(row) > 7]  # noqa: PLR2004
+    # The longest mask decides, then the least metric.
+    return [(network, mask, name) for network, mask, _, name in sorted(found, key=lambda one: (-one[1], one[2]))]
+
+
+def _read_route_table() -> str:
+    try:
+        with open("/proc/net/route", encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int:
+    return socket.ntohl(int(text, 16))
+
+
+def _find_route(peer: str, owners: dict[str, str], table: list[tuple[int, int, str]]) -> Record:
     route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
     try:
         # Names are for the controller to resolve: a resolver may take longer than all of the probe.
@@ -141,7 +164,10 @@ def _find_route(peer: str, owners: dict[str, str]) -> Record:
     except OSError as error:
         route["error"] = error.strerror or "not an IPv4 address"
         return route
-    route.update(source=source, ifname=owners.get(source))
+    # A route may name another source than the address of the card it leaves by; to itself a node needs no route.
+    target = int.from_bytes(socket.inet_aton(peer), "big")
+    sender = next((name for network, mask, name in table if target & mask == network), None)
+    route.update(source=source, ifname=owners.get(source) if sender is None or source == peer else sender)
     return route
 
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Collection, Iterable
 from typing import NamedTuple, Optional
 
-__all__ = ["Listener", "find_port_users", "find_taken_ports", "parse_tcp_table", "read_port_range"]
+__all__ = ["Listener", "find_port_users", "find_taken_ports", "parse_tcp_table"]
 
 _LISTEN = "0A"
 
@@ -37,17 +37,6 @@ def find_port_users(ports: Collection[int]) -> dict[int, str]:
     listeners = {listener.port: listener for listener in _read_listeners() if listener.port in ports}
     pids = _find_socket_owners({listener.inode for listener in listeners.values()})
     return {port: _describe(listeners.get(port), pids) for port in ports}
-
-
-def read_port_range() -> tuple[int, int]:
-    """The ephemeral ports, first and last.
-
-    Raises:
-        OSError, ValueError: the kernel does not tell.
-    """
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-        first, last = map(int, file.read().split())
-    return first, last
 
 
 def parse_tcp_table(text: str) -> list[Listener]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from multinode.agent.ports import read_port_range
+from multinode.agent.network import read_port_range
 
 from .localnode import Conversation, LocalNode
 

@@ -7,6 +7,7 @@ import pytest
 from multinode.agent.network import (
     list_interfaces,
     parse_ip_addr,
+    parse_route_table,
     parse_speed,
     prefix_length,
     read_interfaces_by_ioctl,
@@ -70,3 +71,20 @@ def test_the_length_of_a_mask(mask: bytes, length: int) -> None:
 )
 def test_a_speed_that_the_card_does_not_know_is_none(text: str | None, speed: float | None) -> None:
     assert parse_speed(text) == speed
+
+
+# /proc/net/route of Linux 6.1: a default route, a network on a card, and one address of it sent over another card.
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100D50A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+ens1f0\t0001D50A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth0\t0201D50A\t0200D50A\t0007\t0\t0\t0\tFFFFFFFF\t0\t0\t0
+"""
+
+
+def test_of_several_routes_the_narrowest_counts() -> None:
+    table = parse_route_table(ROUTES)
+    assert [name for _, _, name in table] == ["eth0", "ens1f0", "eth0"]
+    assert table[0][0] == int.from_bytes(bytes([10, 213, 1, 2]), "big")
+    assert (table[1][0], table[1][1]) == (0x0AD50100, 0xFFFFFF00)
+    assert parse_route_table("") == []

@@ -64,8 +64,6 @@ FAULTS: list[tuple[Fault, str, str, str, str]] = [
 # Those that cannot hurt a launch by multinode are notes.
 NOTES: list[tuple[Fault, str, str]] = [
     (Variable(node="node1", name="RANK", value="3"), "variables", "RANK"),
-    (Variable(node="node1", name="NCCL_SOCKET_IFNAME", value="nosuch0"), "variables", "nosuch0"),
-    (FileText(node="node1", path="/etc/nccl.conf", text="NCCL_SOCKET_IFNAME=eth9\n"), "variables", "/etc/nccl.conf"),
 ]
 
 
@@ -135,6 +133,28 @@ def test_what_multinode_settles_itself_is_a_note(command: Command, fault: Fault,
     assert notes[0]["hint"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "severity"), [("GLOO_SOCKET_IFNAME=eth7", "error"), ("NCCL_SOCKET_IFNAME==nosuch0", "warning")]
+)
+def test_a_wrong_interface_in_the_hostfile_is_found(
+    command: Command, lab: Lab, tmp_path: Path, variable: str, severity: str
+) -> None:
+    lines = Path(lab.hostfile).read_text().splitlines()
+    wrong = [f"{line} env.{variable}" if line.startswith("node1 ") else line for line in lines]
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("\n".join(wrong) + "\n")
+    options = ("--no-bandwidth", "--json")
+    code, document = command.code_and_document("check", "--hosts", str(hostfile), JOB, *options)
+    (finding,) = serious(document)
+    # Nobody reads NCCL's on nodes without a GPU.
+    assert (finding["severity"], finding["node"], finding["check"]) == (severity, "node1", "variables")
+    assert code == (1 if severity == "error" else 0)
+    assert variable.split("=", maxsplit=1)[0] in finding["message"]
+    assert "ens1f0" in finding["message"] + finding["hint"]
+    hostfile.write_text("\n".join(lines) + "\n")
+    assert serious(command.document("check", "--hosts", str(hostfile), JOB, *options)) == []
+
+
 @pytest.mark.usefixtures("lab")
 def test_a_virtual_interface_that_nccl_would_take_is_no_warning_where_ours_is_settled(command: Command) -> None:
     with faults(
@@ -146,8 +166,9 @@ def test_a_virtual_interface_that_nccl_would_take_is_no_warning_where_ours_is_se
 
 @pytest.mark.usefixtures("lab")
 def test_a_link_that_is_slower_than_it_says_is_found_between_the_two(command: Command) -> None:
+    # Without the job: on so slow a link it would be warned of as well.
     with faults(LinkSlow(node="node1", rate_gbit_per_s=0.1)):
-        code, document = check(command)
+        code, document = command.code_and_document("check", "--hosts", "lab", "--json")
     (finding,) = serious(document)
     assert (code, finding["severity"], finding["check"]) == (0, "warning", "link")
     assert "between node0 and node1" in finding["message"] or "between node1 and node0" in finding["message"]

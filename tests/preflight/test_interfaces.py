@@ -110,6 +110,15 @@ def test_a_route_over_another_network_that_both_share_or_that_works_is_a_warning
     assert "half of the traffic" in finding.message
 
 
+def test_the_right_address_that_is_sent_out_by_another_card_is_a_warning() -> None:
+    astray = (Route(peer="10.0.0.2", source="10.0.0.1", ifname="eth1"),)
+    finding = only(check_routes(two(card("eth1", "192.0.2.7/24"), routes=astray)))
+    assert (finding.severity, finding.node) == ("warning", "a")
+    assert "(eth1)" in finding.message
+    well = (Route(peer="10.0.0.2", source="10.0.0.1", ifname="eth0"),)
+    assert list(check_routes(two(card("eth1", "192.0.2.7/24"), routes=well))) == []
+
+
 def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.7.2"))
     far = but(two(), "b", interfaces=(card("eth0", "10.0.7.2/24"),))

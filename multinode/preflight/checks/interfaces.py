@@ -220,8 +220,11 @@ def _placed(inspection: Inspection) -> Iterator[tuple[str, NodeFacts, Endpoint |
 
 
 def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, peer: NodeFacts | None) -> Rule | None:
-    if _address(route.peer) is None or route.source in {mine.addr, route.peer}:
+    if _address(route.peer) is None or route.source == route.peer:
         return None
+    if route.source == mine.addr:
+        # The right address, sent out by another card.
+        return None if route.ifname in {None, mine.ifname} else OTHER_ROUTE
     if route.source is None:
         return NO_ROUTE
     networks = [network for one in found.interfaces for network in _networks(one)]
