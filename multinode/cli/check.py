@@ -56,11 +56,11 @@ def check(
     if as_json:
         print_document(report)
     else:
-        _print_report(report, f"multinode launch{f' --hosts {hosts}' if hosts else ''}{f' {job}' if job else ''}")
+        _print_report(report, f"{f' --hosts {hosts}' if hosts else ''}{f' {job}' if job else ''}")
     raise typer.Exit(3 if report.unreached else 0 if report.ok else 1)
 
 
-def _print_report(report: CheckReport, launch: str) -> None:
+def _print_report(report: CheckReport, arguments: str) -> None:
     from multinode.cli.output import print_table
     from multinode.report.check_table import check_matrix, findings_text, next_step
 
@@ -68,4 +68,4 @@ def _print_report(report: CheckReport, launch: str) -> None:
     print_table(check_matrix(nodes, report.checks, report.findings))
     if report.findings:
         typer.echo(findings_text(report.findings))
-    typer.echo(next_step(report.findings, launch))
+    typer.echo(next_step(report.findings, f"multinode check{arguments}", f"multinode launch{arguments}"))

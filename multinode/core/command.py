@@ -10,7 +10,19 @@ import shlex
 
 import msgspec
 
-__all__ = ["FORWARDED", "REDACTED", "Command", "is_secret", "quote_path", "render_command", "shown_environment"]
+from multinode.core.cluster import Node
+
+__all__ = [
+    "FORWARDED",
+    "REDACTED",
+    "Command",
+    "destination",
+    "is_secret",
+    "quote_path",
+    "render_command",
+    "shown_environment",
+    "ssh_words",
+]
 
 REDACTED = "<redacted>"
 FORWARDED = "<forwarded>"
@@ -59,6 +71,17 @@ def quote_path(path: str) -> str:
     if path.startswith("~/"):
         return '"$HOME"/' + (shlex.quote(path[2:]) if path[2:] else "")
     return shlex.quote(path)
+
+
+def ssh_words(node: Node, program: str) -> list[str]:
+    """How a person names a node to `ssh` or `scp`: the program and its options; the destination follows."""
+    options = {"-F": node.ssh_config, "-P" if program == "scp" else "-p": node.port, "-i": node.key, "-J": node.jump}
+    return [program, *(str(word) for option in options.items() if option[1] is not None for word in option)]
+
+
+def destination(node: Node) -> str:
+    """The node as `ssh` takes it, with its user where the hostfile names one."""
+    return f"{node.user}@{node.name}" if node.user else node.name
 
 
 def render_command(command: Command) -> str:

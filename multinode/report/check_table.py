@@ -40,13 +40,14 @@ def findings_text(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def next_step(findings: Sequence[Finding], launch: str) -> str:
-    """What to do next: mend the first error, or launch."""
+def next_step(findings: Sequence[Finding], check: str, launch: str) -> str:
+    """What to do next: mend the first error and check again, or launch; the two commands as a person types them."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return f"next: {launch}"
-    where = f"{errors[0].node}: " if errors[0].node else ""
-    return f"next: {where}{errors[0].hint or errors[0].message}"
+    mend = errors[0].hint or errors[0].message
+    where = f"{errors[0].node}: " if errors[0].node and errors[0].node not in mend else ""
+    return f"next: {where}{mend}\nthen check again: {check}"
 
 
 def _checks_below_each_other(

@@ -11,6 +11,7 @@ import msgspec
 import paramiko
 
 from multinode.core.cluster import Node
+from multinode.core.command import destination, ssh_words
 from multinode.errors import AuthError, ConnectError, HostKeyError, NodeError, ResolveError
 
 __all__ = [
@@ -181,19 +182,10 @@ def _refusal(error: Exception, first: Exception) -> Refusal:
 
 def _typed(node: Node, *, accept: bool = False) -> str:
     """The ssh command that a person would type to see the same."""
-    words = ["ssh"]
-    if node.ssh_config is not None:
-        words += ["-F", node.ssh_config]
-    if node.port is not None:
-        words += ["-p", str(node.port)]
-    if node.key is not None:
-        words += ["-i", node.key]
-    if node.jump is not None:
-        words += ["-J", node.jump]
+    words = ssh_words(node, "ssh")
     if accept:
         words += ["-o", "StrictHostKeyChecking=ask"]
-    destination = f"{node.user}@{node.name}" if node.user else node.name
-    return shlex.join([*words, destination, "true"])
+    return shlex.join([*words, destination(node), "true"])
 
 
 def _known_name(connection: fabric.Connection) -> str:

@@ -55,7 +55,7 @@ FAULTS: list[tuple[Fault, str, str, str, str]] = [
     (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
     (Package(node="node1", name="torch", version="2.4.1"), "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
     (Package(node="node1", name="transformers", version="4.0"), "error", "versions", "transformers", "pip install"),
-    (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "rsync"),
+    (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "scp -F"),
     (FileText(node="node1", path=f"{MODEL}/config.json", text="{}"), "error", "content", "config.json", "rsync"),
     (Clock(node="node1", offset_s=90.0), "warning", "clock", "clock", "timedatectl"),
     (Address(node="node1", address="10.213.1.99/24"), "warning", "interface", "ens1f1", "ens1f1"),

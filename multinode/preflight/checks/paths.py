@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from multinode.core.cluster import Node
+from multinode.core.command import destination, ssh_words
 from multinode.core.facts import ContentFact, NodeFacts, PathFact
 from multinode.core.finding import Finding, Rule
 from multinode.core.job import LlamaFactoryJob
@@ -19,7 +20,7 @@ PATH_MISSING = Rule(
     severity="error",
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing: the job reads it on every node",
-    hint="copy it there: rsync -a {quoted} {node}:{parent}/",
+    hint="copy it there: {scp} {quoted} {destination}:{parent}/",
 )
 OUTPUT_NOT_WRITABLE = Rule(
     check="paths",
@@ -104,7 +105,9 @@ def check_paths(inspection: Inspection) -> Iterator[Finding]:
                 yield PATH_MISSING.found(
                     node.name,
                     path=path.path,
+                    scp=shlex.join([*ssh_words(node, "scp"), "-rp"]),
                     quoted=_quote(path.path),
+                    destination=shlex.quote(destination(node)),
                     parent=_parent(path.path, found),
                 )
 

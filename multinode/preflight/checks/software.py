@@ -58,7 +58,7 @@ VERSIONS_DIFFER = Rule(
     severity="error",
     catches="nodes have different versions of a package that must be equal",
     message="{package} is {version} here and {expected} on {peer}: the nodes would not fit together",
-    hint="on {node}: {python} -m pip install {package}=={expected}",
+    hint="on {node}: {python} -m pip install {package}=={public}",
 )
 
 
@@ -123,6 +123,7 @@ def check_versions(inspection: Inspection) -> Iterator[Finding]:
                     package=package,
                     version=found.packages[package],
                     expected=expected,
+                    public=expected.partition("+")[0],
                     peer=first,
                     python=found.python,
                 )
