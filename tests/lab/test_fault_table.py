@@ -137,6 +137,19 @@ def test_the_training_link_goes_for_twenty_seconds_and_comes_back(command: Comma
     assert not processes_of(run_id)
 
 
+def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock(command: Command) -> None:
+    stall = ("--stall", "20", "--on-stall", "stop")
+    with command.running(*LAUNCH, *stall, "--workers-per-node", "1", "--", SCRIPT, "--steps", "1000000") as controller:
+        run_id = command.run_id()
+        wait_for(lambda: command.steps(0) > 3)
+        with fault(LinkDown(node="node1")):
+            ended = document(controller)
+            assert not processes_of(run_id)
+    assert (ended["status"], controller.returncode) == ("failed", 1)
+    assert ended["first_failure"]["kind"] in {"hang", "connection", "timeout"}
+    assert ended["stalls"]
+
+
 def test_a_full_disk_on_a_node(command: Command, scripts: Path) -> None:
     with command.running(*LAUNCH, "--", f"{scripts}/counting.py", ENDLESS, "0.02") as controller:
         run_id = started(command)
