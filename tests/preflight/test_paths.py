@@ -40,14 +40,20 @@ def contents(*theirs: ContentFact, expected: tuple[ContentFact, ...]) -> Inspect
 def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
     finding = only(check_paths(but(WELL, "b", paths=(place("models/my model", "missing"), place("data")))))
     assert (finding.severity, finding.node) == ("error", "b")
-    assert finding.hint == "copy it there: scp -rp 'models/my model' b:/work/models/"
+    assert (
+        finding.hint == "copy it there, from where this was typed: ssh b mkdir -p /work/models && "
+        "scp -rp 'models/my model' b:/work/models/"
+    )
     script = inspection(job=SCRIPT)
     assert "train.py is missing" in only(check_paths(but(script, "b", paths=(place("train.py", "missing"),)))).message
 
 
 def test_a_home_directory_stays_for_the_shell_to_expand() -> None:
     finding = only(check_paths(but(WELL, "b", paths=(place("~/models/x", "missing"),))))
-    assert finding.hint == "copy it there: scp -rp ~/models/x b:~/models/"
+    assert (
+        finding.hint
+        == "copy it there, from where this was typed: ssh b mkdir -p ~/models && scp -rp ~/models/x b:~/models/"
+    )
 
 
 def test_what_is_only_written_need_not_be_there_yet() -> None:

@@ -74,7 +74,7 @@ def test_a_name_in_the_hostfile_that_no_interface_has_stops_a_launch(name: str, 
     assert f"{name}={value} from the hostfile matches none of its interfaces" in finding.message
     assert "(lo, eth0, eth1 and eth10)" in finding.message
     assert f"{reader} finds no socket interface" in finding.message
-    assert f"take env.{name}= out of the hostfile" in str(finding.hint)
+    assert f"take env.{name}=... out of the node's line in the hostfile" in str(finding.hint)
     equals = "==" if reader == "NCCL" else "="
     assert f"or write env.{name}{equals}eth0" in str(finding.hint)
 

@@ -20,7 +20,7 @@ PATH_MISSING = Rule(
     severity="error",
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing: the job reads it on every node",
-    hint="copy it there: {scp} {quoted} {destination}:{parent}/",
+    hint="copy it there, from where this was typed: {ssh} mkdir -p {parent} && {scp} {quoted} {destination}:{parent}/",
 )
 OUTPUT_NOT_WRITABLE = Rule(
     check="paths",
@@ -105,6 +105,7 @@ def check_paths(inspection: Inspection) -> Iterator[Finding]:
                 yield PATH_MISSING.found(
                     node.name,
                     path=path.path,
+                    ssh=shlex.join([*ssh_words(node, "ssh"), destination(node)]),
                     scp=shlex.join([*ssh_words(node, "scp"), "-rp"]),
                     quoted=_quote(path.path),
                     destination=shlex.quote(destination(node)),

@@ -37,7 +37,8 @@ EPHEMERAL_BLOCKED = Rule(
     message="{callers} cannot reach its ports {ports} at {addr} ({error}): the rendezvous will work, and the first "
     "collective will hang, because NCCL and gloo listen on any of the ephemeral ports",
     hint="on {node} a firewall stands before them (see: sudo nft list ruleset; sudo iptables -S). Let the nodes in: "
-    "sudo ufw allow proto tcp from {network} to any port {first}:{last}",
+    "sudo ufw allow proto tcp from {network} to any port {first}:{last}; with iptables: sudo iptables -I INPUT -s "
+    "{network} -p tcp -j ACCEPT; with nft: take out the rule that the list shows",
 )
 UNREACHABLE = Rule(
     check="ports",

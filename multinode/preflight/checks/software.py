@@ -57,8 +57,8 @@ VERSIONS_DIFFER = Rule(
     check="versions",
     severity="error",
     catches="nodes have different versions of a package that must be equal",
-    message="{package} is {version} here and {expected} on {peer}: the nodes would not fit together",
-    hint="on {node}: {python} -m pip install {package}=={public}",
+    message="{package} is {version} here and {expected} on {peer}: they would not fit together, whichever is right",
+    hint="if that of {peer} is right, on {node}: {python} -m pip install {package}=={public}{build}",
 )
 
 
@@ -89,6 +89,12 @@ def check_tools(inspection: Inspection) -> Iterator[Finding]:
                 yield TOOL_MISSING.found(
                     node.name, tool=tool, package=package, python=found.python, elsewhere=elsewhere
                 )
+
+
+def _build(version: str) -> str:
+    """What pip cannot know of a version such as 2.8.0+cu126: the build after the sign is of another package index."""
+    build = version.partition("+")[2]
+    return f" (from the package index of its {build} builds, where {version} came from)" if build else ""
 
 
 def needed_tools(job: Job | CollectiveTest | None) -> tuple[str, ...]:
@@ -124,6 +130,7 @@ def check_versions(inspection: Inspection) -> Iterator[Finding]:
                     version=found.packages[package],
                     expected=expected,
                     public=expected.partition("+")[0],
+                    build=_build(expected),
                     peer=first,
                     python=found.python,
                 )

@@ -282,8 +282,9 @@ def _values(name: str, source: str, value: str, ifname: str | None = None) -> di
 def _way(name: str, source: str, ifname: str | None = None) -> str:
     if source == _HOSTFILE:
         exact = "=" if name == _NCCL else ""
-        instead = f", or write env.{name}={exact}{ifname}" if ifname and name in {_NCCL, _GLOO} else ""
-        return f"take env.{name}= out of the hostfile: multinode sets it for each node{instead}"
+        meant = " (the second = is NCCL's: this name exactly)" if exact else ""
+        instead = f"; or write env.{name}={exact}{ifname}{meant}" if ifname and name in {_NCCL, _GLOO} else ""
+        return f"take env.{name}=... out of the node's line in the hostfile, and multinode sets it{instead}"
     return f"take it out: grep -n {name} {_PROFILES if source == _SESSION else source}"
 
 
