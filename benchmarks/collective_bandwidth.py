@@ -1,6 +1,7 @@
-"""busbw of all-reduce at 64 MiB between two lab nodes, against what iperf3 gets between the same interfaces.
+"""All-reduce of 64 MiB over the lab's nodes as nccl-test measures it, against a plain torch loop and iperf3.
 
-Both in turn, in one run, medians of the repeats. iperf3 from Debian's package of that name; run as root with a lab up:
+All three in turn, in one run, medians of the repeats; then a sweep, and how well its curve predicts sizes held back.
+iperf3 from Debian's package of that name; run as root with a lab up:
 
     multinode lab up --nodes 2 --rate 1gbit
     .venv/bin/python benchmarks/collective_bandwidth.py --repeats 5
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -17,28 +19,44 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from multinode.analyse.collectives import bus_factor
+from multinode.analyse.sweep_curve import held_back, median_error
+
 MULTINODE = [sys.executable, "-m", "multinode"]
-SIZE = "64M"
+REPOSITORY = Path(__file__).parent.parent
+PLAIN = Path(__file__).parent / "plain_all_reduce.py"
+SIZE_BYTES = 64 << 20
+MIB = 1 << 20
 
 
 def main() -> None:
     """Measure and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--iters", type=int, default=8)
+    asked = parser.parse_args()
     nodes = json.loads(_run([*MULTINODE, "lab", "status", "--json"]))["nodes"]
-    busbw, goodput = [], []
-    for _ in range(repeats):
+    ours, plain, goodput = [], [], []
+    for _ in range(asked.repeats):
         goodput.append(_iperf3(nodes))
-        busbw.append(_all_reduce())
-        sys.stderr.write(f"iperf3 {goodput[-1]:.4f} GB/s   all-reduce {busbw[-1]:.4f} GB/s\n")
+        plain.append(_plain(nodes, asked.iters))
+        ours.append(_nccl_test("-b", "64M", "-e", "64M", "-n", str(asked.iters))["rows"][-1]["busbw_gb_per_s"])
+        sys.stderr.write(f"iperf3 {goodput[-1]:.4f}  plain loop {plain[-1]:.4f}  nccl-test {ours[-1]:.4f} GB/s\n")
+    sweep = _nccl_test("-b", "64K", "-e", "64M", "-f", "2", "-n", str(asked.iters))
+    points = [(row["size_bytes"], row["time_us"]) for row in sweep["rows"]]
+    held = held_back(points, MIB)
     document = {
-        "schema": "multinode.collective-bandwidth/1",
+        "schema": "multinode.collective-bandwidth/2",
+        "nodes": len(nodes),
         "rate": nodes[0]["rate"],
-        "size": SIZE,
-        "busbw_gb_per_s": busbw,
+        "size_bytes": SIZE_BYTES,
+        "busbw_gb_per_s": ours,
+        "plain_busbw_gb_per_s": plain,
         "iperf3_gb_per_s": goodput,
-        "ratio_of_medians": statistics.median(busbw) / statistics.median(goodput),
+        "of_plain": statistics.median(ours) / statistics.median(plain),
+        "of_iperf3": statistics.median(ours) / statistics.median(goodput),
+        "held_back_errors": {one.size_bytes: one.error for one in held},
+        "held_back_median_error": median_error(held),
     }
     print(json.dumps(document, indent=2))
 
@@ -47,29 +65,52 @@ def _iperf3(nodes: list[dict[str, Any]]) -> float:
     """Goodput of one TCP stream of three seconds from node 0 to node 1, as the receiver counts it, in GB/s."""
     server, client = nodes[1], nodes[0]
     with subprocess.Popen(
-        [*MULTINODE, "lab", "exec", server["name"], "--", "iperf3", "-s", "-1", "--forceflush", "-B", server["addr"]],
+        [*_inside(server), "iperf3", "-s", "-1", "--forceflush", "-B", server["addr"]],
         stdout=subprocess.PIPE,
         text=True,
     ) as listening:
         assert listening.stdout is not None
         while "listening" not in listening.stdout.readline():
             pass
-        command = ["iperf3", "-c", server["addr"], "-t", "3", "-O", "1", "-J"]
-        report = json.loads(_run([*MULTINODE, "lab", "exec", client["name"], "--", *command]))
+        report = json.loads(_run([*_inside(client), "iperf3", "-c", server["addr"], "-t", "3", "-O", "1", "-J"]))
         listening.wait(60)
     return float(report["end"]["sum_received"]["bits_per_second"]) / 8e9
 
 
-def _all_reduce() -> float:
+def _plain(nodes: list[dict[str, Any]], iters: int) -> float:
+    """A plain loop under torchrun, typed on every node as a person would: its busbw in GB/s."""
+    environment = ["env", "GLOO_SOCKET_IFNAME=ens1f0", "OMP_NUM_THREADS=1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}", "--nproc-per-node=1"]
+    where = [f"--master-addr={nodes[0]['addr']}", "--master-port=29555"]
+    loop = [str(PLAIN), str(SIZE_BYTES), str(iters)]
+    processes = [
+        subprocess.Popen(
+            [*_inside(node), *environment, *launcher, f"--node-rank={rank}", *where, *loop],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank, node in enumerate(nodes)
+    ]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    return SIZE_BYTES / float(outputs[0]) / 1000 * bus_factor("all_reduce", len(nodes))
+
+
+def _nccl_test(*options: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as runs:
-        sweep = ["nccl-test", "--hosts", "lab", "-b", SIZE, "-e", SIZE, "-n", "8", "--json"]
-        document = json.loads(_run(["env", f"MULTINODE_RUNS={runs}", *MULTINODE, *sweep]))
-    return float(document["rows"][-1]["busbw_gb_per_s"])
+        command = [*MULTINODE, "nccl-test", "--hosts", "lab", *options, "--json"]
+        document: dict[str, Any] = json.loads(_run(command, {"MULTINODE_RUNS": runs}))
+    return document
 
 
-def _run(argv: list[str]) -> str:
-    repository = Path(__file__).parent.parent
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300, cwd=repository)
+def _inside(node: dict[str, Any]) -> list[str]:
+    return [*MULTINODE, "lab", "exec", node["name"], "--"]
+
+
+def _run(argv: list[str], env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        argv, check=True, capture_output=True, text=True, timeout=900, cwd=REPOSITORY, env=os.environ | (env or {})
+    )
     return done.stdout
 
 

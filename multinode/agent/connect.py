@@ -1,4 +1,4 @@
-"""Calls at the doors of other nodes: whether they open, whether large packets get through, and a short stream."""
+"""Calls at the doors of other nodes: do they open, do large packets get through; a short stream, and round trips."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Optional
 
 from .channel import Record
-from .door import ANSWER, STREAM_SKIP_S, WHOLE_BYTES
-from .talks import WRITE, Talk, read_line, write_all
+from .door import ANSWER, PING_BYTES, STREAM_SKIP_S, WHOLE_BYTES
+from .talks import READ, WRITE, Talk, read_line, write_all
 
-__all__ = ["Attempt", "Call", "Stream"]
+__all__ = ["Attempt", "Call", "Ping", "Stream"]
 
 _ERRORS = {
     errno.ECONNREFUSED: "refused",
@@ -27,6 +27,10 @@ _WRONG = "wrong answer"
 _IP_MTU = 14  # linux/in.h
 _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 _CHUNK = bytes(1 << 17)
+_MAX_PINGS = 100
+# Not timed: caches, and the congestion window of a new connection.
+_WARM_PINGS = 5
+_NS_PER_US = 1000
 
 
 class Call(Talk):
@@ -141,3 +145,45 @@ class Stream(Call):
 
     def _found(self) -> Record:
         return self._arrived
+
+
+class Ping(Call):
+    """Sends a small message to and fro, one after the other, and times each; what both agents take is part of it."""
+
+    def __init__(self, target: Record, token: str, timeout_s: float) -> None:
+        self._greeted = False
+        self._times_us: list[float] = []
+        super().__init__(target, token, timeout_s)
+
+    def steps(self) -> Iterator[int]:
+        """Greet; as many round trips as were asked for, at most 100."""
+        yield from self._greet(b"ping")
+        self._greeted = True
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        count = min(int(self._target["count"]), _MAX_PINGS)
+        for number in range(-_WARM_PINGS, count):
+            message = os.urandom(PING_BYTES)
+            began_ns = time.perf_counter_ns()
+            yield from write_all(self.socket, message)
+            yield from self._hear(message)
+            if number >= 0:
+                self._times_us.append((time.perf_counter_ns() - began_ns) / _NS_PER_US)
+
+    def _hear(self, message: bytes) -> Iterator[int]:
+        heard = b""
+        while len(heard) < len(message):
+            yield READ
+            data = self.socket.recv(len(message) - len(heard))
+            if not data:
+                raise ConnectionAbortedError
+            heard += data
+        if heard != message:
+            raise EOFError
+
+    def _found(self) -> Record:
+        return {"times_us": self._times_us}
+
+    def _explain(self, error: Optional[Exception]) -> Optional[str]:
+        if self._greeted and isinstance(error, OSError):
+            return "stopped answering"
+        return super()._explain(error)

@@ -16,12 +16,14 @@ from .network import read_port_range
 from .ports import find_port_users
 from .talks import READ, Talk, Talks, read_line, write_all
 
-__all__ = ["ANSWER", "STREAM_SKIP_S", "WHOLE_BYTES", "Door"]
+__all__ = ["ANSWER", "PING_BYTES", "STREAM_SKIP_S", "WHOLE_BYTES", "Door"]
 
 ANSWER = b"multinode\n"
 """What is said to who knows the token."""
 WHOLE_BYTES = 1 << 16
 """What the caller sends after the word `whole`: more than fits into one packet of any network card."""
+PING_BYTES = 8
+"""What goes to and fro after the word `ping`."""
 STREAM_SKIP_S = 0.1
 """The beginning of a stream is not measured: slow start, and buffers that are still empty."""
 
@@ -101,6 +103,8 @@ class _Caller(Talk):
             yield from self._hear_whole()
         elif word == b"stream":
             yield from self._hear_stream()
+        elif word == b"ping":
+            yield from self._hear_pings()
         # Who was answered closes first: the port that waits out the connection (TIME_WAIT) is then not ours.
         while True:
             yield READ
@@ -120,6 +124,15 @@ class _Caller(Talk):
                 raise EOFError
             left -= len(data)
         yield from write_all(self.socket, ANSWER)
+
+    def _hear_pings(self) -> Iterator[int]:
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            yield READ
+            data = self.socket.recv(PING_BYTES)
+            if not data:
+                return
+            yield from write_all(self.socket, data)
 
     def _hear_stream(self) -> Iterator[int]:
         buffer = bytearray(_CHUNK_BYTES)

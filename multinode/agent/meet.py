@@ -1,4 +1,4 @@
-"""The verb `meet`: opens ports, tries the ports of other nodes and streams to them, so that a network is proved.
+"""The verb `meet`: opens ports, tries those of other nodes, streams to them and pings, so that a network is proved.
 
 Lines on stdin say what to try; several may be asked for one after the other. Ends with stdin, on `end`, or at its
 deadline, and leaves no port open.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 from .channel import Channel, Record
-from .connect import Attempt, Call, Stream
+from .connect import Attempt, Call, Ping, Stream
 from .door import Door
 from .talks import Talks
 
@@ -18,11 +19,11 @@ __all__ = ["run"]
 
 _POLL_S = 0.2
 _STDIN = 0
-_CALLS = {"attempts": Attempt, "streams": Stream}
+_CALLS: dict[str, Callable[[Record, str, float], Call]] = {"attempts": Attempt, "streams": Stream, "pings": Ping}
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `listening`; one of `attempts` or `streams` for each order; `ended` when the ports are closed."""
+    """One record `listening`; one named like it for each order; `ended` when the ports are closed."""
     talks = Talks()
     door = Door(talks, request["token"], request["addr"])
     failed = {port: why for port in request["ports"] for why in [door.open(port)] if why is not None}

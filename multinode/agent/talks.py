@@ -120,9 +120,10 @@ def read_line(connection: socket.socket) -> Generator[int, None, bytes]:
 
 
 def write_all(connection: socket.socket, data: bytes) -> Iterator[int]:
-    """Write all of it."""
+    """Write all of it; nothing is waited for as long as the kernel takes it."""
     rest = memoryview(data)
     while rest:
-        yield WRITE
         with contextlib.suppress(BlockingIOError):
             rest = rest[connection.send(rest) :]
+        if rest:
+            yield WRITE

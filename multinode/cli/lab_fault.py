@@ -75,6 +75,9 @@ def link(
     rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="Carry this at most, and say otherwise: 100mbit.")
     ] = None,
+    way: Annotated[
+        str, typer.Option(metavar="send|receive|both", help="With --rate: slow what the node sends, receives, or both.")
+    ] = "both",
     interface: Annotated[str, typer.Option(metavar="IFNAME", help="The card: ens1f0, or eth0 for management.")] = (
         "ens1f0"
     ),
@@ -82,15 +85,18 @@ def link(
 ) -> None:
     """Pull a cable, or have a link carry less than its card says."""
     from multinode.cli.inputs import parse_option
+    from multinode.errors import UsageError
     from multinode.lab.faults import LinkDown, LinkSlow
     from multinode.units import parse_rate
 
     _require_one({"--down": down or None, "--rate": rate}, f"multinode lab fault link {node} --down")
     if rate is None:
+        if way != "both":
+            raise UsageError("a link that is down carries nothing either way", hint="--way belongs to --rate")
         _make(node, lambda name: LinkDown(node=name, ifname=interface), as_json)
     else:
         value = parse_option("--rate", rate, parse_rate)
-        _make(node, lambda name: LinkSlow(node=name, ifname=interface, rate_gbit_per_s=value), as_json)
+        _make(node, lambda name: LinkSlow(node=name, ifname=interface, rate_gbit_per_s=value, way=way), as_json)
 
 
 @app.command()

@@ -1,15 +1,17 @@
-"""`multinode nccl-test`: the bandwidth of all-reduce over the nodes."""
+"""`multinode nccl-test`: what the network really gives, whether that is normal, and who is to blame if not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, WorkersPerNode
+from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Variables, WorkersPerNode
 
 if TYPE_CHECKING:
-    from multinode.workflows.nccl_test import CollectiveReport
+    from multinode.analyse.sweep import SweepReport
+    from multinode.core.cluster import Cluster
 
 __all__ = ["register"]
 
@@ -20,65 +22,175 @@ def register(app: typer.Typer) -> None:
 
 
 def nccl_test(
+    collectives: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COLLECTIVE]...",
+            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, sendrecv; else all_reduce.",
+        ),
+    ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
-    workers_per_node: WorkersPerNode = 1,
+    local: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="No nodes: N workers on this machine, without SSH.")
+    ] = None,
+    workers_per_node: WorkersPerNode = None,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 128M.")] = "64K",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
     factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the one before.")] = 4,
+    step: Annotated[
+        str | None, typer.Option("-i", "--step", metavar="SIZE", help="Each size is this much more; instead of -f.")
+    ] = None,
     iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Timed iterations of each size.")] = 20,
     warmup_iters: Annotated[
         int, typer.Option("-w", "--warmup-iters", min=1, help="Iterations before the timed ones.")
     ] = 2,
+    verify: Annotated[
+        int, typer.Option("-c", "--verify", min=0, help="How many times the values are verified; 0: not at all.")
+    ] = 1,
+    dtype: Annotated[
+        str, typer.Option("-d", "--dtype", help="int8, uint8, int32, int64, half, bfloat16, float or double.")
+    ] = "float",
+    op: Annotated[str, typer.Option("-o", "--op", help="The reduction: sum, prod, max, min or avg.")] = "sum",
     max_seconds: Annotated[
         float, typer.Option(min=0.1, help="Fewer iterations where a size would take longer; never under 5.")
     ] = 5.0,
     backend: Annotated[str | None, typer.Option(help="nccl or gloo; else nccl where there is a GPU.")] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB.yaml", help="The messages that this training will send, instead of -b, -e and -f."),
+    ] = None,
+    tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes first.")] = True,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Measure every pair of nodes too, and name an odd one.")
+    ] = False,
+    compare: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Say what has changed since this earlier nccl-test.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the chart of busbw over size there.")
+    ] = None,
+    form: Annotated[
+        Literal["table", "nccl-tests"], typer.Option("--format", help="How the rows are printed.")
+    ] = "table",
+    variables: Variables = None,
     master_port: MasterPort = 29500,
     check: Check = True,
     as_json: Json = False,
 ) -> None:
-    """Measure all-reduce over the nodes with their own torch: nccl-tests' columns, against the line rate."""
-    from multinode.cli.inputs import parse_option, read_cluster
+    """Measure collectives over the nodes with their own torch: what the network gives, whether that is normal, and why.
+
+    Columns, units and busbw are those of nccl-tests.
+    """
+    from multinode.cli.inputs import parse_option, read_job, read_surroundings
     from multinode.cli.output import print_document
     from multinode.cli.running import outside
-    from multinode.core.collective_test import CollectiveTest, check_backend, sweep_sizes
+    from multinode.core.collective_test import (
+        BACKENDS,
+        DTYPE_BYTES,
+        REDOPS,
+        CollectiveTest,
+        check_choice,
+        sweep_messages,
+        sweep_sizes,
+    )
     from multinode.core.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
+    from multinode.store.text_file import require_directory
     from multinode.transport.archive import load_archive
     from multinode.units import parse_size
     from multinode.workflows.launch import Launch
+    from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test
 
-    cluster, text = read_cluster(hosts, nodes)
-    sizes = sweep_sizes(parse_option("-b", begin, parse_size), parse_option("-e", end, parse_size), factor)
+    sizes = sweep_sizes(
+        parse_option("-b", begin, parse_size),
+        parse_option("-e", end, parse_size),
+        factor=factor,
+        step_bytes=parse_option("-i", step, parse_size) if step is not None else None,
+    )
+    test = CollectiveTest(
+        messages=sweep_messages(collectives or ["all_reduce"], sizes),
+        dtype=check_choice("dtype", dtype, tuple(DTYPE_BYTES)),
+        redop=check_choice("op", op, REDOPS),
+        iters=iters,
+        warmup_iters=warmup_iters,
+        max_seconds=max_seconds,
+        check=verify,
+        backend=check_choice("backend", backend, BACKENDS) if backend is not None else None,
+    )
+    training = read_job(like, None, []) if like is not None else None
+    if page is not None:
+        require_directory(page.parent)
+    cluster, text = _cluster(hosts, nodes, local)
     what = Launch(
         cluster=cluster,
         hostfile=text,
-        job=CollectiveTest(
-            sizes_bytes=sizes,
-            iters=iters,
-            warmup_iters=warmup_iters,
-            max_seconds=max_seconds,
-            backend=check_backend(backend),
+        job=test,
+        options=LaunchOptions(
+            # A training uses all slots; bare sizes are of the network between the nodes.
+            workers_per_node=local or workers_per_node or (None if training is not None else 1),
+            master_port=master_port,
+            agent=load_archive().path,
+            surroundings=read_surroundings(variables, None),
         ),
-        options=LaunchOptions(workers_per_node=workers_per_node, master_port=master_port, agent=load_archive().path),
         execute=ExecuteOptions(kind="nccl-test"),
         check=check,
     )
-    with outside(cluster) as around:
-        report = run_test(what, around)
+    with outside(cluster, local=local is not None) as around:
+        report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), around)
+    if page is not None:
+        _write_page(report, page)
     if as_json:
         print_document(report)
     else:
-        _print_report(report)
+        _print_report(report, form)
     raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
 
 
-def _print_report(report: CollectiveReport) -> None:
+def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:
+    import sys
+
+    from multinode.cli.inputs import read_cluster
+    from multinode.core.cluster import local_cluster
+    from multinode.errors import UsageError
+
+    if local is None:
+        try:
+            return read_cluster(hosts, nodes)
+        except UsageError as error:
+            if hosts is not None or nodes is not None:
+                raise
+            also = "without any nodes: multinode nccl-test --local 2"
+            raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
+    if hosts is not None or nodes is not None:
+        raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
+    return local_cluster(local, sys.executable), "# This machine, without SSH: nccl-test --local\n"
+
+
+def _print_report(report: SweepReport, form: str) -> None:
     from multinode.cli.output import print_table
     from multinode.report.collective_table import collective_table
+    from multinode.report.nccl_tests_text import nccl_tests_text
+    from multinode.report.pair_table import pair_table
+    from multinode.report.sweep_text import sweep_lines
 
-    title = f"{report.op}, {report.backend}, {report.world_size} workers on {len(report.nodes)} nodes"
-    print_table(collective_table(report.rows, title))
-    typer.echo(report.verdict)
+    if form == "nccl-tests":
+        typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
+    else:
+        for collective in dict.fromkeys(row.collective for row in report.rows):
+            rows = [row for row in report.rows if row.collective == collective]
+            print_table(collective_table(rows, f"{collective}, {report.title}"))
+    if report.tcp.pairs:
+        print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes))
+    for line in sweep_lines(report):
+        typer.echo(f"# {line}" if form == "nccl-tests" else line)
+
+
+def _write_page(report: SweepReport, path: Path) -> None:
+    from multinode.report.sweep_chart import sweep_page
+    from multinode.report.sweep_text import sweep_lines
+    from multinode.store.text_file import write_text
+
+    write_text(path, sweep_page(report.rows, report.levels, report.title, "\n".join(sweep_lines(report))))
+    typer.echo(f"chart: {path}", err=True)

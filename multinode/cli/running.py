@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multinode.core.cluster import Cluster
+    from multinode.transport.base import Transport
     from multinode.workflows.launch import Outside
 
 __all__ = ["outside"]
 
 
 @contextlib.contextmanager
-def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False) -> Iterator[Outside]:
+def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False, local: bool = False) -> Iterator[Outside]:
     """The outside of a workflow: SSH, the directory of runs, a live view on stderr, and Ctrl-C as a stop request.
 
-    `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing.
+    `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing, `local` takes this machine for the node.
     """
-    from multinode.transport.ssh import SshTransport
-
-    transport = SshTransport()
+    transport = _open_transport(cluster, local=local)
     try:
-        # The nodes' side of a login takes as long as the imports below: both go on at once.
-        transport.open_early(cluster.nodes)
-
         from multinode.cli.live import live_view
         from multinode.cli.signals import stop_on_signals
         from multinode.launch.stop_request import StopRequest
@@ -44,3 +40,16 @@ def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False) -> I
                 around.agent.close()
     finally:
         transport.close()
+
+
+def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
+    if local:
+        from multinode.transport.local import LocalTransport
+
+        return LocalTransport()
+    from multinode.transport.ssh import SshTransport
+
+    transport = SshTransport()
+    # The nodes' side of a login takes as long as what else is imported: both go on at once.
+    transport.open_early(cluster.nodes)
+    return transport

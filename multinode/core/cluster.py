@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Cluster", "Node"]
+__all__ = ["Cluster", "Node", "local_cluster"]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -57,3 +57,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def first(self, count: int) -> Cluster:
         """The same cluster with its first `count` nodes only."""
         return msgspec.structs.replace(self, nodes=self.nodes[:count])
+
+
+def local_cluster(slots: int, python: str) -> Cluster:
+    """One node that is this very machine; what its workers send each other goes over its loopback.
+
+    Args:
+        slots: workers.
+        python: interpreter of the training environment.
+    """
+    node = Node(name="localhost", slots=slots, addr="127.0.0.1", ifname="lo", python=python)
+    return Cluster(nodes=(node,), source="localhost")

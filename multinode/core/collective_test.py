@@ -1,64 +1,148 @@
-"""CollectiveTest: what `nccl-test` asks the workers to measure. A job like any other, run by torchrun on the agent."""
+"""CollectiveTest: what `nccl-test` asks the workers to measure. A job like any other, run by torchrun on the agent.
+
+Names of element types and reductions are those of nccl-tests.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from multinode.errors import UsageError
 
-__all__ = ["BACKENDS", "CollectiveTest", "check_backend", "sweep_sizes"]
+__all__ = [
+    "BACKENDS",
+    "COLLECTIVES",
+    "DTYPE_BYTES",
+    "REDOPS",
+    "REDUCING",
+    "CollectiveTest",
+    "Message",
+    "check_choice",
+    "describe_test",
+    "sweep_messages",
+    "sweep_sizes",
+    "time_left_s",
+]
 
 BACKENDS = ("nccl", "gloo")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
+"""As torch.distributed has them; sendrecv is nccl-tests' ring: each rank sends to the next, and receives meanwhile."""
+REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+DTYPE_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8, "half": 2, "bfloat16": 2, "float": 4, "double": 8}
+REDOPS = ("sum", "prod", "max", "min", "avg")
 
 _MOST_BYTES = 16 << 30
+_MOST_SIZES = 1000
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to measure.
+
+    Attributes:
+        collective: one of COLLECTIVES.
+        size_bytes: S as nccl-tests counts it: of the whole buffer that is reduced, gathered, scattered or sent.
+    """
+
+    collective: str = "all_reduce"
+    size_bytes: int
 
 
 class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-test"):
-    """A sweep of one collective.
+    """A sweep over messages.
 
     Attributes:
-        sizes_bytes: the message sizes.
+        messages: what is measured, in this order.
+        dtype: element type, a key of DTYPE_BYTES.
+        redop: the reduction, one of REDOPS; it matters to those in REDUCING alone.
         iters: timed iterations of each; fewer where they would take longer than `max_seconds`, never under `min_iters`.
         warmup_iters: iterations before them.
+        check: how many times the values of each are verified; 0 does not.
         backend: `nccl`, `gloo`, or None: nccl where the worker has a GPU.
     """
 
-    sizes_bytes: tuple[int, ...]
+    messages: tuple[Message, ...]
+    dtype: str = "float"
+    redop: str = "sum"
     iters: int = 20
     min_iters: int = 5
     max_seconds: float = 5.0
     warmup_iters: int = 2
+    check: int = 1
     backend: str | None = None
 
 
-def sweep_sizes(begin_bytes: int, end_bytes: int, factor: int) -> tuple[int, ...]:
-    """Sizes from begin to end, each `factor` times the one before, as nccl-tests' -b -e -f.
+def describe_test(test: CollectiveTest) -> str:
+    """The test in a few words, for people."""
+    names = list(dict.fromkeys(message.collective for message in test.messages))
+    return f"nccl-test {' '.join(names)}"
+
+
+def sweep_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
+    """Sizes from begin to end, each `factor` times the one before, or `step_bytes` more (nccl-tests' -b -e -f -i).
 
     Raises:
-        UsageError: the range is empty, or holds what no message can be.
+        UsageError: the range is empty, holds what no message can be, or more sizes than anyone waits for.
     """
     if begin_bytes <= 0:
-        raise UsageError("the smallest size must be above zero", hint="for example -b 8")
+        raise UsageError("the smallest size (-b) must be above zero", hint="for example -b 8")
     if end_bytes < begin_bytes:
         raise UsageError("the largest size (-e) is below the smallest (-b)", hint="for example -b 64K -e 64M")
     if end_bytes > _MOST_BYTES:
-        raise UsageError("the largest size is above 16 GiB", hint="for example -e 128M")
+        raise UsageError("the largest size (-e) is above 16 GiB", hint="for example -e 128M")
+    if step_bytes is not None and step_bytes <= 0:
+        raise UsageError("the step (-i) must be above zero", hint="for example -i 1M, or -f 2 instead")
     if factor < 2:  # noqa: PLR2004 - any smaller one would never end
-        raise UsageError("the factor (-f) must be 2 or more")
+        raise UsageError("the factor (-f) must be 2 or more", hint="for steps of equal size: -i 1M")
+    if step_bytes is not None and (end_bytes - begin_bytes) // step_bytes >= _MOST_SIZES:
+        raise UsageError(f"the step (-i) makes more than {_MOST_SIZES} sizes", hint="a larger one, or -f 2 instead")
     sizes = []
     size = begin_bytes
     while size <= end_bytes:
         sizes.append(size)
-        size *= factor
+        size = size * factor if step_bytes is None else size + step_bytes
     return tuple(sizes)
 
 
-def check_backend(backend: str | None) -> str | None:
-    """The backend that was asked for.
+def sweep_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
+    """Every size of every collective.
 
     Raises:
-        UsageError: it is neither nccl nor gloo.
+        UsageError: a collective is unknown.
     """
-    if backend is not None and backend not in BACKENDS:
-        raise UsageError(f"unknown backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
-    return backend
+    names = [check_choice("collective", name, COLLECTIVES) for name in dict.fromkeys(collectives)]
+    return tuple(Message(collective=name, size_bytes=size) for name in names for size in sizes_bytes)
+
+
+def check_choice(what: str, asked: str, known: Sequence[str]) -> str:
+    """What was asked for.
+
+    Raises:
+        UsageError: it is not one of those that are known.
+    """
+    if asked in known:
+        return asked
+    hint = f"one of {', '.join(known)}"
+    if what != "collective" and asked in COLLECTIVES:
+        hint += f"; a collective is named without an option: multinode nccl-test {asked}"
+    raise UsageError(f"unknown {what} {asked!r}", hint=hint)
+
+
+def time_left_s(test: CollectiveTest, done: int, time_us: float) -> float:
+    """A guess of how long the messages take that are still to be measured.
+
+    A message is taken to need as much longer than the last one as it is larger, and never less.
+
+    Args:
+        test: the test.
+        done: how many messages are measured, at least one.
+        time_us: what one iteration of the last of them took.
+    """
+    total_us = 0.0
+    last = test.messages[done - 1]
+    for message in test.messages[done:]:
+        one_us = time_us * max(1.0, message.size_bytes / last.size_bytes)
+        iters = min(test.iters, max(test.min_iters, int(test.max_seconds * 1e6 / one_us))) if one_us > 0 else test.iters
+        total_us += one_us * (iters + test.warmup_iters + test.check + 1)
+    return total_us / 1e6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.core.collective_test import CollectiveTest
 from multinode.core.command import Command
 
 __all__ = ["LaunchPlan", "NodePlan", "PlanFile", "node_run_id"]
@@ -64,6 +65,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         nproc_per_node: workers a node.
         world_size: workers in all.
         profile: whether the workers record their steps.
+        test: what a collective test measures; None of any other job.
         nodes: in node-rank order.
         notes: what a reader of the plan should know.
     """
@@ -77,6 +79,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     nproc_per_node: int
     world_size: int
     profile: bool = True
+    test: CollectiveTest | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
 

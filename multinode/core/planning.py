@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, describe_test
 from multinode.core.command import Command
 from multinode.core.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.core.engines.collective import collective_command
@@ -64,6 +64,8 @@ def plan_launch(
         UsageError: unequal slots, no network in common, or an address that a node does not have.
     """
     nproc = workers_per_node(cluster, facts, options.workers_per_node)
+    if isinstance(job, CollectiveTest):
+        _check_workers(cluster, facts, job, nproc)
     endpoints = choose_endpoints(cluster, facts)
     master_addr = endpoints[0].addr
     if master_addr is None:
@@ -91,12 +93,13 @@ def plan_launch(
     return LaunchPlan(
         run_id=run_id,
         engine=engine.name,
-        job="nccl-test all_reduce" if isinstance(job, CollectiveTest) else describe_job(job),
+        job=describe_test(job) if isinstance(job, CollectiveTest) else describe_job(job),
         master_addr=master_addr,
         master_port=options.master_port,
         nproc_per_node=nproc,
         world_size=nproc * len(cluster.nodes),
         profile=options.profile,
+        test=job if isinstance(job, CollectiveTest) else None,
         nodes=tuple(nodes),
         notes=tuple(route_notes(cluster, endpoints, facts)),
     )
@@ -126,6 +129,29 @@ def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: in
             hint=f"--workers-per-node {fewest}, or equal slots= in the hostfile",
         )
     return fewest
+
+
+def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, nproc: int) -> None:
+    """A collective needs two workers, and NCCL a GPU for each.
+
+    Raises:
+        UsageError: there are not as many.
+    """
+    if nproc * len(cluster.nodes) < 2:  # noqa: PLR2004 - who is alone exchanges nothing
+        raise UsageError(
+            "a collective needs two workers, and this is one node with one",
+            hint="a hostfile with two nodes, or --workers-per-node 2",
+        )
+    for node in cluster.nodes:
+        found = facts.get(node.name)
+        gpus = len(node.gpus) if node.gpus is not None else len(found.gpus) if found else 0
+        # A node without any is told by a check, with the reason that it gives.
+        if gpus and gpus < nproc and test.backend != "gloo":
+            raise UsageError(
+                f"{nproc} workers were asked for, and it has {gpus} GPUs",
+                node=node.name,
+                hint=f"--workers-per-node {gpus}, or --backend gloo to measure without GPUs",
+            )
 
 
 def _slots(node: Node, found: NodeFacts | None) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from multinode.core.collective_test import CollectiveTest, time_left_s
 from multinode.core.plan import LaunchPlan
-from multinode.core.samples import GpuSample, LossSample, NicSample, Sample, StepSample
+from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
 from multinode.core.stall import Stall
 
 __all__ = ["NodeProgress", "RunProgress", "advance_node", "start_progress"]
@@ -27,7 +28,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         ranks: its workers' global ranks.
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         message: one short line on the state, such as how it ended.
-        step: last step that a worker of this node finished.
+        step: last step that a worker of this node finished; of a collective test, messages measured.
         total_steps: None where unknown.
         recent_us: the last step times of its first worker, oldest first.
         samples_per_step: of all its workers; None is unknown.
@@ -36,6 +37,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         net_in_gbit_per_s: between the last two samples; `net_out_gbit_per_s` likewise.
         link_gbit_per_s: the link's rate where the card tells.
         gpus: SM use by GPU index, from their last samples.
+        test: the collective test that runs; None for any other job.
     """
 
     name: str
@@ -53,6 +55,16 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     net_out_gbit_per_s: float | None = None
     link_gbit_per_s: float | None = None
     gpus: dict[int, float] = {}
+    test: CollectiveTest | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """A guess of how long the rest takes at the recent pace; None where that cannot be told."""
+        if self.step is None or self.total_steps is None or self.step_time_us is None:
+            return None
+        if self.test is not None:
+            return time_left_s(self.test, self.step, self.recent_us[-1])
+        return max(0, self.total_steps - self.step) * self.step_time_us / 1e6
 
     @property
     def step_time_us(self) -> float | None:
@@ -92,6 +104,12 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     stall: Stall | None = None
 
+    @property
+    def left_s(self) -> float | None:
+        """A guess of how long the run takes yet: that of the node which needs longest; None where nothing tells."""
+        running = [node.left_s for node in self.nodes if node.state == "running"]
+        return max((left_s for left_s in running if left_s is not None), default=None)
+
 
 def start_progress(plan: LaunchPlan) -> RunProgress:
     """The progress of a run in which nothing has happened yet."""
@@ -101,7 +119,12 @@ def start_progress(plan: LaunchPlan) -> RunProgress:
         world_size=plan.world_size,
         nodes=tuple(
             NodeProgress(
-                name=node.node, node_rank=node.node_rank, ranks=node.ranks, link_gbit_per_s=node.link_gbit_per_s
+                name=node.node,
+                node_rank=node.node_rank,
+                ranks=node.ranks,
+                link_gbit_per_s=node.link_gbit_per_s,
+                test=plan.test,
+                total_steps=len(plan.test.messages) if plan.test else None,
             )
             for node in plan.nodes
         ),
@@ -118,6 +141,8 @@ def advance_node(node: NodeProgress, samples: Iterable[Sample]) -> NodeProgress:
 def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:
     if isinstance(sample, StepSample):
         return _step(node, sample)
+    if isinstance(sample, CollectiveSample):
+        return _message(node, sample)
     if isinstance(sample, LossSample):
         return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
     if isinstance(sample, NicSample):
@@ -138,6 +163,14 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
         recent_us=recent[-_RECENT_STEPS:],
         samples_per_step=sample.samples * len(node.ranks) if sample.samples is not None else None,
     )
+
+
+def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
+    """A message that was measured; its time is of one iteration."""
+    step = sample.index + 1
+    if sample.rank != node.ranks[0] or not sample.times_us or not 0 < step <= (node.total_steps or 0):
+        return node
+    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(sample.times_us),))
 
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:

@@ -12,11 +12,13 @@ import msgspec
 
 __all__ = [
     "BenchmarkSample",
+    "CardBytes",
     "CollectiveSample",
     "CpuSample",
     "ExceptionSample",
     "GpuSample",
     "LossSample",
+    "NcclSample",
     "NicSample",
     "Sample",
     "StepSample",
@@ -134,33 +136,73 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     temperature_c: float | None = None
 
 
-class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="collective"):
-    """One size of a collective benchmark on one worker.
+class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a card's counters grew by.
 
     Attributes:
-        rank: global rank.
-        op: the collective.
-        dtype: nccl-tests' name of the element type.
-        size_bytes: of the buffer; likewise `count` in elements.
+        tx_bytes: sent; likewise `rx_bytes`, received. Ethernet headers are counted, frame check sequences are not.
+        tx_packets: likewise; None where packets are not counted (RDMA, which counts payload).
+    """
+
+    tx_bytes: int
+    rx_bytes: int
+    tx_packets: int | None = None
+    rx_packets: int | None = None
+
+
+class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="collective"):
+    """One message of a collective benchmark on one worker.
+
+    Attributes:
+        rank: global rank; likewise `local_rank`.
+        collective: which.
+        dtype: nccl-tests' name of the element type; `redop` that of the reduction, `none` where nothing is reduced.
+        size_bytes: S as nccl-tests counts it, rounded down to what divides among the workers.
+        count: elements, as nccl-tests counts them: of one worker's share where there are shares.
         times_us: every timed iteration, in order.
-        num_wrong: elements whose value was not exact.
+        num_wrong: elements whose value was not exact; None where they were not verified.
+        cards: by network card, what passed it while `card_iters` iterations ran; of a node's first worker only.
+        card_iters: iterations that `cards` covers.
+        index: of the message in the request.
     """
 
     rank: int
-    op: str
+    local_rank: int = 0
+    collective: str
     dtype: str
+    redop: str = "sum"
     size_bytes: int
     count: int
     times_us: tuple[float, ...]
-    num_wrong: int
+    num_wrong: int | None = None
+    cards: dict[str, CardBytes] | None = None
+    card_iters: int = 0
+    index: int = 0
 
 
 class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="benchmark"):
-    """A worker of a collective benchmark that began: which backend, how many workers."""
+    """A worker of a collective benchmark that began.
+
+    Attributes:
+        rank: global rank.
+        world_size: how many workers.
+        backend: `nccl` or `gloo`.
+        timer: what timed the iterations: `clock` (the processor's monotonic clock) or `cuda` (CUDA events).
+        device: the GPU's name, or None.
+    """
 
     rank: int
     world_size: int
     backend: str
+    timer: str = "clock"
+    device: str | None = None
+
+
+class NcclSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl"):
+    """What NCCL wrote down about its connections in one worker: the telling lines of its log."""
+
+    rank: int
+    lines: tuple[str, ...]
 
 
 Sample = (
@@ -174,6 +216,7 @@ Sample = (
     | GpuSample
     | CollectiveSample
     | BenchmarkSample
+    | NcclSample
 )
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)

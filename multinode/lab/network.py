@@ -77,16 +77,29 @@ def shape_node(node_rank: int, rate_gbit_per_s: float | None) -> None:
     Raises:
         MultinodeError: `tc` refused, or the namespace is gone.
     """
-    _shape_ends(node_name(node_rank), DATA_IFNAME, f"data{node_rank}", rate_gbit_per_s)
+    _shape_end(f"mn-{node_name(node_rank)}", DATA_IFNAME, rate_gbit_per_s)
+    _shape_end(SWITCH_NAMESPACE, f"data{node_rank}", rate_gbit_per_s)
 
 
-def shape_link(node: LabNode, ifname: str, rate_gbit_per_s: float | None) -> None:
-    """Give one of a node's links this rate in both directions, for now; None takes the shaping away.
+def shape_link(
+    node: LabNode, ifname: str, rate_gbit_per_s: float | None, *, sends: bool = True, receives: bool = True
+) -> None:
+    """Give one of a node's links this rate, for now; None takes the shaping away.
+
+    Args:
+        node: whose link.
+        ifname: the node's end of it.
+        rate_gbit_per_s: line rate.
+        sends: whether what the node sends is shaped: it passes the node's end first.
+        receives: whether what it receives is: it passes the switch's end first.
 
     Raises:
         MultinodeError: `tc` refused, or the namespace is gone.
     """
-    _shape_ends(node.name, ifname, node.port_of(ifname), rate_gbit_per_s)
+    if sends:
+        _shape_end(node.namespace, ifname, rate_gbit_per_s)
+    if receives:
+        _shape_end(SWITCH_NAMESPACE, node.port_of(ifname), rate_gbit_per_s)
 
 
 def set_port(node: LabNode, ifname: str, *, up: bool) -> None:
@@ -98,9 +111,9 @@ def set_port(node: LabNode, ifname: str, *, up: bool) -> None:
     run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", node.port_of(ifname), "up" if up else "down"])
 
 
-def _shape_ends(name: str, ifname: str, port: str, rate_gbit_per_s: float | None) -> None:
-    for namespace, end in ((f"mn-{name}", ifname), (SWITCH_NAMESPACE, port)):
-        run_batch(["tc", "-netns", namespace], shape_lines(end, rate_gbit_per_s))
+def _shape_end(namespace: str, end: str, rate_gbit_per_s: float | None) -> None:
+    # Either end shapes what it sends; nothing shapes what arrives.
+    run_batch(["tc", "-netns", namespace], shape_lines(end, rate_gbit_per_s))
 
 
 def _switch_lines(spec: LabSpec) -> Iterator[str]:

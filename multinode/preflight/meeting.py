@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Attempted", "Listening", "Meeting", "Streamed"]
+__all__ = ["Attempted", "Listening", "Meeting", "Pinged", "Streamed"]
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,24 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     peer: str
     gbit_per_s: float | None = None
+    error: str | None = None
+
+
+class Pinged(msgspec.Struct, frozen=True, kw_only=True):
+    """Round trips of a small message on one connection, seen from `node`; what both agents take is part of them.
+
+    Attributes:
+        node: the caller.
+        peer: who sends the message back.
+        median_us: of the round trips; None where they failed.
+        p95_us: the time that 95 % of them did not exceed; None where they failed.
+        error: why they failed.
+    """
+
+    node: str
+    peer: str
+    median_us: float | None = None
+    p95_us: float | None = None
     error: str | None = None
 
 

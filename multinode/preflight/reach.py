@@ -7,24 +7,29 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
+from multinode.analyse.summary import spread_of
 from multinode.core.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
-from multinode.preflight.meeting import Attempted, Listening, Meeting, Streamed
+from multinode.preflight.meeting import Attempted, Listening, Meeting, Pinged, Streamed
 from multinode.preflight.pairs import Pair, tournament
 from multinode.transport.agent import AgentStream, AgentTransport, Record
 from multinode.transport.outcomes import Outcomes, gather
 
-__all__ = ["Agenda", "Hall", "hold_meeting"]
+__all__ = ["MAX_PINGS", "Agenda", "Hall", "hold_meeting"]
+
+MAX_PINGS = 100
+"""Round trips that an agent makes at most on one connection."""
 
 _ANSWER_S = 15.0
 _CONNECT_S = 3.0
 # Many nodes share the controller, and in a lab one machine: each may take longer, and none of that is the network's.
 _CONNECT_S_PER_NODE = 0.15
 _STREAM_ANSWER_S = 10.0
+_PING_S = 10.0
 _MEETING_S = 600.0
 _BITS_PER_BYTE = 8
 _GIGA = 1e9
@@ -37,13 +42,13 @@ class Agenda(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pairs: caller and peer.
-        master_port: opened on every node beside the ephemeral ones, where it is free.
+        master_port: opened on every node beside the ephemeral ones, where it is free; None opens only those.
         ephemeral: how many ephemeral ports each node opens.
         stream_s: length of a stream between each pair, both ways; None tries none.
     """
 
-    pairs: tuple[Pair, ...]
-    master_port: int
+    pairs: tuple[Pair, ...] = ()
+    master_port: int | None
     ephemeral: int = 4
     stream_s: float | None = None
 
@@ -100,7 +105,7 @@ class Hall:
         self._master_port = agenda.master_port
         self._request = {
             "schema": 1,
-            "ports": [agenda.master_port],
+            "ports": [] if agenda.master_port is None else [agenda.master_port],
             "ephemeral": agenda.ephemeral,
             "token": secrets.token_hex(16),
             "deadline_s": _MEETING_S,
@@ -152,14 +157,44 @@ class Hall:
         peers = dict(pairs)
         ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
 
-        def ask(node: Node) -> Streamed:
+        def order(node: Node) -> None:
             peer = peers[node.name]
             target = {"addr": self._addresses[peer], "port": ports[peer], "seconds": seconds}
-            order = {"streams": [target] * count, "timeout_s": timeout_s}
-            return _streamed(node.name, peer, self._ask(node, order, "streams", timeout_s))
+            self._order(node, {"streams": [target] * count, "timeout_s": timeout_s})
+
+        def hear(node: Node) -> Streamed:
+            return _streamed(node.name, peers[node.name], self._hear(node, "streams", timeout_s))
 
         callers = [node for node in self.present if peers.get(node.name) in ports]
-        return self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
+        # All are told before any is heard: only so many nodes are heard at a time, and the streams must meet.
+        self._note(gather(callers, order, deadline_s=_ANSWER_S))
+        told = [node for node in callers if node.name in self._streams]
+        return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
+
+    def ping(self, pairs: Sequence[Pair], count: int = MAX_PINGS) -> tuple[Pinged, ...]:
+        """Let each caller time round trips with its peers; the pairs should be disjoint, or they wait for each other.
+
+        Args:
+            pairs: caller and peer; those that have left, or could open no port, are passed over.
+            count: round trips a pair, at most `MAX_PINGS`.
+        """
+        if not 1 <= count <= MAX_PINGS:
+            raise ValueError(f"{count} round trips: from 1 to {MAX_PINGS}")
+        ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
+        peers: dict[str, list[str]] = {}
+        for caller, peer in pairs:
+            if peer in ports:
+                peers.setdefault(caller, []).append(peer)
+
+        def ask(node: Node) -> list[Pinged]:
+            mine = peers[node.name]
+            targets = [{"addr": self._addresses[peer], "port": ports[peer], "count": count} for peer in mine]
+            results = self._ask(node, {"pings": targets, "timeout_s": _PING_S}, "pings", _PING_S)
+            return [_pinged(node.name, peer, count, result) for peer, result in _paired(node.name, mine, results)]
+
+        callers = [node for node in self.present if node.name in peers]
+        answers = self._note(gather(callers, ask, deadline_s=_PING_S + _ANSWER_S))
+        return tuple(pinged for answer in answers for pinged in answer)
 
     def _open(self, node: Node) -> Listening:
         request = self._request | {"addr": self._addresses[node.name]}
@@ -169,20 +204,33 @@ class Hall:
         return listening
 
     def _ask(self, node: Node, order: Record, kind: str, timeout_s: float) -> list[Any]:
-        stream = self._streams[node.name]
-        try:
+        self._order(node, order)
+        return self._hear(node, kind, timeout_s)
+
+    def _order(self, node: Node, order: Record) -> None:
+        with self._dropping(node) as stream:
             stream.send(order)
+
+    def _hear(self, node: Node, kind: str, timeout_s: float) -> list[Any]:
+        with self._dropping(node) as stream:
             record = stream.read(timeout_s + _ANSWER_S)
             if record is None:
                 raise ContactLost("its agent ended while the network was tried", node=node.name)
-        except MultinodeError:
-            del self._streams[node.name]
-            stream.close()
-            raise
         results = record.get("results") if record.get("kind") == kind else None
         if not isinstance(results, list):
             raise NodeFailed("its answer cannot be read: no results", node=node.name)
         return results
+
+    @contextlib.contextmanager
+    def _dropping(self, node: Node) -> Iterator[AgentStream]:
+        """Its stream; a node whose stream fails takes part no more."""
+        stream = self._streams[node.name]
+        try:
+            yield stream
+        except MultinodeError:
+            del self._streams[node.name]
+            stream.close()
+            raise
 
     def _end(self, node: Node) -> None:
         stream = self._streams[node.name]
@@ -212,6 +260,23 @@ def _streamed(caller: str, peer: str, results: list[Any]) -> Streamed:
             return Streamed(node=caller, peer=peer, error=one.error or "too little arrived")
         total += one.size_bytes * _BITS_PER_BYTE / one.time_s / _GIGA
     return Streamed(node=caller, peer=peer, gbit_per_s=total)
+
+
+def _pinged(caller: str, peer: str, count: int, result: Any) -> Pinged:
+    echoed = _read(result, _Echoed, caller)
+    if echoed.error is not None:
+        return Pinged(node=caller, peer=peer, error=echoed.error)
+    if len(echoed.times_us) != count:
+        raise NodeFailed(
+            f"its answer cannot be read: {len(echoed.times_us)} of {count} round trips were timed", node=caller
+        )
+    spread = spread_of(echoed.times_us)
+    return Pinged(node=caller, peer=peer, median_us=spread.median, p95_us=spread.p95)
+
+
+class _Echoed(msgspec.Struct, frozen=True, kw_only=True):
+    error: str | None = None
+    times_us: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] = ()
 
 
 class _Arrived(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,12 +21,19 @@ _COLUMNS = (
     ("algbw", "(GB/s)"),
     ("busbw", "(GB/s)"),
     ("#wrong", ""),
-    ("of line rate", "(busbw)"),
+    ("p95", "(us)"),
+    ("of link", "(busbw)"),
+    ("of TCP", "(busbw)"),
 )
+_UNKNOWN = "-"
 
 
 def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
-    """A row a size, a unit under every header; the share is of what TCP can carry at the card's line rate."""
+    """A row a size, a unit under every header.
+
+    `of link` is busbw as a share of what TCP can carry at the line rate of the slowest card, `of TCP` of what raw TCP
+    reached between the same cards in the same run.
+    """
     table = make_table(title)
     for name, unit in _COLUMNS:
         table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
@@ -34,13 +41,19 @@ def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
         table.add_row(
             str(row.size_bytes),
             str(row.count),
-            "float",
-            "sum",
-            "-1",
+            row.dtype,
+            row.redop,
+            "0" if row.collective == "broadcast" else "-1",
             f"{row.time_us:.2f}",
             f"{row.algbw_gb_per_s:.3f}",
             f"{row.busbw_gb_per_s:.3f}",
-            str(row.num_wrong),
-            "-" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.1%}",
+            "N/A" if row.num_wrong is None else str(row.num_wrong),
+            f"{row.p95_us:.2f}",
+            _share(row.share_of_ceiling),
+            _share(row.share_of_tcp),
         )
     return table
+
+
+def _share(share: float | None) -> str:
+    return _UNKNOWN if share is None else f"{share:.1%}"

@@ -23,7 +23,7 @@ _MOST_PARTS = 6
 def progress_table(progress: RunProgress) -> Table:
     """A row a node: state, step, speed, loss, network and, where there is one, GPU. Of many the worst come first."""
     gpus = any(node.gpu_percent is not None for node in progress.nodes)
-    table = make_table(f"{progress.job}  run {progress.run_id}  {format_duration(progress.elapsed_s)}")
+    table = make_table(f"{progress.job}  run {progress.run_id}  {_duration(progress)}")
     for name in ("node", "ranks", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("step", "step time\n(ms)", "samples/s", "loss", "net in\n(Gbit/s)", "net out\n(Gbit/s)", "link"):
@@ -58,13 +58,19 @@ def progress_line(progress: RunProgress) -> str:
         others = sum_up(rest)
         at = f", step {others.step} at least" if others.step is not None else ""
         parts.append(f"{others.count} others: {others.states}{at}")
-    return f"{format_duration(progress.elapsed_s)}  " + " | ".join(parts)
+    return f"{_duration(progress)}  " + " | ".join(parts)
 
 
 def stall_line(stall: Stall) -> str:
     """A standstill, what is behind it, and what mends it."""
     said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
     return f"{said}\n  hint: {stall.hint}" if stall.hint else said
+
+
+def _duration(progress: RunProgress) -> str:
+    elapsed = format_duration(progress.elapsed_s)
+    left_s = progress.left_s
+    return f"{elapsed}, about {format_duration(left_s)} left" if left_s else elapsed
 
 
 def _row(node: NodeProgress, *, gpus: bool) -> list[str]:

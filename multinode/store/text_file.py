@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 from multinode.errors import UsageError
 
-__all__ = ["read_text", "write_new_text"]
+__all__ = ["read_text", "require_directory", "write_new_text", "write_text"]
 
 _MOST_BYTES = 16 << 20
 
@@ -45,3 +47,28 @@ def write_new_text(path: Path, text: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
         raise UsageError(f"{path} cannot be written: {reason}", hint="name another: -o FILE") from None
+
+
+def require_directory(path: Path) -> None:
+    """Refuse a place for output before the work that would be lost.
+
+    Raises:
+        UsageError: it is no directory, or not to be written to.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory", hint=f"mkdir -p {shlex.quote(str(path))}")
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"{path} cannot be written to", hint=f"ls -ld {shlex.quote(str(path))}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named for output; one of an earlier time is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
+        raise UsageError(f"{path} cannot be written: {reason}", hint=f"ls -ld {path.parent}") from None

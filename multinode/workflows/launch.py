@@ -34,7 +34,18 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
 from multinode.workflows.lab import refresh_lab
 
-__all__ = ["Launch", "Launched", "Outside", "launch", "make_run_id", "plan_offline", "require_success"]
+__all__ = [
+    "Launch",
+    "Launched",
+    "Outside",
+    "Prepared",
+    "carry_out",
+    "launch",
+    "make_run_id",
+    "plan_offline",
+    "prepare",
+    "require_success",
+]
 
 # Checks that look into the interpreter that was found before the job starts.
 _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
@@ -111,13 +122,40 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
 
 
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch that has been planned, checked and kept; nothing of it runs yet.
+
+    Attributes:
+        what: was asked for.
+        facts: by node.
+        plan: what will be done.
+        findings: what the checks found, no errors among them.
+        directory: the run's.
+    """
+
+    what: Launch
+    facts: dict[str, NodeFacts]
+    plan: LaunchPlan
+    findings: tuple[Finding, ...]
+    directory: Path
+
+
 def launch(what: Launch, outside: Outside) -> Launched:
     """Run a job on all nodes of the cluster, to its end.
 
     Raises:
+        UsageError, NodeError, NodeFailed: as `prepare`; nothing was started.
+    """
+    return carry_out(prepare(what, outside), outside)
+
+
+def prepare(what: Launch, outside: Outside) -> Prepared:
+    """Probe, plan and check, and keep it all in a new run directory.
+
+    Raises:
         UsageError: the job cannot be laid out over these nodes.
-        NodeError: a node could not be reached; nothing was started.
-        NodeFailed: a check found what would break the run; nothing was started.
+        NodeError: a node could not be reached.
+        NodeFailed: a check found what would break the run.
     """
     refresh_lab(what.cluster)
     outside.say(f"probing {_nodes(what.cluster)}")
@@ -126,14 +164,21 @@ def launch(what: Launch, outside: Outside) -> Launched:
     findings = _check(what, facts, outside) if what.check else ()
     directory = RunDirectory.create(outside.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
-    outside.say(f"run {plan.run_id}: starting {plan.world_size} workers on {_nodes(what.cluster)}")
+    return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory.path)
+
+
+def carry_out(prepared: Prepared, outside: Outside) -> Launched:
+    """Start what was prepared and follow it to its end; a run that fails is a result."""
+    plan, cluster = prepared.plan, prepared.what.cluster
+    directory = RunDirectory(prepared.directory)
+    outside.say(f"run {plan.run_id}: starting {plan.world_size} workers on {_nodes(cluster)}")
     with directory.following():
         run = execute(
             plan,
-            what.cluster,
+            cluster,
             agent=outside.agent,
             directory=directory,
-            options=what.execute,
+            options=prepared.what.execute,
             stop=outside.stop,
             observe=outside.observe,
         )

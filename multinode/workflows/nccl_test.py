@@ -1,69 +1,122 @@
-"""nccl-test: a sweep of all-reduce over the nodes, run like any other job, summed up in nccl-tests' columns."""
+"""nccl-test: raw TCP between the nodes, then a sweep of collectives, run like any other job, summed up and judged."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 
-from multinode.analyse.collectives import CollectiveRow, collective_rows, collective_verdict
-from multinode.core.samples import BenchmarkSample, CollectiveSample, parse_samples
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.launch import Launch, Outside, launch, require_success
+from multinode.analyse.algorithms import Layout
+from multinode.analyse.raw_tcp import RawTcp
+from multinode.analyse.step_estimate import messages_to_test
+from multinode.analyse.step_messages import StepMessages, step_messages
+from multinode.analyse.sweep import SweepReport, estimate_step, summarise_sweep
+from multinode.analyse.sweep_changes import compare_sweeps
+from multinode.core.job import Job
+from multinode.core.job_files import job_files
+from multinode.core.planning import workers_per_node
+from multinode.core.samples import parse_samples
+from multinode.errors import Interrupted, UsageError
+from multinode.preflight.probe import Questions, probe
+from multinode.preflight.raw_tcp import measure_raw_tcp, require_pairs
+from multinode.store.run_directory import RunDirectory, list_runs
+from multinode.workflows.lab import refresh_lab
+from multinode.workflows.launch import Launch, Outside, Prepared, carry_out, prepare, require_success
 
-__all__ = ["CollectiveReport", "nccl_test"]
+__all__ = ["Extent", "nccl_test"]
+
+_REPORT = "nccl-test.json"
+_MOST_MESSAGES = 24
+# Every worker's share of a message begins at such a multiple.
+_EVEN_BYTES = 16
 
 
-class CollectiveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `nccl-test --json` prints.
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured beside the collectives.
 
     Attributes:
-        schema: `multinode.nccl-test/1`.
-        run_id: the run.
-        op: the collective.
-        backend: `nccl` or `gloo`, as the workers chose it.
-        world_size: workers in all, over `nodes` nodes.
-        link_gbit_per_s: the slowest card's rate; None where one does not tell.
-        rows: a row a size.
-        verdict: one plain sentence.
-        directory: where everything lies.
+        tcp: raw TCP around the ring of nodes.
+        pairs: raw TCP between every pair.
+        compare: an earlier run of this kind to compare with: its id, the beginning of it, or `last`.
+        like: a training whose messages are measured, instead of those of the test.
     """
 
-    schema: str = "multinode.nccl-test/1"
-    run_id: str
-    op: str = "all_reduce"
-    backend: str
-    world_size: int
-    nodes: tuple[str, ...]
-    link_gbit_per_s: float | None
-    rows: tuple[CollectiveRow, ...]
-    verdict: str
-    directory: str
+    tcp: bool = True
+    pairs: bool = False
+    compare: str | None = None
+    like: Job | None = None
 
 
-def nccl_test(what: Launch, outside: Outside) -> CollectiveReport:
+def nccl_test(what: Launch, extent: Extent, outside: Outside) -> SweepReport:
     """Run the sweep.
 
     Raises:
         RunFailed: it did not end well.
         Interrupted: the user stopped it.
-        UsageError, NodeError, NodeFailed: as `launch`.
+        UsageError, NodeError, NodeFailed: as `launch`; or the pairs are too many, or the run to compare with is none.
     """
-    launched = launch(what, outside)
+    before = _load(outside.runs, extent.compare) if extent.compare is not None else None
+    if extent.pairs:
+        require_pairs([node.name for node in what.cluster.nodes])
+    step = None
+    if extent.like is not None:
+        layout, model = _ask_for_model(extent.like, what, outside)
+        step = step_messages(extent.like, model, layout)
+        what = _measuring(step, layout.workers, what)
+    prepared = prepare(what, outside)
+    directory = RunDirectory(prepared.directory)
+    tcp = _measure_tcp(prepared, extent, outside)
+    directory.write("raw-tcp.json", tcp)
+    launched = carry_out(prepared, outside)
     require_success(launched, outside)
-    directory = RunDirectory(launched.directory)
-    lines = [line for node in launched.plan.nodes for line in directory.sample_lines(node.node_rank)]
-    samples = list(parse_samples(lines))
-    rates = [node.link_gbit_per_s for node in launched.plan.nodes]
-    slowest = min((rate for rate in rates if rate), default=None) if all(rates) and len(rates) > 1 else None
-    measured = [sample for sample in samples if isinstance(sample, CollectiveSample)]
-    report = CollectiveReport(
-        run_id=launched.run.run_id,
-        backend=next((sample.backend for sample in samples if isinstance(sample, BenchmarkSample)), "unknown"),
-        world_size=launched.plan.world_size,
-        nodes=tuple(node.node for node in launched.plan.nodes),
-        link_gbit_per_s=slowest,
-        rows=(rows := collective_rows(measured, launched.plan.world_size, slowest)),
-        verdict=collective_verdict(rows, slowest),
-        directory=str(launched.directory),
-    )
-    directory.write("nccl-test.json", report)
+    samples = {
+        node.node_rank: list(parse_samples(directory.sample_lines(node.node_rank))) for node in launched.plan.nodes
+    }
+    report = summarise_sweep(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
+    if step is not None:
+        report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
+    if before is not None:
+        report = msgspec.structs.replace(report, changes=compare_sweeps(before.record, report.record))
+    directory.write(_REPORT, report)
     return report
+
+
+def _load(runs: Path, name: str) -> SweepReport:
+    # The newest run may be of any kind; the newest of this kind is meant.
+    if name == "last":
+        name = next((path.name for path in reversed(list_runs(runs)) if (path / _REPORT).is_file()), name)
+    directory = RunDirectory.open(runs, name)
+    report = directory.read(_REPORT, SweepReport)
+    if report is None:
+        raise UsageError(
+            f"run {directory.run_id} is no nccl-test that ended well",
+            hint="list the runs and their kinds: multinode runs",
+        )
+    return report
+
+
+def _ask_for_model(job: Job, what: Launch, outside: Outside) -> tuple[Layout, dict[str, Any] | None]:
+    """How the training would be laid out, and its model's config.json, which node 0 has to have as well."""
+    refresh_lab(what.cluster)
+    questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
+    first = probe(outside.agent, what.cluster.first(1), questions).require()[0]
+    workers = workers_per_node(what.cluster, {first.node: first}, what.options.workers_per_node)
+    return Layout(nodes=len(what.cluster.nodes), workers_per_node=workers), first.model
+
+
+def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:
+    messages = messages_to_test(step, most=_MOST_MESSAGES, multiple=_EVEN_BYTES * workers)
+    test = msgspec.structs.replace(what.job, messages=messages)
+    return msgspec.structs.replace(what, job=test)
+
+
+def _measure_tcp(prepared: Prepared, extent: Extent, outside: Outside) -> RawTcp:
+    nodes = prepared.what.cluster.nodes
+    if len(nodes) == 1 or not (extent.tcp or extent.pairs):
+        return RawTcp()
+    addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
+    tcp = measure_raw_tcp(outside.agent, nodes, addresses, pairs=extent.pairs, say=outside.say)
+    if outside.stop.count:
+        raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")
+    return tcp

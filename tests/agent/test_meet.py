@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from multinode.agent.door import PING_BYTES
 from multinode.agent.network import read_port_range
 
-from .localnode import Conversation, LocalNode
+from .localnode import DEADLINE_S, Conversation, LocalNode
 
 TOKEN = "5f3a9c"
 
@@ -174,3 +176,61 @@ def test_a_silent_caller_is_sent_away_and_does_not_keep_others_out(node: LocalNo
         silent.settimeout(10)
         with contextlib.suppress(ConnectionResetError):
             assert silent.recv(1) == b""
+
+
+def ping(talk: Conversation, *ports: int, count: int, timeout_s: float = 10.0) -> list[Any]:
+    targets = [{"addr": "127.0.0.1", "port": port, "count": count} for port in ports]
+    talk.send({"pings": targets, "timeout_s": timeout_s})
+    answer = talk.read()
+    assert answer is not None
+    assert answer["kind"] == "pings"
+    return list(answer["results"])
+
+
+def answer_pings(server: socket.socket, count: int, answer: bytes | None = None) -> None:
+    """What a door does, for so many round trips; then silence, with the connection left open until the server ends."""
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(200)
+        connection.sendall(b"multinode\n")
+        for _ in range(count):
+            connection.sendall(answer or connection.recv(PING_BYTES))
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(PING_BYTES):
+                pass
+
+
+@contextlib.contextmanager
+def half_a_door(count: int, answer: bytes | None = None) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_pings, args=(server, count, answer))
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(DEADLINE_S)
+
+
+def test_round_trips_are_timed_one_by_one_and_bounded(node: LocalNode) -> None:
+    with meeting(node, free_port()) as (_, listening), meeting(node) as (caller, _):
+        port = listening["ports"][0]
+        (few,) = ping(caller, port, count=20)
+        assert few["error"] is None
+        assert len(few["times_us"]) == 20
+        # Between a system call and a deadline guard: it is microseconds that are told.
+        assert all(1 < time_us < 1e6 for time_us in few["times_us"])
+        (many,) = ping(caller, port, count=1_000_000)
+        assert len(many["times_us"]) == 100
+        assert attempt(caller, ("127.0.0.1", port)) == [None]
+
+
+def test_a_peer_that_stops_answering_in_the_middle_fails_alone(node: LocalNode) -> None:
+    with meeting(node, free_port()) as (_, listening), meeting(node) as (caller, _), half_a_door(12) as silent:
+        stopped, good = ping(caller, silent, listening["ports"][0], count=30, timeout_s=1.0)
+        assert (stopped["error"], good["error"]) == ("stopped answering", None)
+        assert len(good["times_us"]) == 30
+        (refused,) = ping(caller, free_port(), count=3)
+        assert (refused["error"], refused["times_us"]) == ("refused", [])
+
+
+def test_a_peer_that_sends_something_else_back_is_no_peer(node: LocalNode) -> None:
+    with meeting(node) as (caller, _), half_a_door(1, b"ABCDEFGH") as liar:
+        assert [one["error"] for one in ping(caller, liar, count=3)] == ["wrong answer"]

@@ -2,31 +2,71 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.collective_test import check_backend, sweep_sizes
+from multinode.core.collective_test import (
+    REDOPS,
+    CollectiveTest,
+    check_choice,
+    describe_test,
+    sweep_messages,
+    sweep_sizes,
+    time_left_s,
+)
 from multinode.errors import UsageError
 
+MIB = 1 << 20
 
-def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
-    assert sweep_sizes(8, 128, 2) == (8, 16, 32, 64, 128)
-    assert sweep_sizes(8, 100, 4) == (8, 32)
-    assert sweep_sizes(64, 64, 2) == (64,)
+
+def test_sizes_go_from_begin_to_end_by_the_factor_or_by_the_step() -> None:
+    assert sweep_sizes(8, 128, factor=2) == (8, 16, 32, 64, 128)
+    assert sweep_sizes(8, 100, factor=4) == (8, 32)
+    assert sweep_sizes(64, 64) == (64,)
+    assert sweep_sizes(10, 30, step_bytes=10) == (10, 20, 30)
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "factor", "said"),
+    ("begin", "end", "factor", "step", "said"),
     [
-        (0, 8, 2, "above zero"),
-        (16, 8, 2, "below the smallest"),
-        (8, 1 << 40, 2, "above 16 GiB"),
-        (8, 16, 1, "2 or more"),
+        (0, 8, 2, None, "above zero"),
+        (16, 8, 2, None, "below the smallest"),
+        (8, 1 << 40, 2, None, "above 16 GiB"),
+        (8, 16, 1, None, "2 or more"),
+        (8, 16, 2, 0, r"step \(-i\) must be above zero"),
+        (8, 1 << 30, 2, 1, "more than 1000 sizes"),
     ],
 )
-def test_a_range_that_is_none(begin: int, end: int, factor: int, said: str) -> None:
+def test_a_range_that_is_none(begin: int, end: int, factor: int, step: int | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        sweep_sizes(begin, end, factor)
+        sweep_sizes(begin, end, factor=factor, step_bytes=step)
 
 
-def test_a_backend_is_nccl_or_gloo_or_left_open() -> None:
-    assert [check_backend(name) for name in ("nccl", "gloo", None)] == ["nccl", "gloo", None]
-    with pytest.raises(UsageError, match="unknown backend 'mpi'"):
-        check_backend("mpi")
+def test_a_sweep_has_every_size_of_every_collective_once() -> None:
+    messages = sweep_messages(["all_reduce", "broadcast", "all_reduce"], (8, 16))
+    assert [(one.collective, one.size_bytes) for one in messages] == [
+        ("all_reduce", 8),
+        ("all_reduce", 16),
+        ("broadcast", 8),
+        ("broadcast", 16),
+    ]
+    assert describe_test(CollectiveTest(messages=messages)) == "nccl-test all_reduce broadcast"
+
+
+def test_what_is_unknown_is_told_with_what_is_known() -> None:
+    with pytest.raises(UsageError, match="unknown collective 'allreduce'") as caught:
+        sweep_messages(["allreduce"], (8,))
+    assert "all_reduce" in str(caught.value.hint)
+    assert check_choice("op", "avg", REDOPS) == "avg"
+
+
+def test_a_collective_that_is_given_for_the_reduction_is_told_where_it_belongs() -> None:
+    with pytest.raises(UsageError, match="unknown op 'all_gather'") as caught:
+        check_choice("op", "all_gather", REDOPS)
+    assert "multinode nccl-test all_gather" in str(caught.value.hint)
+
+
+def test_the_time_left_grows_with_what_is_left_and_with_its_size() -> None:
+    test = CollectiveTest(messages=sweep_messages(["all_reduce"], (MIB, 2 * MIB)), iters=7, warmup_iters=1, check=1)
+    # Twice the size, twice the time: 0.2 s for each of 7 iterations, one to warm up, one that is verified, one more.
+    assert time_left_s(test, 1, 100_000.0) == pytest.approx(0.2 * 10)
+    assert time_left_s(test, 2, 100_000.0) == 0
+    # Where iterations are long there are fewer.
+    assert time_left_s(test, 1, 1e6) == pytest.approx(2.0 * (test.min_iters + 3))

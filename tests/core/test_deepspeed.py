@@ -55,6 +55,26 @@ def test_offload_buckets_and_the_wire_format() -> None:
     assert config.communication_bytes == 4
 
 
+def test_what_stage_three_keeps_whole_and_gathers_at_once() -> None:
+    config = parse(
+        zero_optimization={
+            "stage": 3,
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 3e7,
+        }
+    )
+    assert (config.prefetch_elements, config.persistent_elements, config.live_elements) == (None, 0, 30_000_000)
+    default = parse(zero_optimization={"stage": 3, "stage3_max_live_parameters": "auto"})
+    assert (default.prefetch_elements, default.persistent_elements) == (50_000_000, 100_000)
+    assert default.live_elements == 1_000_000_000
+
+
+def test_a_bucket_is_reduced_to_all_workers_unless_it_says_otherwise() -> None:
+    assert parse(zero_optimization={"stage": 2}).multi_rank_allreduce
+    assert not parse(zero_optimization={"stage": 2, "use_multi_rank_bucket_allreduce": False}).multi_rank_allreduce
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"a":' * 100_000])
 def test_what_is_no_configuration_is_none(text: str) -> None:
     assert parse_deepspeed(text) is None

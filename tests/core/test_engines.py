@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.command import Command
 from multinode.core.engines.accelerate import accelerate_file, parse_accelerate
 from multinode.core.engines.collective import collective_command
@@ -54,7 +54,7 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
     commands = [
         llamafactory_command(place, {}, None),
         torchrun_command(place, ("train.py",), {}, None),
-        collective_command(place, CollectiveTest(sizes_bytes=(8,)), {}),
+        collective_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
         *(
             engine_command(Engine(name=name), msgspec.structs.replace(place, nproc=2), SCRIPT, {}, None)
             for name in ENGINES
@@ -119,12 +119,13 @@ def test_the_master_port_and_address_are_numbers_of_this_place() -> None:
 
 
 def test_a_collective_test_runs_the_archive_with_its_request_as_data() -> None:
-    test = CollectiveTest(sizes_bytes=(8, 16), backend="gloo")
+    test = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=16)), backend="gloo")
     place = msgspec.structs.replace(PLACE, agent="/home/u/.multinode/agent/x.pyz")
     command: Command = collective_command(place, test, {"MINE": "1"})
     assert command.argv[-2:] == ("/home/u/.multinode/agent/x.pyz", "collectives")
     assert command.env["MINE"] == "1"
-    assert json.loads(command.env["MULTINODE_REQUEST"])["sizes_bytes"] == [8, 16]
+    request = json.loads(command.env["MULTINODE_REQUEST"])
+    assert [message["size_bytes"] for message in request["messages"]] == [8, 16]
 
 
 def world(place: Place, env: dict[str, str]) -> dict[str, Any]:

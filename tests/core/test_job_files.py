@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.job import LlamaFactoryJob, ScriptJob
 from multinode.core.job_files import JobFiles, job_files
 
@@ -45,7 +45,7 @@ def test_values_of_another_kind_name_nothing() -> None:
         (ScriptJob(argv=("train.py", "--data", "x")), ("train.py",)),
         (ScriptJob(argv=("-m", "mypackage.train")), ()),
         (ScriptJob(argv=()), ()),
-        (CollectiveTest(sizes_bytes=(8,)), ()),
+        (CollectiveTest(messages=(Message(size_bytes=8),)), ()),
         (None, ()),
     ],
 )

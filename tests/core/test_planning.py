@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.engines.engine import Engine
 from multinode.core.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
@@ -57,6 +57,7 @@ FACTS = {"box1": probed("box1", "10.0.0.1"), "box2": probed("box2", "10.0.0.2", 
 
 
 AROUND = Surroundings(env={"HF_TOKEN": "t", "NCCL_DEBUG": "TRACE"}, forwarded=("HF_TOKEN",), prelude="module load cuda")
+COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=64)), backend="nccl")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,12 @@ AROUND = Surroundings(env={"HF_TOKEN": "t", "NCCL_DEBUG": "TRACE"}, forwarded=("
         ("deepspeed-llamafactory", ZERO3, FACTS, {"engine": Engine(name="deepspeed")}),
         ("accelerate", SCRIPT, FACTS, {"engine": Engine(name="accelerate", accelerate={"mixed_precision": "bf16"})}),
         ("command", SCRIPT, FACTS, {"engine": Engine(name="command")}),
-        ("collective", CollectiveTest(sizes_bytes=(8, 64), backend="nccl"), FACTS, {}),
+        (
+            "collective",
+            CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=64)), backend="nccl"),
+            FACTS,
+            {},
+        ),
     ],
 )
 def test_the_plan_is_the_golden_one(

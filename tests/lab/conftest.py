@@ -15,6 +15,7 @@ from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cluster import Lab, LabSpec, down_lab, up_lab
 from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.processes import poll
+from multinode.lab.state import load_lab
 from multinode.lab.teardown import find_remains
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,9 +45,16 @@ def _clean_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lab(_clean_machine: None) -> Lab:
-    """Two nodes at 1 Gbit/s."""
-    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30))
+def _shared_lab(_clean_machine: None) -> None:
+    up_lab(LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30))
+
+
+@pytest.fixture
+def lab(_shared_lab: None) -> Lab:
+    """Two nodes at 1 Gbit/s, as they are now: one that an earlier test killed has come back as another process."""
+    lab = load_lab()
+    assert lab is not None
+    return lab
 
 
 @pytest.fixture

@@ -42,6 +42,8 @@ pytestmark = pytest.mark.lab
 EVERY_KIND: list[Fault] = [
     LinkDown(node="node0"),
     LinkSlow(node="node0", rate_gbit_per_s=0.1),
+    LinkSlow(node="node0", rate_gbit_per_s=0.1, way="send"),
+    LinkSlow(node="node0", rate_gbit_per_s=0.1, way="receive"),
     Mtu(node="node0", mtu=9000),
     Ports(node="node0", first=1000, last=2000, action="drop"),
     Interface(node="node0", name="br-1234"),

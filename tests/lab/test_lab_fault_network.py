@@ -50,6 +50,46 @@ def test_a_slow_link_carries_less_than_its_card_says(lab: Lab, ssh: Command, fau
     assert measure_stream(node0, node1).goodput_gbit_per_s > 0.2
 
 
+@pytest.mark.parametrize(("way", "slow"), [("send", (1, 0)), ("receive", (0, 1))])
+def test_a_link_that_is_slow_one_way_carries_all_the_other_way(
+    lab: Lab, fault: Make, way: str, slow: tuple[int, int]
+) -> None:
+    source, target = (lab.nodes[rank] for rank in slow)
+    fault(LinkSlow(node="node1", rate_gbit_per_s=0.1, way=way))
+    # A bucket that was full lets some more pass at first.
+    assert 0.08 < measure_stream(source, target).goodput_gbit_per_s < 0.12
+    assert measure_stream(target, source).goodput_gbit_per_s > 0.7
+    assert len(clear_faults(lab)) == 1
+    assert clear_faults(lab) == ()
+    assert measure_stream(source, target).goodput_gbit_per_s > 0.7
+
+
+def test_both_ways_of_a_link_may_be_slow_each_in_its_own_way(lab: Lab, fault: Make) -> None:
+    node0, node1 = lab.nodes
+    fault(LinkSlow(node="node1", rate_gbit_per_s=0.1, way="send"))
+    fault(LinkSlow(node="node1", rate_gbit_per_s=0.3, way="receive"))
+    assert measure_stream(node1, node0).goodput_gbit_per_s < 0.12
+    assert 0.2 < measure_stream(node0, node1).goodput_gbit_per_s < 0.35
+    assert len(clear_faults(lab)) == 2
+    for source, target in ((node0, node1), (node1, node0)):
+        assert measure_stream(source, target).goodput_gbit_per_s > 0.7
+
+
+def test_the_command_slows_a_link_one_way(lab: Lab, multinode: Command) -> None:
+    node0, node1 = lab.nodes
+    try:
+        made = multinode("lab", "fault", "link", "node0", "--rate", "100mbit", "--way", "receive")
+        assert (made.returncode, made.stdout) == (0, "node0: ens1f0 receives 100mbit\n")
+        assert measure_stream(node1, node0).goodput_gbit_per_s < 0.12
+        assert measure_stream(node0, node1).goodput_gbit_per_s > 0.7
+        for wrong in (["--rate", "100mbit", "--way", "up"], ["--down", "--way", "send"]):
+            refused = multinode("lab", "fault", "link", "node1", *wrong)
+            assert refused.returncode == 2
+            assert "--way" in refused.stderr or "send, receive" in refused.stderr
+    finally:
+        clear_faults(lab)
+
+
 def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault: Make) -> None:
     node0, node1 = lab.nodes
     with server(node1, 7002, 300_000), server(node0, 7002, 300_000), server(node1, 7003, 100):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from multinode.lab.faults import LinkSlow, NodeState
 from multinode.units import goodput_gb_per_s
-from tests.lab.launching import Command, agents
+from tests.lab.faulting import Make
+from tests.lab.launching import Command, agents, processes_of, wait_for
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(180), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.usefixtures("lab")]
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -38,6 +44,121 @@ def test_a_sweep_over_two_nodes(command: Command) -> None:
     assert not agents()
 
 
+def test_a_healthy_network_is_called_so_with_all_that_was_measured_beside(command: Command) -> None:
+    document = command.document(
+        "nccl-test",
+        "all_reduce",
+        "all_gather",
+        "all_to_all",
+        "--hosts",
+        "lab",
+        "-b",
+        "4K",
+        "-e",
+        "16M",
+        "-f",
+        "64",
+        "--json",
+    )
+    assert document["verdict"]["causes"] == []
+    assert document["verdict"]["nodes"] == []
+    assert "Nothing to mend" in document["verdict"]["text"]
+    tcp = document["tcp"]
+    assert [(one["source"], one["target"]) for one in tcp["one"]] == [("node0", "node1"), ("node1", "node0")]
+    assert all(0.85 < one["gbit_per_s"] < 0.96 for one in (*tcp["one"], *tcp["several"]))
+    assert all(0 < one["median_us"] < 50_000 for one in tcp["latency"])
+    largest = [row for row in document["rows"] if row["size_bytes"] == 16 * MIB]
+    assert len(largest) == 3
+    assert set(document["curves"]) == {"all_reduce", "all_gather", "all_to_all"}
+    assert_path(document, within=0.03)
+
+
+def assert_path(document: dict[str, Any], within: float) -> None:
+    """Each node's card of the training network carried what the backend's algorithm sends."""
+    assert document["path"]["ok"] is True
+    judged = [message for message in document["path"]["messages"] if message["size_bytes"] >= MIB]
+    assert judged
+    for message in judged:
+        assert [load["ifname"] for load in message["loads"]] == ["ens1f0"] * len(document["nodes"])
+        assert all(load["deviation"] < within for load in message["loads"])
+
+
+def test_workers_of_one_node_use_loopback_and_the_card_carries_the_rest(command: Command) -> None:
+    document = command.document(
+        *("nccl-test", "all_reduce", "all_to_all", "--hosts", "lab", "--workers-per-node", "2", "--no-tcp"),
+        *("-b", "8M", "-e", "8M", "-n", "5", "--json"),
+    )
+    assert (document["world_size"], document["tcp"]["connections"]) == (4, 0)
+    assert_path(document, within=0.03)
+
+
+def test_traffic_that_is_forced_over_the_management_network_is_caught(command: Command) -> None:
+    document = command.document(
+        *("nccl-test", "--hosts", "lab", "--no-check", "--env", "GLOO_SOCKET_IFNAME=eth0"),
+        *("-b", "8M", "-e", "8M", "-n", "5", "--json"),
+    )
+    assert document["path"]["ok"] is False
+    assert any("eth0" in sentence for sentence in document["path"]["sentences"])
+    verdict = document["verdict"]
+    assert "eth0" in verdict["causes"][0]["text"]
+    assert "ifname=" in verdict["causes"][0]["hint"]
+
+
+def test_a_slow_link_is_told_and_compared_with_the_time_before(command: Command, fault: Make) -> None:
+    sizes = ("-b", "4M", "-e", "4M", "-n", "5", "--json")
+    before = command.document("nccl-test", "--hosts", "lab", *sizes)
+    fault(LinkSlow(node="node1", rate_gbit_per_s=0.1))
+    document = command.document("nccl-test", "--hosts", "lab", "--compare", "last", *sizes)
+    assert document["tcp_gb_per_s"] < 0.02
+    # TCP is slow too: the network is to blame and not the collective.
+    assert document["verdict"]["causes"]
+    assert "raw TCP is slow as well" in document["verdict"]["causes"][0]["text"]
+    changes = document["changes"]
+    assert changes["before"] == before["run_id"]
+    (row,) = changes["rows"]
+    assert row["change"] < -0.8
+    assert changes["environment"] == []
+
+
+def test_the_messages_of_a_training_are_tested(command: Command, tiny_job: Path) -> None:
+    document = command.document("nccl-test", "--hosts", "lab", "--like", str(tiny_job), "-n", "3", "--no-tcp", "--json")
+    sent = document["like"]
+    total = sum(message["size_bytes"] * message["times"] for message in sent["messages"])
+    # Gradients of 3.7 M parameters in fp32, once a step.
+    assert total == pytest.approx(14.7e6, rel=0.01)
+    assert sent["step_us"] == pytest.approx(total / goodput_gb_per_s(1.0) / 1000, rel=0.3)
+    assert {row["collective"] for row in document["rows"]} == {"all_reduce"}
+
+
+@pytest.fixture
+def tiny_job() -> Path:
+    return Path(__file__).parents[2] / "configs" / "tiny_sft.yaml"
+
+
+def test_output_as_of_nccl_tests_and_a_chart(command: Command, tmp_path: Path) -> None:
+    page = tmp_path / "busbw.html"
+    done = command.run(
+        *("nccl-test", "--hosts", "lab", "-b", "1M", "-e", "2M", "-f", "2", "-n", "2", "--no-tcp"),
+        *("--format", "nccl-tests", "--html", str(page)),
+    )
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert [(row[0], row[1], row[2], row[3], row[4], row[-1]) for row in rows] == [
+        ("1048576", "262144", "float", "sum", "-1", "0"),
+        ("2097152", "524288", "float", "sum", "-1", "0"),
+    ]
+    assert "#  Rank  1 on node1 device cpu" in done.stdout
+    assert "all_reduce" in page.read_text()
+
+
+def test_workers_of_this_machine_need_no_node(command: Command) -> None:
+    code, document = command.code_and_document("nccl-test", "--local", "2", "-b", "1M", "-e", "1M", "-n", "2", "--json")
+    assert (code, document["nodes"], document["world_size"]) == (0, ["localhost"], 2)
+    assert document["rows"][0]["num_wrong"] == 0
+    assert document["link_gbit_per_s"] is None
+    assert not agents()
+
+
 def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
     done = command.run("nccl-test", "--hosts", "lab", "-b", "1M", "-e", "1M", "--backend", "nccl")
     assert done.returncode == 1
@@ -46,17 +167,41 @@ def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
     assert not agents()
 
 
+def test_a_node_that_is_lost_in_the_middle_ends_it(command: Command, fault: Make) -> None:
+    with command.running("nccl-test", "--hosts", "lab", "-b", "16M", "-e", "64M", "-n", "1000", "--json") as controller:
+        run_id = command.run_id()
+        wait_for(lambda: list(command.runs.glob("*/samples/node-1/*.jsonl")))
+        fault(NodeState(node="node1", how="kill"))
+        output, _ = controller.communicate(timeout=120)
+    assert controller.returncode in {1, 3}
+    assert "node1" in output
+    assert "Traceback" not in output
+    assert not processes_of(run_id)
+    record = json.loads((command.runs / run_id / "run.json").read_text())
+    assert record["status"] == "lost"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("-b", "0"), "the smallest size must be above zero"),
+        (("-b", "0"), "the smallest size (-b) must be above zero"),
         (("-b", "2M", "-e", "1M"), "the largest size (-e) is below the smallest (-b)"),
         (("-b", "big"), "-b: 'big' is not a size"),
         (("--backend", "mpi"), "unknown backend 'mpi'"),
+        (("--op", "xor"), "unknown op 'xor'"),
+        (("--dtype", "fp4"), "unknown dtype 'fp4'"),
+        (("allreduce",), "unknown collective 'allreduce'"),
+        (("--compare", "nothing"), "no run begins with 'nothing'"),
+        (("--nodes", "1", "--pairs"), "--pairs needs two nodes"),
+        (("--nodes", "1"), "a collective needs two workers"),
+        (("--local", "2"), "--local needs no nodes"),
+        (("--html", "/nowhere/at/all.html"), "/nowhere/at"),
+        (("--like", "nothing.yaml"), "nothing.yaml"),
     ],
 )
 def test_wrong_input_is_one_clear_line(command: Command, options: tuple[str, ...], said: str) -> None:
     done = command.run("nccl-test", "--hosts", "lab", *options)
     assert done.returncode == 2
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
     assert not command.runs.exists()

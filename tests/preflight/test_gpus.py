@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.facts import Gpu
 from multinode.preflight.checks.gpus import (
     check_backend,
@@ -55,10 +55,10 @@ def test_nodes_that_are_alike_have_no_finding(check: Any) -> None:
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
     bare = but(inspection(), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
-    test = CollectiveTest(sizes_bytes=(8,), backend="nccl")
+    test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
     finding = only(check_backend(msgspec.structs.replace(bare, job=test)))
     assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
-    gloo = msgspec.structs.replace(bare, job=CollectiveTest(sizes_bytes=(8,), backend="gloo"))
+    gloo = msgspec.structs.replace(bare, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo"))
     assert [list(check(gloo)) for check in CHECKS] == [[]] * len(CHECKS)
 
 

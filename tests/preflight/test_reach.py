@@ -7,8 +7,8 @@ import pytest
 
 from multinode.core.cluster import Node
 from multinode.errors import AuthError, MultinodeError, NodeFailed
-from multinode.preflight.meeting import Attempted, Listening, Meeting, Streamed
-from multinode.preflight.reach import Agenda, hold_meeting
+from multinode.preflight.meeting import Attempted, Listening, Meeting, Pinged, Streamed
+from multinode.preflight.reach import MAX_PINGS, Agenda, Hall, hold_meeting
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive
 from multinode.transport.fake import FakeTransport
@@ -112,3 +112,53 @@ def test_a_lie_is_the_nodes_failure_and_not_a_lost_contact() -> None:
     _, errors, _ = meet(BOTH_WAYS, a=[{"kind": "listening", "ports": "all"}], b=[listening(), ENDED])
     assert isinstance(errors[0], NodeFailed)
     assert "cannot be read" in errors[0].message
+
+
+def pings(*times_us: float, error: str | None = None) -> dict[str, Any]:
+    return {"kind": "pings", "results": [{"times_us": times_us, "error": error}]}
+
+
+def ping(count: int, **answers: list[dict[str, Any]]) -> tuple[tuple[Pinged, ...], list[MultinodeError]]:
+    """Nodes that answer with these records after `listening`."""
+
+    def handle(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        records = [listening(40000), *answers[node.name], ENDED]
+        return [json.dumps(record).encode() + b"\n" for record in records]
+
+    agent = AgentTransport(FakeTransport(handle), AgentArchive(b""))
+    with Hall(agent, NODES, ADDRESSES, Agenda(pairs=(), master_port=29500)) as hall:
+        return hall.ping((("a", "b"), ("b", "a")), count), hall.errors
+
+
+def test_round_trips_are_summed_up_for_each_pair() -> None:
+    pinged, errors = ping(4, a=[pings(40.0, 20.0, 30.0, 900.0)], b=[pings(25.0, error="stopped answering")])
+    assert errors == []
+    assert pinged == (
+        Pinged(node="a", peer="b", median_us=35.0, p95_us=900.0),
+        Pinged(node="b", peer="a", error="stopped answering"),
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pings(20.0),
+        pings(20.0, 30.0, 40.0),
+        pings(20.0, -1.0),
+        pings(20.0, 0.0),
+        {"kind": "pings", "results": [{"times_us": "fast"}]},
+        {"kind": "pings", "results": []},
+        {"kind": "streams", "results": [{"times_us": [20.0, 30.0]}]},
+        {"kind": "pings"},
+    ],
+)
+def test_a_node_that_lies_of_its_round_trips_hides_no_other(answer: dict[str, Any]) -> None:
+    pinged, errors = ping(2, a=[pings(20.0, 30.0)], b=[answer])
+    assert [one.node for one in pinged] == ["a"]
+    assert [(error.node, type(error)) for error in errors] == [("b", NodeFailed)]
+
+
+@pytest.mark.parametrize("count", [0, MAX_PINGS + 1])
+def test_more_round_trips_than_an_agent_makes_are_not_asked_for(count: int) -> None:
+    with pytest.raises(ValueError, match="round trips"):
+        ping(count, a=[], b=[])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, Message
 from multinode.errors import ConnectError
 from multinode.preflight.checks.access import check_ssh
 from multinode.preflight.checks.gpus import check_backend
@@ -49,8 +49,8 @@ def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> Non
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
     bare = but(WELL, "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
-    nccl = inspection(facts=bare.facts, job=CollectiveTest(sizes_bytes=(8,), backend="nccl"))
+    nccl = inspection(facts=bare.facts, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl"))
     finding = only(check_backend(nccl))
     assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
-    gloo = inspection(facts=bare.facts, job=CollectiveTest(sizes_bytes=(8,), backend="gloo"))
+    gloo = inspection(facts=bare.facts, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo"))
     assert list(check_backend(gloo)) == list(check_backend(bare)) == []

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.facts import Gpu, Interface
 from multinode.core.finding import Finding
 from multinode.preflight.catalogue import check_all, check_before_launch
@@ -149,7 +149,7 @@ def test_without_gpus_nccl_is_not_read_and_gloo_is() -> None:
     assert list(check_interface_names(without_gpus(preset(env={"NCCL_SOCKET_IFNAME": "ens1f0"})))) == []
     assert only(check_interface_names(without_gpus(hostfile(GLOO_SOCKET_IFNAME="ens1f0")))).severity == "error"
     gloo = msgspec.structs.replace(
-        hostfile(NCCL_SOCKET_IFNAME="^lo"), job=CollectiveTest(sizes_bytes=(8,), backend="gloo")
+        hostfile(NCCL_SOCKET_IFNAME="^lo"), job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo")
     )
     assert list(check_interface_names(gloo)) == []
 

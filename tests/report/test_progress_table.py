@@ -76,7 +76,10 @@ def test_names_and_messages_are_text_and_no_markup() -> None:
 
 
 def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
-    assert progress_line(progress(BUSY, WAITING)) == "1 min 05 s  box1 step 12/100 300 ms loss 1.235 | box2 waiting"
+    assert (
+        progress_line(progress(BUSY, WAITING))
+        == "1 min 05 s, about 26.4 s left  box1 step 12/100 300 ms loss 1.235 | box2 waiting"
+    )
     starting = msgspec.structs.replace(WAITING, state="running")
     ended = msgspec.structs.replace(BUSY, state="ended", message="done")
     assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running | box1 done"

@@ -13,7 +13,7 @@ __all__ = ["collective_command"]
 
 
 def collective_command(place: Place, test: CollectiveTest, env: dict[str, str]) -> Command:
-    """The command of one node."""
+    """The command of one node; NCCL writes down how it connects, unless the user settled what it writes."""
     request = msgspec.json.encode(test).decode()
     script = (place.agent or "agent.pyz", "collectives")
     return torchrun_command(place, script, env | {"MULTINODE_REQUEST": request}, None)

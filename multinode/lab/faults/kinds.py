@@ -55,6 +55,7 @@ _VERSION = re.compile(
     re.IGNORECASE,
 )
 
+_WAY_WORDS = {"both": "carries", "send": "sends", "receive": "receives"}
 _FIREWALL_WORDS = {"drop": "dropped", "reject": "rejected"}
 _SSHD_WORDS = {
     "stop": "is stopped",
@@ -91,19 +92,31 @@ class LinkDown(_Fault, frozen=True, kw_only=True, tag="link-down"):
 
 
 class LinkSlow(_Fault, frozen=True, kw_only=True, tag="link-slow"):
-    """A card carries less than it says, both ways."""
+    """A card carries less than it says, both ways or one: `send` is what the node sends, the other way is as it was."""
 
     ifname: str = DATA_IFNAME
     rate_gbit_per_s: float
+    way: str = "both"
 
     def __post_init__(self) -> None:
-        """Judge the card and the rate."""
+        """Judge the card, the rate and the way."""
         _check_card(self.ifname)
         _require(self.rate_gbit_per_s > 0, "a link that carries nothing is down", "ask for --down")
+        _require(self.way in _WAY_WORDS, f"{self.way!r} is no way of a link", f"one of {', '.join(_WAY_WORDS)}")
+
+    @property
+    def sends(self) -> bool:
+        """Whether what the node sends is slow."""
+        return self.way in {"both", "send"}
+
+    @property
+    def receives(self) -> bool:
+        """Whether what the node receives is slow."""
+        return self.way in {"both", "receive"}
 
     def describe(self) -> str:
         """A few words."""
-        return f"{self.ifname} carries {rate_text(self.rate_gbit_per_s)}"
+        return f"{self.ifname} {_WAY_WORDS[self.way]} {rate_text(self.rate_gbit_per_s)}"
 
 
 class Mtu(_Fault, frozen=True, kw_only=True, tag="mtu"):

@@ -60,13 +60,14 @@ def plug(scene: Scene, fault: LinkDown) -> None:
 
 
 def slow(scene: Scene, fault: LinkSlow) -> None:
-    """Shape both ends; what the card says of its speed stays as it was."""
-    shape_link(scene.node, fault.ifname, fault.rate_gbit_per_s)
+    """Shape the end that sends what is to be slow; what the card says of its speed stays as it was."""
+    shape_link(scene.node, fault.ifname, fault.rate_gbit_per_s, sends=fault.sends, receives=fault.receives)
 
 
 def unslow(scene: Scene, fault: LinkSlow) -> None:
-    """Shape both ends as the lab has them."""
-    shape_link(scene.node, fault.ifname, scene.node.rate_gbit_per_s if fault.ifname == DATA_IFNAME else None)
+    """Shape what was slow as the lab has it."""
+    rate = scene.node.rate_gbit_per_s if fault.ifname == DATA_IFNAME else None
+    shape_link(scene.node, fault.ifname, rate, sends=fault.sends, receives=fault.receives)
 
 
 def enlarge(scene: Scene, fault: Mtu) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from multinode.analyse.traffic import Layout, Load, Strategy, card_bytes, card_time_s, step_exchanges
-from multinode.core.deepspeed import DeepSpeedConfig, parse_deepspeed
-from multinode.core.facts import NodeFacts
+from multinode.analyse.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.core.finding import Finding, Rule
 from multinode.core.job import LlamaFactoryJob
-from multinode.core.model_size import ModelShape, lora_parameters, parse_model
 from multinode.core.planning import workers_per_node
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.units import format_duration, format_rate, goodput_gb_per_s
 
-__all__ = ["Training", "check_strategy", "read_training"]
+__all__ = ["check_strategy"]
 
 SENDS_TOO_MUCH = Rule(
     check="strategy",
@@ -42,30 +39,7 @@ _WARN_S = 1.0
 _NOTE_S = 0.4
 _LEAST_S = 0.1
 _MUCH_LESS = 0.5
-_STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 _SHARDED = (Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD)
-# Stages whose model is the base alone, in a forward and a backward pass.
-_PLAIN_STAGES = frozenset({"pt", "sft"})
-# Keys that change what is trained or what is sent in ways that are not known here.
-_UNKNOWN_KEYS = (
-    "additional_target",
-    "adapter_name_or_path",
-    "quantization_bit",
-    "use_dora",
-    "use_galore",
-    "use_apollo",
-    "use_badam",
-    "use_llama_pro",
-    "use_ray",
-    "use_kt",
-    "use_mca",
-    "resize_vocab",
-    "new_special_tokens",
-    "add_tokens",
-    "tensor_parallel_size",
-)
-_LORA_RANK = 8
-_FP32_BYTES, _HALF_BYTES = 4, 2
 _GIGA = 1e9
 _BITS_PER_BYTE = 8
 _BYTES_PER_MIB = 1 << 20
@@ -75,29 +49,6 @@ _LEAST_GBIT_PER_S = 1e-4
 _LEAST_MTU = 576
 # Of a GPU's memory the frozen model may take so much: the rest is for activations, gradients and the context.
 _MODEL_SHARE = 0.75
-
-
-class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a LLaMA-Factory training decides its traffic.
-
-    Attributes:
-        strategy: how the model is shared out.
-        lora: whether an adapter is trained instead of the whole model.
-        load: what it moves.
-        small: what it would move under DDP with its adapter, or with one of rank 8 where it trains the whole model.
-    """
-
-    strategy: Strategy
-    lora: bool
-    load: Load
-    small: Load
-
-    @property
-    def name(self) -> str:
-        """In a few words."""
-        steps = self.load.accumulation
-        accumulated = f", {steps} accumulation steps" if steps > 1 else ""
-        return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +67,7 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_strategy(inspection: Inspection) -> Iterator[Finding]:
     """The gradients and weights of a step pass the links in good time, or nothing would pass them in less."""
-    job, layout, link = inspection.job, _layout(inspection), _link(inspection)
-    training = read_training(job, inspection.facts) if isinstance(job, LlamaFactoryJob) else None
+    training, layout, link = _read(inspection), _layout(inspection), _link(inspection)
     if training is None or layout is None or link is None:
         return
     goodput_gb_per_s, words = link
@@ -139,67 +89,15 @@ def check_strategy(inspection: Inspection) -> Iterator[Finding]:
         yield SENDS_MUCH.found(None, **values, way=_amortise(training))
 
 
-def read_training(job: LlamaFactoryJob, facts: dict[str, NodeFacts]) -> Training | None:
-    """What the job trains and how; None where the model, or what is done with it, is not known here."""
-    config = job.config
-    shape = next((parse_model(found.model) for found in facts.values() if found.model is not None), None)
-    steps = config.get("gradient_accumulation_steps", 1)
-    if shape is None or type(steps) is not int or steps < 1 or any(config.get(key) for key in _UNKNOWN_KEYS):
+def _read(inspection: Inspection) -> Training | None:
+    """What the job trains and how; None where it is not known, as then nothing can be said."""
+    models = (found.model for found in inspection.facts.values() if found.model is not None)
+    if not isinstance(inspection.job, LlamaFactoryJob):
         return None
-    if config.get("stage", "sft") not in _PLAIN_STAGES:
+    try:
+        return read_training(inspection.job, next(models, None))
+    except UsageError:
         return None
-    settings = parse_deepspeed(job.deepspeed_text) if job.deepspeed_text is not None else None
-    strategy = _strategy(config, settings)
-    kind = config.get("finetuning_type", "lora")
-    trainable = shape.parameters if kind == "full" else _adapter(config, shape) if kind == "lora" else None
-    adapter = lora_parameters(shape, _LORA_RANK, ["all"])
-    if strategy is None or trainable is None or adapter is None:
-        return None
-    half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
-    load = Load(
-        parameters=shape.parameters + (trainable if kind == "lora" else 0),
-        trainable=trainable,
-        parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
-        gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
-        accumulation=steps,
-    )
-    small = msgspec.structs.replace(
-        load,
-        trainable=trainable if kind == "lora" else adapter,
-        gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
-    )
-    return Training(strategy=strategy, lora=kind == "lora", load=load, small=small)
-
-
-def _strategy(config: dict[str, Any], settings: DeepSpeedConfig | None) -> Strategy | None:
-    fsdp = config.get("fsdp")
-    if config.get("deepspeed") is not None:
-        return _STAGES[settings.stage] if settings is not None and not fsdp else None
-    if not fsdp:
-        return Strategy.DDP
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
-    known = {
-        "full_shard": Strategy.FSDP,
-        "shard_grad_op": Strategy.SHARD_GRAD_OP,
-        "hybrid_shard": Strategy.HYBRID_SHARD,
-    }
-    return next((known[word] for word in words if isinstance(word, str) and word in known), None)
-
-
-def _adapter(config: dict[str, Any], shape: ModelShape) -> int | None:
-    rank, targets = config.get("lora_rank", _LORA_RANK), config.get("lora_target", "all")
-    if type(rank) is not int or rank < 1 or not isinstance(targets, str):
-        return None
-    return lora_parameters(shape, rank, [name.strip() for name in targets.split(",")])
-
-
-def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:
-    """Of one element on the wire: LLaMA-Factory trains in fp32 under DDP; DeepSpeed and FSDP send in the half type."""
-    if settings is not None and settings.communication_bytes is not None:
-        return settings.communication_bytes
-    if settings is None and strategy is Strategy.DDP:
-        return _HALF_BYTES if config.get("pure_bf16") is True else _FP32_BYTES
-    return _HALF_BYTES if half else _FP32_BYTES
 
 
 def _cheapest(training: Training, layout: Layout, inspection: Inspection, *, gloo: bool) -> _Choice | None:
@@ -215,14 +113,14 @@ def _cheapest(training: Training, layout: Layout, inspection: Inspection, *, glo
         lora = " and ".join(part for part in ("--set finetuning_type=lora", leave) if part)
         way = f"where an adapter serves the purpose: {lora}{memory}; else a faster link"
     size = _sent(Strategy.DDP, training.small, layout, gloo=gloo)
-    return _Choice(name="DDP with LoRA" + ("" if training.lora else f" at rank {_LORA_RANK}"), way=way, size_bytes=size)
+    return _Choice(name="DDP with LoRA" + ("" if training.lora else f" at rank {SMALL_RANK}"), way=way, size_bytes=size)
 
 
 def _leaving(strategy: Strategy) -> str | None:
     """How a person gets from it to DDP."""
     if strategy is Strategy.DDP:
         return None
-    return "--set deepspeed=null" if strategy in _STAGES else "leave fsdp out of the YAML"
+    return "--set deepspeed=null" if strategy in STAGES else "leave fsdp out of the YAML"
 
 
 def _fits(training: Training, inspection: Inspection) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from multinode.analyse.pair_speeds import Blame, blame_pairs, is_below_due
 from multinode.core.facts import Interface
 from multinode.core.finding import Finding, Rule
 from multinode.preflight.inspection import Inspection
@@ -72,11 +73,18 @@ ONE_CONNECTION = Rule(
     hint="what the collectives reach: multinode nccl-test",
 )
 
-_ENOUGH = 0.7
-_ENOUGH_AT_10G = 0.3
+_FILLED = 0.7
 _CPU_BOUND_GBIT = 10.0
 _BITS_PER_BYTE = 8
 _ETHERNET_MTU = 1500
+_RULES = {
+    "node": SLOW_NODE,
+    "sends": SLOW_SENDER,
+    "receives": SLOW_RECEIVER,
+    "one-way": SLOW_PAIR,
+    "cable": SLOW_BETWEEN,
+    "all": ALL_SLOW,
+}
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -99,42 +107,29 @@ class Stream(msgspec.Struct, frozen=True):
     @property
     def is_slow(self) -> bool:
         """Whether it is too slow to be explained by the processor that ran it."""
-        enough = _ENOUGH_AT_10G if self.link_gbit_per_s >= _CPU_BOUND_GBIT else _ENOUGH
-        return self.gbit_per_s < enough * self.ceiling_gbit_per_s
+        return is_below_due(self.gbit_per_s, self.ceiling_gbit_per_s, self.link_gbit_per_s)
 
 
 def check_streams(inspection: Inspection) -> Iterator[Finding]:
     """Streams reach what the links promise; who is slow in all of its own is blamed for them."""
     links = {node.name: interface for node, interface in inspection.links}
-    streams = list(_measured(inspection, links))
-    slow = [stream for stream in streams if stream.is_slow]
-    if not slow:
-        yield from _one_connection(streams)
-        return
-    nodes = {name for stream in streams for name in (stream.source, stream.target)}
-    if len(slow) == len(streams) and len(nodes) > 2:  # noqa: PLR2004 - two nodes are a pair, and told as one
-        yield ALL_SLOW.found(None, **_figures(slow))
-        return
-    told: set[Stream] = set()
-    for name in (node.name for node, _ in inspection.links if len(nodes) > 2):  # noqa: PLR2004
-        rule, blamed = _blame(name, streams)
-        if rule is not None and not told.issuperset(blamed):
-            told.update(blamed)
-            yield rule.found(name, ifname=links[name].name, **_figures(blamed))
-    yield from _slow_pairs([stream for stream in slow if stream not in told], inspection, links)
+    streams = {(stream.source, stream.target): stream for stream in _measured(inspection, links)}
+    slow = {pair: stream.is_slow for pair, stream in streams.items()}
+    if not any(slow.values()):
+        yield from _one_connection(list(streams.values()))
+    for blame in blame_pairs(slow, tuple(links)):
+        yield _finding(blame, [streams[pair] for pair in blame.pairs], inspection, links)
 
 
-def _slow_pairs(slow: list[Stream], inspection: Inspection, links: dict[str, Interface]) -> Iterator[Finding]:
-    ways = {(stream.source, stream.target): stream for stream in slow}
-    for stream in slow:
-        source, target = stream.source, stream.target
-        back = ways.get((target, source))
-        if back is None:
-            addr = inspection.endpoints[target].addr
-            yield SLOW_PAIR.found(source, source=source, target=target, addr=addr, **_figures([stream]))
-        elif slow.index(stream) < slow.index(back):
-            figures = _figures([stream, back])
-            yield SLOW_BETWEEN.found(None, source=source, target=target, ifname=links[source].name, **figures)
+def _finding(blame: Blame, slow: list[Stream], inspection: Inspection, links: dict[str, Interface]) -> Finding:
+    words: dict[str, object] = {**_figures(slow)}
+    if blame.nodes:
+        source, target = blame.nodes[0], blame.nodes[-1]
+        addr = inspection.endpoints[target].addr
+        words |= {"source": source, "target": target, "ifname": links[source].name, "addr": addr}
+    # Between two nodes either may be to blame, and all of them are none in particular.
+    nobody = blame.kind in {"cable", "all"}
+    return _RULES[blame.kind].found(None if nobody else blame.nodes[0], **words)
 
 
 def _measured(inspection: Inspection, links: dict[str, Interface]) -> Iterator[Stream]:
@@ -148,21 +143,9 @@ def _measured(inspection: Inspection, links: dict[str, Interface]) -> Iterator[S
         yield Stream(one.node, one.peer, one.gbit_per_s, ceiling, min(speeds))
 
 
-def _blame(name: str, streams: list[Stream]) -> tuple[Rule | None, list[Stream]]:
-    """What a node is to blame for: a role in which all of its streams, two at least, are slow."""
-    sent = [stream for stream in streams if stream.source == name]
-    received = [stream for stream in streams if stream.target == name]
-    sends, receives = (len(each) > 1 and all(stream.is_slow for stream in each) for each in (sent, received))
-    if sends and receives:
-        return SLOW_NODE, sent + received
-    if sends:
-        return SLOW_SENDER, sent
-    return (SLOW_RECEIVER, received) if receives else (None, [])
-
-
 def _one_connection(streams: list[Stream]) -> Iterator[Finding]:
     fast = [stream for stream in streams if stream.link_gbit_per_s >= _CPU_BOUND_GBIT]
-    if fast and all(stream.gbit_per_s < _ENOUGH * stream.ceiling_gbit_per_s for stream in fast):
+    if fast and all(stream.gbit_per_s < _FILLED * stream.ceiling_gbit_per_s for stream in fast):
         yield ONE_CONNECTION.found(None, **_figures(fast))
 
 

@@ -1,0 +1,307 @@
+"""Speeds between pairs of nodes, and who is to blame for the slow ones: a node, one of its directions, or a cable.
+
+`blame_pairs` is told which pairs are slow; `find_odd` decides that too, against the other pairs and the links.
+Measures nothing and prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.units import format_rate
+
+__all__ = ["Blame", "Odd", "PairSpeed", "blame_pairs", "find_odd", "find_odd_in_ring", "is_below_due"]
+
+Pair = tuple[str, str]
+
+_ENOUGH = 0.7
+_ENOUGH_AT_10G = 0.3
+# Of two streams bound by processors one may well be half as fast as the other.
+_ENOUGH_OF_FAST = 0.5
+# No card below 10 Gbit/s carries more.
+_FAST_GBIT = 5.0
+_CPU_BOUND_GBIT = 10.0
+# What a link of 10 Gbit/s carries of TCP, with frames of the usual size and any larger.
+_CPU_BOUND_GOODPUT_GBIT = 9.4
+_PAIR = 2
+
+
+class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a TCP stream from one node to another reached.
+
+    Attributes:
+        source: the sender.
+        target: the receiver.
+        gbit_per_s: payload that arrived; None where the stream failed.
+        error: why it failed.
+    """
+
+    source: str
+    target: str
+    gbit_per_s: float | None = None
+    error: str | None = None
+
+
+class Odd(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as it is between the others.
+
+    Attributes:
+        kind: `node` (slow both ways with every peer), `sends` or `receives` (a node, that way only), `cable` (two
+            nodes, both ways), `one-way` (from the first node to the second), `failed` (streams that did not run), `all`
+            (no pair gets what the links promise).
+        nodes: whom it concerns: one node, or sender and receiver; none where it is all of them.
+        best_gbit_per_s: the fastest of the streams concerned; None where none ran.
+        usual_gbit_per_s: median of the streams that are well; where none is, what the links carry.
+        text: a plain sentence.
+        hint: what to look at.
+    """
+
+    kind: str
+    nodes: tuple[str, ...]
+    best_gbit_per_s: float | None = None
+    usual_gbit_per_s: float | None = None
+    text: str
+    hint: str
+
+    def covers(self, source: str, target: str) -> bool:
+        """Whether the stream from `source` to `target` is one of those concerned."""
+        return {
+            "all": True,
+            "sends": self.nodes[:1] == (source,),
+            "receives": self.nodes[:1] == (target,),
+            "one-way": self.nodes == (source, target),
+            "cable": set(self.nodes) == {source, target},
+            "node": source in self.nodes or target in self.nodes,
+            "failed": not self.nodes
+            or self.nodes == (source, target)
+            or (len(self.nodes) == 1 and self.nodes[0] in (source, target)),
+        }[self.kind]
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """Slow pairs that have one explanation.
+
+    Attributes:
+        kind: as in `Odd`, without `failed`.
+        nodes: likewise.
+        pairs: the slow streams that it explains.
+    """
+
+    kind: str
+    nodes: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+
+def is_below_due(gbit_per_s: float, due_gbit_per_s: float, link_gbit_per_s: float) -> bool:
+    """Whether a stream is too slow to be explained by the processor that ran it; its due is the link's goodput."""
+    enough = _ENOUGH_AT_10G if link_gbit_per_s >= _CPU_BOUND_GBIT else _ENOUGH
+    return gbit_per_s < enough * due_gbit_per_s
+
+
+def blame_pairs(slow: Mapping[Pair, bool], nodes: Sequence[str]) -> tuple[Blame, ...]:
+    """Explain the slow pairs: by a node whose streams, two at least, are all slow in a role; else pair by pair.
+
+    Args:
+        slow: whether it is slow, by sender and receiver, of every pair that was measured.
+        nodes: in the order in which they are to be told.
+    """
+    met = {name for pair in slow for name in pair}
+    if len(met) > _PAIR and slow and all(slow.values()):
+        return (Blame(kind="all", nodes=(), pairs=tuple(slow)),)
+    told: set[Pair] = set()
+    blames = []
+    for name in nodes if len(met) > _PAIR else ():
+        blame = _blame_node(name, slow)
+        if blame is not None and not told.issuperset(blame.pairs):
+            told.update(blame.pairs)
+            blames.append(blame)
+    left = [pair for pair, is_slow in slow.items() if is_slow and pair not in told]
+    return (*blames, *_blame_each(left))
+
+
+def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
+    """What is odd, judged against the other pairs and, where every link is known, against the links.
+
+    What is usual is found in spite of the odd ones as long as at most half of the nodes have any.
+
+    Args:
+        pairs: every pair that was tried, in any order.
+        ceilings: payload in Gbit/s that the link of each node carries, by node.
+    """
+    tried = tuple(pairs)
+    field = _Field(tried, ceilings)
+    odd = list(_failed(tried))
+    blames = blame_pairs(field.slow(), field.nodes)
+    odd += [field.tell(blame) for blame in blames]
+    if any(blame.kind == "all" for blame in blames):
+        odd += [field.tell(blame) for blame in blame_pairs(field.unlike_others(), field.nodes)]
+    return tuple(odd)
+
+
+def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
+    """Likewise of streams around a ring: a node has one peer each way there, and is blamed if both are slow."""
+    odd = list(find_odd(pairs, ceilings))
+    into = {one.nodes[1]: one for one in odd if one.kind == "one-way"}
+    for after in [one for one in odd if one.kind == "one-way"]:
+        before = into.get(after.nodes[0])
+        if before is None or before not in odd or after not in odd:
+            continue
+        best = max(before, after, key=lambda one: one.best_gbit_per_s or 0.0)
+        words = {"node": after.nodes[0], "best": format_rate(best.best_gbit_per_s or 0.0)}
+        usual = f"where {format_rate(best.usual_gbit_per_s or 0.0)} is usual"
+        text, hint = (part.format_map(words | {"measure": usual}) for part in _TOLD["node"])
+        blamed = msgspec.structs.replace(best, kind="node", nodes=(after.nodes[0],), text=text, hint=hint)
+        odd[odd.index(before)] = blamed
+        odd.remove(after)
+    return tuple(odd)
+
+
+class _Field:
+    """The streams that ran, each with its due where the links are known, and what is usual among them."""
+
+    def __init__(self, tried: Sequence[PairSpeed], ceilings: Mapping[str, float] | None) -> None:
+        self.nodes = tuple(dict.fromkeys(name for one in tried for name in (one.source, one.target)))
+        self._speeds = {(one.source, one.target): one.gbit_per_s for one in tried if one.gbit_per_s is not None}
+        known = ceilings is not None and all(ceilings.get(name) for name in self.nodes)
+        self._dues = {(a, b): min(ceilings[a], ceilings[b]) for a, b in self._speeds} if ceilings and known else {}
+        # Where links differ, how full each is can be compared, and not how fast.
+        self._levels = {pair: speed / self._dues.get(pair, 1.0) for pair, speed in self._speeds.items()}
+        self._usual = _usual_level(self._levels)
+
+    def slow(self) -> dict[Pair, bool]:
+        unlike = self.unlike_others()
+        return {pair: unlike[pair] or self._below_due(pair) for pair in self._speeds}
+
+    def unlike_others(self) -> dict[Pair, bool]:
+        """Whether a pair is slower than is usual among the others."""
+        unlike = {}
+        for pair, level in self._levels.items():
+            usual_gbit_per_s = self._usual * self._dues.get(pair, 1.0)
+            enough = _ENOUGH if usual_gbit_per_s <= _FAST_GBIT else _ENOUGH_OF_FAST
+            unlike[pair] = level < enough * self._usual
+        return unlike
+
+    def tell(self, blame: Blame) -> Odd:
+        best = max(blame.pairs, key=self._speeds.__getitem__)
+        slow = self.slow()
+        well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
+        usual = statistics.median(well) if well else self._dues.get(best, self._usual)
+        if self._below_due(best):
+            measure = f"where {format_rate(self._dues[best])} would be its due"
+        else:
+            measure = f"where {format_rate(self._usual * self._dues.get(best, 1.0))} is usual"
+        text, hint = _TOLD[blame.kind]
+        words = {
+            "node": blame.nodes[0] if blame.nodes else "",
+            "peer": blame.nodes[-1] if blame.nodes else "",
+            "best": format_rate(self._speeds[best]),
+            "measure": measure,
+        }
+        return Odd(
+            kind=blame.kind,
+            nodes=blame.nodes,
+            best_gbit_per_s=self._speeds[best],
+            usual_gbit_per_s=usual,
+            text=text.format_map(words),
+            hint=hint.format_map(words),
+        )
+
+    def _below_due(self, pair: Pair) -> bool:
+        due = self._dues.get(pair)
+        if due is None:
+            return False
+        link = _CPU_BOUND_GBIT if due >= _CPU_BOUND_GOODPUT_GBIT else due
+        return is_below_due(self._speeds[pair], due, link)
+
+
+_TOLD = {
+    "node": (
+        "{node} sends and receives no more than {best}, whoever the peer is, {measure}",
+        "cable, plug or switch port of {node}, or other traffic on it; on {node}: ip -s link; tc -s qdisc",
+    ),
+    "sends": (
+        "{node} sends no more than {best}, whoever the peer is, {measure}, and receives well",
+        "a traffic shaper or other traffic on {node}; there: tc -s qdisc; ip -s link",
+    ),
+    "receives": (
+        "{node} receives no more than {best}, whoever the peer is, {measure}, and sends well",
+        "lost packets, a policer, or other traffic to {node}; there: ip -s link; nstat -az TcpRetransSegs on its peers",
+    ),
+    "cable": (
+        "between {node} and {peer} a stream reaches {best} at most, either way, {measure}",
+        "cable, card or switch port of {node} or {peer}, or what lies between; on both: ip -s link; change one cable",
+    ),
+    "one-way": (
+        "from {node} to {peer} a stream reaches {best}, {measure}",
+        "what {node} sends is shaped, or lost on the way to {peer}; on {node}: tc -s qdisc; on {peer}: ip -s link",
+    ),
+    "all": (
+        "no stream between the nodes reaches more than {best}, {measure}",
+        "the switch they share, other traffic on it, or processors too busy to keep up: measure on a quiet network",
+    ),
+}
+
+
+def _usual_level(levels: Mapping[Pair, float]) -> float:
+    """The median of those that are well.
+
+    Well is what half of the nodes reach with half of the nodes: two that are faster between themselves set no standard,
+    and half of the nodes can be slow without setting one.
+    """
+    if not levels:
+        return 0.0
+    met: dict[str, dict[str, float]] = {}
+    for (source, target), level in levels.items():
+        for name, peer in ((source, target), (target, source)):
+            best = met.setdefault(name, {})
+            best[peer] = max(level, best.get(peer, 0.0))
+    half = math.ceil(len(met) / 2)
+    with_half = [sorted(best.values(), reverse=True)[min(max(half - 1, 1), len(best)) - 1] for best in met.values()]
+    standard = sorted(with_half, reverse=True)[half - 1]
+    return statistics.median(level for level in levels.values() if level >= _ENOUGH * standard)
+
+
+def _blame_node(name: str, slow: Mapping[Pair, bool]) -> Blame | None:
+    sent = tuple(pair for pair in slow if pair[0] == name)
+    received = tuple(pair for pair in slow if pair[1] == name)
+    sends, receives = (len(each) > 1 and all(slow[pair] for pair in each) for each in (sent, received))
+    if sends and receives:
+        return Blame(kind="node", nodes=(name,), pairs=sent + received)
+    if sends:
+        return Blame(kind="sends", nodes=(name,), pairs=sent)
+    return Blame(kind="receives", nodes=(name,), pairs=received) if receives else None
+
+
+def _blame_each(slow: Sequence[Pair]) -> Iterator[Blame]:
+    for place, (source, target) in enumerate(slow):
+        back = (target, source)
+        if back not in slow:
+            yield Blame(kind="one-way", nodes=(source, target), pairs=((source, target),))
+        elif place < slow.index(back):
+            yield Blame(kind="cable", nodes=(source, target), pairs=((source, target), back))
+
+
+def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
+    """Streams that did not run: told once for a node whose streams all failed, else one by one."""
+    left = [one for one in tried if one.gbit_per_s is None]
+    hint = "a firewall, or a node that went away: multinode check"
+    if len(tried) > 1 and len(left) == len(tried):
+        yield Odd(kind="failed", nodes=(), text=f"no stream between the nodes ran: {_reason(left[0])}", hint=hint)
+        return
+    for name in dict.fromkeys(name for one in left for name in (one.source, one.target)):
+        mine = [one for one in tried if name in (one.source, one.target)]
+        if len(mine) > _PAIR and all(one in left for one in mine):
+            left = [one for one in left if one not in mine]
+            text = f"no stream to or from {name} ran: {_reason(mine[0])}"
+            yield Odd(kind="failed", nodes=(name,), text=text, hint=hint)
+    for one in left:
+        text = f"the stream from {one.source} to {one.target} did not run: {_reason(one)}"
+        yield Odd(kind="failed", nodes=(one.source, one.target), text=text, hint=hint)
+
+
+def _reason(one: PairSpeed) -> str:
+    return one.error or "no reason is known"

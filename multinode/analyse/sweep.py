@@ -1,0 +1,324 @@
+"""summarise_sweep: samples, plan, facts and raw TCP -> SweepReport: everything that `nccl-test` can tell of a run.
+
+Puts together what its neighbours find; owns no figure of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from multinode.analyse.algorithms import Layout, card_factor, link_share
+from multinode.analyse.collectives import CollectiveRow, collective_rows, with_shares
+from multinode.analyse.nccl_log import NcclPath, parse_nccl_log
+from multinode.analyse.pair_speeds import Odd, find_odd
+from multinode.analyse.path_proof import PathProof, prove_path
+from multinode.analyse.raw_tcp import RawTcp
+from multinode.analyse.step_estimate import estimate_step_us
+from multinode.analyse.step_messages import StepMessage, StepMessages
+from multinode.analyse.sweep_changes import NodeState, SweepChanges, SweepRecord, node_state
+from multinode.analyse.sweep_curve import SweepCurve, fit_curve
+from multinode.analyse.sweep_evidence import SweepEvidence, slowest_gb_per_s
+from multinode.analyse.sweep_verdict import Verdict, judge_sweep
+from multinode.core.collective_test import CollectiveTest
+from multinode.core.facts import Interface, NodeFacts
+from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
+from multinode.units import goodput_gb_per_s
+
+__all__ = ["StepEstimate", "SweepReport", "estimate_step", "summarise_sweep"]
+
+_ETHERNET_MTU = 1500
+_BITS_PER_BYTE = 8
+# A curve through fewer sizes would be no more than they are.
+_LEAST_SIZES = 2
+
+
+class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer step of a training sends, and what that takes by the sweep.
+
+    Attributes:
+        training: in a few words.
+        messages: the calls of a step.
+        step_us: what they take one after the other, as if nothing hid behind the computation; None where a time could
+            not be told.
+        notes: where the truth is known to differ.
+    """
+
+    training: str
+    messages: tuple[StepMessage, ...]
+    step_us: float | None
+    notes: tuple[str, ...] = ()
+
+
+class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `nccl-test --json` prints; `nccl-test.json` of the run.
+
+    Attributes:
+        schema: `multinode.nccl-test/1`.
+        run_id: the run.
+        backend: `nccl` or `gloo`, as the workers chose it.
+        timer: `cuda` (CUDA events) or `clock`.
+        world_size: workers in all, over `nodes` nodes.
+        devices: a line for each worker, in the order of ranks.
+        test: what was asked for.
+        link_gbit_per_s: the slowest card's rate; None where one does not tell, or there is one node.
+        mtu: the smallest of the cards, in bytes; likewise.
+        ceiling_gb_per_s: payload that TCP carries over such a link at best.
+        tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, over as many connections as
+            were best; None where it was not tried.
+        rows: a row a message.
+        curves: time over size, by collective, where several sizes were measured.
+        tcp: raw TCP between the nodes.
+        odd: what is odd between pairs of nodes.
+        path: which cards carried it.
+        nccl: how NCCL connected, by its own log; None with gloo.
+        like: the training whose messages were measured; None where sizes were given.
+        verdict: whether this is normal, and what to look at if not.
+        changes: since the earlier sweep that it was to be compared with; None where there is none.
+        states: what of each node bears on its speed, for later comparisons.
+        directory: where everything lies.
+    """
+
+    schema: str = "multinode.nccl-test/1"
+    run_id: str
+    backend: str
+    timer: str = "clock"
+    world_size: int
+    nodes: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    test: CollectiveTest
+    link_gbit_per_s: float | None = None
+    mtu: int | None = None
+    ceiling_gb_per_s: float | None = None
+    tcp_gb_per_s: float | None = None
+    rows: tuple[CollectiveRow, ...]
+    curves: dict[str, SweepCurve] = {}
+    tcp: RawTcp = RawTcp()
+    odd: tuple[Odd, ...] = ()
+    path: PathProof | None = None
+    nccl: NcclPath | None = None
+    like: StepEstimate | None = None
+    verdict: Verdict
+    changes: SweepChanges | None = None
+    states: tuple[NodeState, ...] = ()
+    directory: str
+
+    @property
+    def title(self) -> str:
+        """Who measured, in a few words."""
+        nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
+        return f"{self.backend}, {self.world_size} workers on {nodes}"
+
+    @property
+    def record(self) -> SweepRecord:
+        """What later sweeps are compared with."""
+        return SweepRecord(run_id=self.run_id, rows=self.rows, nodes=self.states)
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """Bounds of busbw, in GB/s, by their names."""
+        levels = {"what TCP can carry over the link": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s}
+        return {name: level for name, level in levels.items() if level is not None}
+
+
+class _Network(msgspec.Struct, frozen=True, kw_only=True):
+    """The cards of the data plane, as far as nodes tell; empty of a single node, whose workers use none."""
+
+    cards: dict[str, Interface]
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        rates = [card.speed_gbit_per_s for card in self.cards.values()]
+        known = [rate for rate in rates if rate]
+        return min(known) if known and len(known) == len(rates) else None
+
+    @property
+    def mtu(self) -> int | None:
+        return min((card.mtu for card in self.cards.values() if card.mtu), default=None)
+
+    @property
+    def ceiling_gb_per_s(self) -> float | None:
+        link = self.link_gbit_per_s
+        return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
+
+
+def summarise_sweep(
+    plan: LaunchPlan,
+    facts: Mapping[str, NodeFacts],
+    tcp: RawTcp,
+    samples: Mapping[int, Sequence[Sample]],
+    directory: str,
+) -> SweepReport:
+    """All that can be told of a collective test that has run.
+
+    Args:
+        plan: with the test in it.
+        facts: of the nodes, by name.
+        tcp: what raw TCP reached.
+        samples: by node rank.
+        directory: the run's.
+
+    Raises:
+        ValueError: the plan is of another job.
+    """
+    if plan.test is None:
+        raise ValueError(f"run {plan.run_id} is no collective test")
+    network = _network(plan.nodes, facts)
+    layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
+    measured = [sample for each in samples.values() for sample in each if isinstance(sample, CollectiveSample)]
+    workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
+    backend = next((worker.backend for worker in workers), "unknown")
+    tcp_gb_per_s = max(filter(None, (slowest_gb_per_s(tcp.one), slowest_gb_per_s(tcp.several))), default=None)
+    rows = collective_rows(measured, plan.world_size)
+    path = prove_path(
+        measured,
+        cards={node.node_rank: node.ifname for node in plan.nodes},
+        layout=layout,
+        backend=backend,
+        node_names=[node.node for node in plan.nodes],
+    )
+    if path.ok is not False:
+        # What took another way is no share of this one.
+        rows = with_shares(rows, network.ceiling_gb_per_s, tcp_gb_per_s)
+    odd = _find_odd(tcp, network)
+    evidence = SweepEvidence(
+        rows=rows,
+        backend=backend,
+        ranks=plan.world_size,
+        card_factors=_card_factors(rows, backend, layout),
+        link_shares={row.collective: link_share(backend, row.collective, layout) for row in rows},
+        link_gbit_per_s=network.link_gbit_per_s,
+        mtu=network.mtu,
+        tcp_one=tcp.one,
+        tcp_many=tcp.several,
+        latency_us={(one.source, one.target): one.median_us for one in tcp.latency if one.median_us is not None},
+        odd=odd,
+        path_ok=path.ok,
+        path_sentences=path.sentences,
+        wait_share_by_node=_wait_shares(plan, measured),
+        busy_percent_by_node=_busy(plan, samples),
+        duplex_by_node={name: card.duplex for name, card in network.cards.items() if card.duplex},
+        mtu_by_node={name: card.mtu for name, card in network.cards.items() if card.mtu},
+        link_by_node={name: card.speed_gbit_per_s for name, card in network.cards.items() if card.speed_gbit_per_s},
+    )
+    return SweepReport(
+        run_id=plan.run_id,
+        backend=backend,
+        timer=next((worker.timer for worker in workers), "clock"),
+        world_size=plan.world_size,
+        nodes=tuple(node.node for node in plan.nodes),
+        devices=_devices(plan, workers),
+        test=plan.test,
+        link_gbit_per_s=network.link_gbit_per_s,
+        mtu=network.mtu,
+        ceiling_gb_per_s=network.ceiling_gb_per_s,
+        tcp_gb_per_s=tcp_gb_per_s,
+        rows=rows,
+        curves=_curves(rows),
+        tcp=tcp,
+        odd=odd,
+        path=path,
+        nccl=_nccl(samples.values()),
+        verdict=judge_sweep(evidence),
+        states=tuple(node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
+        directory=directory,
+    )
+
+
+def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Mapping[str, SweepCurve]) -> StepEstimate:
+    """What the messages of a step take: by the curve of each collective, or the one size that was measured of it."""
+    single = {row.collective: row for row in rows}
+
+    def time_of(collective: str, size_bytes: int) -> float | None:
+        if collective in curves:
+            return curves[collective].predict_us(size_bytes)
+        row = single.get(collective)
+        # One size tells of larger ones by proportion, and of smaller ones that they take no longer.
+        return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
+
+    return StepEstimate(
+        training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of), notes=step.notes
+    )
+
+
+def _network(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> _Network:
+    cards = {}
+    for node in nodes if len(nodes) > 1 else ():
+        found = facts.get(node.node)
+        card = next((one for one in found.interfaces if one.name == node.ifname), None) if found else None
+        if card is not None:
+            cards[node.node] = card
+    return _Network(cards=cards)
+
+
+def _find_odd(tcp: RawTcp, network: _Network) -> tuple[Odd, ...]:
+    if not tcp.pairs:
+        return ()
+    ceilings = {
+        name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
+        for name, card in network.cards.items()
+        if card.speed_gbit_per_s
+    }
+    return find_odd(tcp.pairs, ceilings or None)
+
+
+def _card_factors(rows: Sequence[CollectiveRow], backend: str, layout: Layout) -> dict[str, float]:
+    if layout.nodes == 1:
+        return {}
+    return {row.collective: card_factor(backend, row.collective, layout) for row in rows}
+
+
+def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SweepCurve]:
+    points: dict[str, dict[int, float]] = {}
+    for row in rows:
+        points.setdefault(row.collective, {})[row.size_bytes] = row.time_us
+    return {name: fit_curve(sorted(mine.items())) for name, mine in points.items() if len(mine) >= _LEAST_SIZES}
+
+
+def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[str, float]:
+    """Of the operations' time, what the workers of a node waited for others: the median over messages."""
+    by_message: dict[int, dict[int, CollectiveSample]] = {}
+    for sample in samples:
+        by_message.setdefault(sample.index, {})[sample.rank] = sample
+    shares: dict[int, list[float]] = {}
+    for workers in by_message.values():
+        if len(workers) == plan.world_size:
+            for iteration in zip(*(worker.times_us for worker in workers.values()), strict=False):
+                fastest, slowest = min(iteration), max(iteration)
+                for rank, time_us in zip(workers, iteration, strict=True):
+                    if slowest > 0:
+                        shares.setdefault(rank, []).append((time_us - fastest) / slowest)
+    return {
+        node.node: min(statistics.median(shares[rank]) for rank in node.ranks)
+        for node in plan.nodes
+        if all(rank in shares for rank in node.ranks)
+    }
+
+
+def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str, float]:
+    busy = {
+        node.node: [
+            sample.busy_percent
+            for sample in samples.get(node.node_rank, ())
+            if isinstance(sample, CpuSample) and sample.busy_percent is not None
+        ]
+        for node in plan.nodes
+    }
+    return {name: statistics.median(values) for name, values in busy.items() if values}
+
+
+def _devices(plan: LaunchPlan, workers: Iterable[BenchmarkSample]) -> tuple[str, ...]:
+    names = {rank: node.node for node in plan.nodes for rank in node.ranks}
+    return tuple(
+        f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}"
+        for worker in sorted(workers, key=lambda worker: worker.rank)
+    )
+
+
+def _nccl(samples: Iterable[Sequence[Sample]]) -> NcclPath | None:
+    return parse_nccl_log(
+        line for each in samples for sample in each if isinstance(sample, NcclSample) for line in sample.lines
+    )

@@ -1,0 +1,244 @@
+"""This very machine as a node: commands run under its shell, in the home directory, without SSH.
+
+Streams keep the promises of those over SSH: a deadline on every wait, bounded memory, and letting go stops nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from multinode.core.cluster import Node
+from multinode.errors import ContactLost, NodeFailed
+from multinode.transport.base import Completed
+
+__all__ = ["LocalStream", "LocalTransport"]
+
+_CHUNK_BYTES = 1 << 16
+# As over SSH: an answer is read into memory, and none of ours comes near this.
+_MAX_ANSWER_BYTES = 64 << 20
+_MAX_STDERR_BYTES = 1 << 16
+# How soon a wait notices that the stream was closed, and that a full pipe has room again.
+_LOOK_UP_S = 0.2
+_DRAIN_EVERY_S = 0.02
+_MS_PER_S = 1000
+# Of the SSH session that the controller may run in: it is not the way to this node.
+_NOT_PASSED_ON = frozenset({"SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"})
+
+
+class LocalTransport:
+    """Runs commands here, whatever the node's name. There is no connection that could be opened or lost.
+
+    Args:
+        home: the node's home directory; None is the user's own.
+    """
+
+    def __init__(self, home: Path | None = None) -> None:
+        self._home = home
+
+    def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
+        """Run a constant command line with `stdin`, and wait for its end. See `Transport.run`."""
+        end = time.monotonic() + deadline_s
+        stream = self.open(node, command, deadline_s=deadline_s)
+        try:
+            stream.send(stdin)
+            stream.close_stdin()
+            return stream.finish(max(0.0, end - time.monotonic()))
+        finally:
+            stream.close()
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> LocalStream:
+        """Start a command and talk to it. See `Transport.open`.
+
+        Raises:
+            NodeFailed: no shell could be started, or there is no home directory.
+        """
+        try:
+            home = self._home or Path.home()
+            kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+            process = subprocess.Popen(
+                ["sh", "-c", command],
+                cwd=home,
+                env={**kept, "HOME": str(home)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                # Ctrl-C at the controller's terminal is the controller's to handle, as it is over SSH.
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError) as error:
+            raise NodeFailed(
+                f"no command can be started in the home directory: {error}", node=node.name, hint="ls -ld ~"
+            ) from error
+        return LocalStream(process, node.name, send_deadline_s=deadline_s)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class LocalStream:
+    """A command that is running here. See `Stream`.
+
+    Args:
+        process: it, with pipes.
+        node: the node's name, for messages.
+        send_deadline_s: how long it may leave unread what is sent to it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], node: str, *, send_deadline_s: float) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ValueError("the process needs pipes")
+        self._process = process
+        self._node = node
+        self._send_deadline_s = send_deadline_s
+        self._stdin: IO[bytes] = process.stdin
+        self._stdout: IO[bytes] = process.stdout
+        self._stderr: IO[bytes] = process.stderr
+        self._pending = bytearray()
+        self._kept_stderr = bytearray()
+        self._ended: set[IO[bytes]] = set()
+        self._closed = False
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input. See `Stream.send`."""
+        end = time.monotonic() + self._send_deadline_s
+        rest = memoryview(data)
+        # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
+        with self._sending, contextlib.suppress(BrokenPipeError):
+            while rest and not self._stdin.closed:
+                rest = rest[self._stdin.write(rest) or 0 :]
+                if rest:
+                    self._wait_for_room(end)
+
+    def close_stdin(self) -> None:
+        """Tell the command that no more input follows."""
+        with self._sending:
+            self._stdin.close()
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        """The next line of its output; None at the end. See `Stream.read_line`."""
+        end = time.monotonic() + deadline_s
+        searched = 0
+        with self._reading:
+            while (newline := self._pending.find(b"\n", searched)) < 0:
+                searched = len(self._pending)
+                if not self._receive(end):
+                    return self._take() or None
+            line = bytes(self._pending[:newline])
+            del self._pending[: newline + 1]
+            return line
+
+    def finish(self, deadline_s: float) -> Completed:
+        """Wait for the end. See `Stream.finish`."""
+        end = time.monotonic() + deadline_s
+        with self._reading:
+            while self._receive(end):
+                pass
+            exit_code = self._wait(end)
+            if exit_code < 0:
+                raise ContactLost(f"the command was killed by {_signal_name(-exit_code)}", node=self._node)
+            return Completed(exit_code=exit_code, stdout=self._take(), stderr=bytes(self._kept_stderr))
+
+    def close(self) -> None:
+        """Let go of the command; it is not stopped."""
+        self._closed = True
+        with self._sending, self._reading:
+            for pipe in (self._stdin, self._stdout, self._stderr):
+                pipe.close()
+        if self._process.poll() is None:
+            # Its parent has to take note of its end, whenever that is, or a zombie stays.
+            threading.Thread(target=self._process.wait, name=f"reap-{self._process.pid}", daemon=True).start()
+
+    def _receive(self, end: float) -> bool:
+        """Read once into the buffer; False at the end of the output."""
+        before = len(self._pending)
+        while self._stdout not in self._ended:
+            if before > _MAX_ANSWER_BYTES:
+                raise ContactLost("its answer is longer than any of ours", node=self._node)
+            self._read_outputs()
+            if len(self._pending) > before:
+                return True
+            left_s = self._left(end, "no answer in time")
+            self._poll_outputs(min(left_s, _LOOK_UP_S))
+        return False
+
+    def _poll_outputs(self, wait_s: float) -> None:
+        poll = select.poll()
+        for pipe in {self._stdout, self._stderr} - self._ended:
+            poll.register(pipe, select.POLLIN)
+        poll.poll(wait_s * _MS_PER_S)
+
+    def _wait_for_room(self, end: float) -> None:
+        """Wait a moment for room to write; take what the command prints meanwhile, or it might never come to read."""
+        left_s = self._left(end, "the command does not read what is sent to it")
+        if self._reading.acquire(blocking=False):
+            try:
+                if len(self._pending) <= _MAX_ANSWER_BYTES:
+                    self._read_outputs()
+            finally:
+                self._reading.release()
+        poll = select.poll()
+        poll.register(self._stdin, select.POLLOUT)
+        poll.poll(min(left_s, _DRAIN_EVERY_S) * _MS_PER_S)
+
+    def _wait(self, end: float) -> int:
+        """The exit code; stderr is taken until then, for a full pipe would keep the command from its end."""
+        while (exit_code := self._process.poll()) is None:
+            left_s = min(self._left(end, "the command did not end in time"), _DRAIN_EVERY_S)
+            if self._stderr in self._ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(left_s)
+            else:
+                self._poll_outputs(left_s)
+                self._read_outputs()
+        self._read_outputs()
+        return exit_code
+
+    def _left(self, end: float, trouble: str) -> float:
+        """Seconds until `end`.
+
+        Raises:
+            ContactLost: none are left, or the stream was closed meanwhile.
+        """
+        if self._closed:
+            raise ContactLost("it was let go", node=self._node)
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise ContactLost(trouble, node=self._node)
+        return left_s
+
+    def _read_outputs(self) -> None:
+        self._pending += self._read_from(self._stdout)
+        data = self._read_from(self._stderr)
+        self._kept_stderr += data[: _MAX_STDERR_BYTES - len(self._kept_stderr)]
+
+    def _read_from(self, pipe: IO[bytes]) -> bytes:
+        """What is there now; its end is noted."""
+        data = pipe.read(_CHUNK_BYTES) if pipe not in self._ended else None
+        if data == b"":
+            self._ended.add(pipe)
+        return data or b""
+
+    def _take(self) -> bytes:
+        taken = bytes(self._pending)
+        self._pending.clear()
+        return taken
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

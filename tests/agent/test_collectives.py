@@ -1,0 +1,170 @@
+"""The collective benchmark on this machine: real workers under torchrun, gloo over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
+SIZES = (8, 1000, 1 << 20)
+DEFAULTS = {
+    "dtype": "float",
+    "redop": "sum",
+    "iters": 3,
+    "min_iters": 2,
+    "max_seconds": 5.0,
+    "warmup_iters": 1,
+    "check": 1,
+    "backend": "gloo",
+}
+
+
+class Workers:
+    """Workers of a collective benchmark, and what they wrote down."""
+
+    def __init__(self, archive: Path, directory: Path) -> None:
+        self._archive = archive
+        self._directory = directory
+        (directory / "samples").mkdir()
+
+    def run(self, count: int, *, python_path: Path | None = None, **request: Any) -> subprocess.CompletedProcess[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        wanted = (
+            {
+                "messages": [{"collective": name, "size_bytes": size} for name in COLLECTIVES for size in SIZES],
+            }
+            | DEFAULTS
+            | request
+        )
+        env = os.environ | {
+            "MULTINODE_REQUEST": json.dumps(wanted),
+            "MULTINODE_RUN_DIR": str(self._directory),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        if python_path is not None:
+            env["PYTHONPATH"] = str(python_path)
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
+        command = [*launcher, f"--master-port={port}", str(self._archive), "collectives"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                output, errors = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                # torchrun ends its workers when it is asked to; killed, it would leave them.
+                process.terminate()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+    def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        lines = (self._directory / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
+        return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+
+
+@pytest.fixture
+def workers(archive: Path, tmp_path: Path) -> Workers:
+    return Workers(archive, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "redop"), [(3, "bfloat16", "sum"), (4, "half", "prod"), (2, "uint8", "min")]
+)
+def test_every_collective_gives_exact_values(workers: Workers, count: int, dtype: str, redop: str) -> None:
+    done = workers.run(count, dtype=dtype, redop=redop)
+    assert done.returncode == 0, done.stderr
+    for rank in range(count):
+        records = workers.records("collective", rank)
+        assert [record["collective"] for record in records] == [name for name in COLLECTIVES for _ in SIZES]
+        assert all(record["num_wrong"] == 0 for record in records)
+        assert all(len(record["times_us"]) == 3 and min(record["times_us"]) > 0 for record in records)
+        assert all((record["cards"] is not None) == (rank == 0) for record in records)
+    assert workers.records("benchmark")[0]["backend"] == "gloo"
+
+
+def test_sizes_and_counts_are_those_of_nccl_tests(workers: Workers) -> None:
+    assert workers.run(3).returncode == 0
+    sizes = {(one["collective"], one["size_bytes"], one["count"]) for one in workers.records("collective")}
+    assert ("all_reduce", 1000, 250) in sizes
+    # Of shares: count is one worker's, the size is that of all; they begin at multiples of 16 bytes.
+    assert ("all_gather", 960, 80) in sizes
+    assert ("all_to_all", 1048560, 87380) in sizes
+    # Too small for that: each worker has one element.
+    assert ("reduce_scatter", 12, 1) in sizes
+
+
+def test_loopback_carried_what_workers_of_one_node_exchanged(workers: Workers) -> None:
+    assert workers.run(2, messages=[{"collective": "all_reduce", "size_bytes": 4 << 20}]).returncode == 0
+    (record,) = workers.records("collective")
+    # Two workers send S each; headers, acknowledgements and barriers come on top.
+    assert record["cards"]["lo"]["tx_bytes"] / record["card_iters"] == pytest.approx(8 << 20, rel=0.1)
+
+
+def test_values_that_are_corrupted_on_the_way_are_caught(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "torch_spoiler.py").write_text(SPOILER)
+    (tmp_path / "sitecustomize.py").write_text("import torch_spoiler\n")
+    messages = [{"collective": name, "size_bytes": 4096} for name in COLLECTIVES]
+    done = workers.run(2, python_path=tmp_path, messages=messages, check=2)
+    assert done.returncode == 0, done.stderr
+    wrong = {
+        name: [workers.records("collective", rank)[index]["num_wrong"] for rank in range(2)]
+        for index, name in enumerate(COLLECTIVES)
+    }
+    # One element of rank 1, each of the two times that values are verified.
+    assert wrong == {name: [0, 2] for name in COLLECTIVES}
+
+
+def test_long_iterations_are_fewer_and_what_is_not_verified_is_not_called_right(workers: Workers) -> None:
+    message = {"collective": "all_reduce", "size_bytes": 8 << 20}
+    assert workers.run(2, messages=[message], iters=50, min_iters=4, max_seconds=0.001, check=0).returncode == 0
+    for rank in range(2):
+        (record,) = workers.records("collective", rank)
+        assert (len(record["times_us"]), record["num_wrong"]) == (4, None)
+
+
+def test_nccl_without_a_gpu_ends_and_says_why(workers: Workers) -> None:
+    done = workers.run(2, backend="nccl")
+    assert done.returncode != 0
+    assert "needs a GPU for each worker" in done.stderr
+
+
+# Rank 1's memory flips a bit in what it has received.
+SPOILER = """
+import os, sys
+if os.environ.get("LOCAL_RANK") == "1":
+    import torch.distributed as dist
+
+    def spoil(name, received):
+        real = getattr(dist, name)
+
+        def call(*arguments, **options):
+            result = real(*arguments, **options)
+            received(arguments, result)
+            return result
+
+        setattr(dist, name, call)
+
+    def flip(buffer):
+        if buffer.numel() > 1 and buffer.any():
+            buffer[buffer.numel() // 2] += 1
+
+    first = lambda arguments, result: flip(arguments[0])
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"):
+        spoil(name, first)
+
+    def received_last(arguments, result):
+        while result:
+            result.pop().wait()
+        flip(arguments[0][1].tensor)
+
+    spoil("batch_isend_irecv", received_last)
+"""

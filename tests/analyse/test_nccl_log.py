@@ -1,0 +1,50 @@
+"""NCCL's own log, in the form that NCCL_DEBUG=INFO gives it since 2.18."""
+
+from __future__ import annotations
+
+from multinode.analyse.nccl_log import parse_nccl_log
+
+SOCKETS = """\
+node0:812:812 [0] NCCL INFO Bootstrap: Using ens1f0:192.0.2.11<0>
+node0:812:812 [0] NCCL INFO NCCL version 2.27.3+cuda12.9
+node0:812:830 [0] NCCL INFO NET/IB : No device found.
+node0:812:830 [0] NCCL INFO NET/Socket : Using [0]ens1f0:192.0.2.11<0> [1]eth0:198.51.100.11<0>
+node0:812:830 [0] NCCL INFO Using network Socket
+node0:812:830 [0] NCCL INFO Channel 00/02 :    0   1   2   3
+node0:812:830 [0] NCCL INFO Channel 01/02 :    0   1   2   3
+node0:812:830 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1
+node0:812:830 [0] NCCL INFO Channel 00/0 : 3[1] -> 0[0] [receive] via NET/Socket/0
+node0:812:830 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+node0:812:830 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
+node0:812:830 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
+node0:812:830 [0] NCCL INFO 2 coll channels, 0 collnet channels, 0 nvls channels, 2 p2p channels
+"""
+
+
+def test_sockets_are_told_with_interfaces_transports_channels_and_ring() -> None:
+    path = parse_nccl_log(SOCKETS.splitlines())
+    assert path is not None
+    assert (path.version, path.network, path.bootstrap_ifname) == ("2.27.3+cuda12.9", "Socket", "ens1f0")
+    assert path.cards == ("ens1f0", "eth0")
+    # A connection over the network is written down at both ends, and counts once.
+    assert path.transports == {"P2P/CUMEM": 2, "NET/Socket/0": 1}
+    assert (path.channels, path.ring) == (2, (0, 1, 2, 3))
+    assert "network Socket over ens1f0, eth0, 2 channels" in path.sentence
+
+
+def test_rdma_is_told_by_its_cards() -> None:
+    path = parse_nccl_log(
+        [
+            "n:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB ens1f0:192.0.2.1<0>",
+            "n:1:1 [0] NCCL INFO Using network IB",
+            "n:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
+        ]
+    )
+    assert path is not None
+    assert (path.network, path.cards) == ("IB", ("mlx5_0:1/RoCE", "mlx5_1:1/IB"))
+    assert path.transports == {"NET/IB/0/GDRDMA": 1}
+
+
+def test_a_log_that_says_nothing_of_this_gives_nothing() -> None:
+    assert parse_nccl_log([]) is None
+    assert parse_nccl_log(["step 1 loss 2.0", "\x1b[2J via nothing"]) is None

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.analyse.pair_speeds import Odd, PairSpeed, find_odd
+
+GIGABIT = 0.941
+LETTERS = "abcdefghijklmnop"
+
+
+def measured(names: Sequence[str], speed: Callable[[str, str], float | None]) -> tuple[PairSpeed, ...]:
+    """Every ordered pair, as fast as `speed` says; None is a stream that was refused."""
+    found = (((a, b), speed(a, b)) for a, b in permutations(names, 2))
+    return tuple(
+        PairSpeed(source=a, target=b, gbit_per_s=gbit, error=None if gbit else "refused") for (a, b), gbit in found
+    )
+
+
+def blamed(odd: Sequence[Odd]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(one.kind, one.nodes) for one in odd]
+
+
+def links(names: Sequence[str], gbit_per_s: float = GIGABIT) -> dict[str, float]:
+    return dict.fromkeys(names, gbit_per_s)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
+def test_pairs_that_are_alike_have_nothing_odd(count: int) -> None:
+    names = LETTERS[:count]
+    # Short streams scatter by a few percent.
+    pairs = measured(names, lambda a, b: 0.93 + 0.01 * ((ord(a) + ord(b)) % 3 - 1))
+    assert find_odd(pairs) == ()
+    assert find_odd(pairs, links(names)) == ()
+
+
+def test_nothing_measured_has_nothing_odd() -> None:
+    assert find_odd(()) == ()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("count", [3, 4, 16])
+def test_a_node_that_is_slow_both_ways_is_the_only_one_told(count: int, *, known: bool) -> None:
+    names = LETTERS[:count]
+    odd = find_odd(
+        measured(names, lambda a, b: 0.094 if "c" in a + b else 0.93 if a < b else 0.935),
+        links(names) if known else None,
+    )
+    assert blamed(odd) == [("node", ("c",))]
+    assert odd[0].best_gbit_per_s == 0.094
+    assert odd[0].usual_gbit_per_s == pytest.approx(0.93, abs=0.01)
+    assert "c sends and receives no more than 94 Mbit/s" in odd[0].text
+    assert ("941 Mbit/s would be its due" in odd[0].text) is known
+    assert "ip -s link" in odd[0].hint
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_node_that_is_slow_one_way_is_told_which(*, known: bool) -> None:
+    ceilings = links("abcd") if known else None
+    sends = find_odd(measured("abcd", lambda a, _: 0.1 if a == "b" else 0.93), ceilings)
+    receives = find_odd(measured("abcd", lambda _, b: 0.1 if b == "b" else 0.93), ceilings)
+    assert blamed(sends) == [("sends", ("b",))]
+    assert blamed(receives) == [("receives", ("b",))]
+    assert "b sends no more than 100 Mbit/s" in sends[0].text
+    assert "b receives no more than 100 Mbit/s" in receives[0].text
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cable_is_two_nodes_and_a_way_is_from_one_to_the_other(*, known: bool) -> None:
+    ceilings = links("abcd") if known else None
+    both = find_odd(measured("abcd", lambda a, b: 0.2 if {a, b} == {"a", "d"} else 0.93), ceilings)
+    one = find_odd(measured("abcd", lambda a, b: 0.2 if (a, b) == ("d", "a") else 0.93), ceilings)
+    assert blamed(both) == [("cable", ("a", "d"))]
+    assert blamed(one) == [("one-way", ("d", "a"))]
+    assert "from d to a a stream reaches 200 Mbit/s" in one[0].text
+
+
+def test_two_nodes_are_a_pair() -> None:
+    assert blamed(find_odd(measured("ab", lambda a, _: 0.2 if a == "b" else 0.93))) == [("one-way", ("b", "a"))]
+    slow = measured("ab", lambda _a, _b: 0.2)
+    # Slow both ways, and nothing to hold it against but the links.
+    assert find_odd(slow) == ()
+    (odd,) = find_odd(slow, links("ab"))
+    assert (odd.kind, odd.usual_gbit_per_s) == ("cable", GIGABIT)
+
+
+@given(count=st.integers(3, 16), data=st.data())
+def test_half_of_the_nodes_can_be_slow_without_setting_the_standard(count: int, data: st.DataObject) -> None:
+    names = LETTERS[:count]
+    slow = data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=count // 2))
+    odd = find_odd(measured(names, lambda a, b: 0.1 if slow & {a, b} else 0.93))
+    assert blamed(odd) == [("node", (name,)) for name in names if name in slow]
+
+
+def test_two_nodes_that_are_faster_between_themselves_make_the_others_no_culprits() -> None:
+    assert find_odd(measured("abcdef", lambda a, b: 9.0 if {a, b} == {"a", "b"} else 0.93)) == ()
+
+
+def test_a_network_that_is_slow_everywhere_is_told_once_and_the_worst_node_beside_it() -> None:
+    names = "abcd"
+    assert blamed(find_odd(measured(names, lambda _a, _b: 0.4), links(names))) == [("all", ())]
+    worst = find_odd(measured(names, lambda a, b: 0.04 if "c" in a + b else 0.4), links(names))
+    assert blamed(worst) == [("all", ()), ("node", ("c",))]
+
+
+def test_how_full_a_link_is_counts_and_not_how_fast_it_is() -> None:
+    # One node has a slower card, and fills it.
+    pairs = measured("abcd", lambda a, b: 0.93 if "c" in a + b else 9.0)
+    assert find_odd(pairs, links("abcd", 9.41) | {"c": GIGABIT}) == ()
+    assert blamed(find_odd(pairs)) == [("node", ("c",))]
+    # A link that does not tell its rate leaves the comparison with the others.
+    assert blamed(find_odd(pairs, links("abd", 9.41))) == [("node", ("c",))]
+
+
+def test_streams_that_a_processor_bounds_may_differ_and_a_tenth_is_still_told() -> None:
+    scattered = measured("abc", lambda a, _: {"a": 9.0, "b": 6.0, "c": 5.0}[a])
+    assert find_odd(scattered, links("abc", 9.41)) == ()
+    assert find_odd(scattered) == ()
+    slow = measured("abc", lambda a, b: 0.9 if "b" in a + b else 7.0)
+    assert blamed(find_odd(slow, links("abc", 9.41))) == [("node", ("b",))]
+
+
+def test_a_stream_that_did_not_run_is_told_with_its_reason() -> None:
+    odd = find_odd(measured("abc", lambda a, b: None if (a, b) == ("a", "c") else 0.93))
+    assert blamed(odd) == [("failed", ("a", "c"))]
+    assert "from a to c did not run: refused" in odd[0].text
+    assert odd[0].best_gbit_per_s is None
+
+
+def test_a_node_to_which_nothing_runs_is_told_once() -> None:
+    node = find_odd(measured("abcd", lambda a, b: None if "b" in a + b else 0.93))
+    assert blamed(node) == [("failed", ("b",))]
+    everything = find_odd(measured("abcd", lambda _a, _b: None))
+    assert blamed(everything) == [("failed", ())]
+    assert "no stream between the nodes ran: refused" in everything[0].text
+
+
+def test_what_is_odd_knows_its_streams() -> None:
+    names = "abcd"
+    node, sends, receives, cable, one_way, everything, failed = (
+        Odd(kind=kind, nodes=nodes, text="", hint="")
+        for kind, nodes in (
+            ("node", ("a",)), ("sends", ("a",)), ("receives", ("a",)), ("cable", ("a", "b")), ("one-way", ("a", "b")),
+            ("all", ()), ("failed", ("a", "b")),
+        )
+    )  # fmt: skip
+
+    def covered(odd: Odd) -> int:
+        return sum(odd.covers(source, target) for source, target in permutations(names, 2))
+
+    assert [covered(odd) for odd in (node, sends, receives, cable, one_way, everything, failed)] == [
+        6, 3, 3, 2, 1, 12, 1,
+    ]  # fmt: skip

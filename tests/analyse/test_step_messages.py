@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multinode.analyse.step_messages import StepMessages, step_messages
+from multinode.analyse.traffic import Layout, step_exchanges
+from multinode.analyse.training import read_training
+from multinode.core.job import ScriptJob
+from multinode.errors import JobError
+
+from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
+
+TWO = Layout(nodes=2)
+# Bytes of the tiny model's tensors and of what DDP and DeepSpeed make of them.
+LAYER, TABLE, MLP, SQUARE, NORM = 3_167_232, 2_097_152, 704_512, 262_144, 1_024
+ALL = 14_767_104
+ADAPTER = 624_640
+
+
+def messages(config: dict[str, Any], model: dict[str, Any] = TINY, **zero: Any) -> StepMessages:
+    return step_messages(training_job(config, **zero), model, TWO)
+
+
+def calls(step: StepMessages, collective: str) -> list[tuple[int, float]]:
+    return [(one.size_bytes, one.times) for one in step.messages if one.collective == collective]
+
+
+# Recorded with torch 2.13.0, transformers 5.6.0, LLaMA-Factory 0.9.5 and DeepSpeed 0.19.8: configs/tiny_sft.yaml on two
+# gloo workers of one node, the fourth step; DDP's own logging data, and the calls of torch.distributed.
+@pytest.mark.parametrize(
+    ("changes", "recorded"),
+    [
+        pytest.param({}, [(1_410_048, 1), (13_357_056, 1)], id="first bucket of 1 MiB"),
+        pytest.param({"ddp_bucket_cap_mb": 3}, [(LAYER, 4), (2_098_176, 1)], id="cap"),
+        pytest.param(
+            {"ddp_bucket_cap_mb": 3, "disable_gradient_checkpointing": True},
+            [(2_116_608, 1), (LAYER, 3), (3_148_800, 1)],
+            id="never rebuilt",
+        ),
+        pytest.param({"finetuning_type": "lora"}, [(ADAPTER, 1)], id="LoRA"),
+    ],
+)
+def test_ddp_fills_the_buckets_that_were_recorded(changes: dict[str, Any], recorded: list[tuple[int, int]]) -> None:
+    step = messages(FULL | changes)
+    assert calls(step, "all_reduce") == recorded
+    assert len(step.messages) == len(recorded)
+
+
+@pytest.mark.parametrize(
+    ("config", "zero", "reduced", "gathered"),
+    [
+        pytest.param(FULL, {"stage": 2}, [(ALL, 1)], [(14_745_600, 1), (21_504, 1)], id="ZeRO-2"),
+        pytest.param(
+            FULL | {"gradient_accumulation_steps": 2},
+            {"stage": 2, "reduce_bucket_size": 5e5, "allgather_bucket_size": 5e5},
+            [(1_410_048, 2), (1_758_208, 8), (1_409_024, 6), (TABLE, 2)],
+            [(14_745_600, 1), (21_504, 1)],
+            id="ZeRO-2 in small buckets, twice accumulated",
+        ),
+        pytest.param(
+            FULL | {"gradient_accumulation_steps": 2},
+            {"stage": 1, "reduce_bucket_size": 5e5},
+            [(TABLE, 1), (1_753_088, 3), (1_933_312, 2), (1_409_024, 2), (726_016, 1)],
+            [(14_745_600, 1), (21_504, 1)],
+            id="ZeRO-1 goes through the groups in order, once",
+        ),
+        pytest.param(LORA, {"stage": 2}, [(ADAPTER, 1)], [(ADAPTER, 1)], id="an adapter has one group"),
+    ],
+)
+def test_zero_1_and_2_make_the_calls_that_were_recorded(
+    config: dict[str, Any], zero: dict[str, Any], reduced: list[tuple[int, int]], gathered: list[tuple[int, int]]
+) -> None:
+    step = messages(config, **zero)
+    assert sorted(calls(step, "all_reduce")) == sorted(reduced)
+    assert calls(step, "all_gather") == gathered
+
+
+def test_auto_buckets_of_zero_2_differ_from_the_record_where_a_gradient_has_two_owners() -> None:
+    step = messages(FULL, stage=2, reduce_bucket_size="auto")
+    # Recorded: 11 and one cut into 360448 and 344064, half of the model being in it.
+    assert (MLP, 12) in calls(step, "all_reduce")
+    assert sum(size * times for size, times in calls(step, "all_reduce")) == ALL
+    assert "belongs to two workers" in step.notes[0]
+
+
+# What `auto` stands for was recorded with all three.
+AUTO: dict[str, Any] = dict.fromkeys(
+    ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
+)
+
+
+def test_zero_3_makes_the_calls_that_were_recorded() -> None:
+    step = messages(FULL, stage=3, **AUTO)
+    assert calls(step, "all_gather") == [(TABLE, 1), (SQUARE, 16), (MLP, 12), (NORM, 21)]
+    reduced = dict(calls(step, "reduce_scatter"))
+    assert reduced.pop(NORM) == 21  # recorded: 13 of these, and 4 of twice the size
+    assert reduced == {MLP: 12, SQUARE: 16, TABLE: 1}
+    defaults = messages(FULL, stage=3)
+    assert calls(defaults, "all_gather") == [(10_551_296, 1), (SQUARE, 16), (NORM, 21)]
+    assert calls(defaults, "reduce_scatter") == [(ALL, 1)]
+
+
+def test_zero_3_gathers_an_adapter_with_the_frozen_model() -> None:
+    # The sums that were recorded; what is gathered together differs by the adapter's few kilobytes.
+    step = messages(LORA, stage=3, **AUTO)
+    assert sum(size * times for size, times in calls(step, "all_gather")) == 15_391_744
+    assert sum(size * times for size, times in calls(step, "reduce_scatter")) == ADAPTER
+
+
+def test_fsdp_makes_the_calls_that_were_recorded() -> None:
+    # Recorded with torch's fully_shard on each decoder layer of the tiny model and on the model.
+    step = messages(FULL | {"fsdp": "full_shard auto_wrap"})
+    assert calls(step, "all_gather") == [(2_098_176, 1), (LAYER, 8)]
+    assert calls(step, "reduce_scatter") == [(LAYER, 4), (2_098_176, 1)]
+    once = messages(FULL | {"fsdp": "shard_grad_op auto_wrap"})
+    assert calls(once, "all_gather") == [(2_098_176, 1), (LAYER, 4)]
+
+
+@pytest.mark.parametrize("model", [TINY, LLAMA_3_8B])
+@pytest.mark.parametrize("config", [FULL, LORA | {"bf16": True, "gradient_accumulation_steps": 3}])
+@pytest.mark.parametrize("zero", [{}, {"stage": 1}, {"stage": 2}, {"stage": 2, "reduce_bucket_size": "auto"}])
+def test_the_calls_add_up_to_what_the_strategy_moves(
+    model: dict[str, Any], config: dict[str, Any], zero: dict[str, Any]
+) -> None:
+    job = training_job(config, **zero)
+    training = read_training(job, model)
+    for one in step_exchanges(training.strategy, training.load, TWO):
+        sent = sum(size * times for size, times in calls(step_messages(job, model, TWO), one.op))
+        assert sent == one.size_bytes * one.times
+
+
+def test_a_group_of_parameters_is_padded_to_two_elements_a_worker() -> None:
+    step = step_messages(training_job(FULL, stage=2), TINY, Layout(nodes=17))
+    # 3686400 elements of weights and 5376 of biases and normalisations, up to the next multiples of 34.
+    assert calls(step, "all_gather") == [(4 * 3_686_416, 1), (4 * 5_406, 1)]
+
+
+def test_a_large_model_is_gathered_twice_a_micro_batch() -> None:
+    job = training_job(FULL | {"bf16": True, "gradient_accumulation_steps": 2}, stage=3)
+    step = step_messages(job, LLAMA_3_8B, TWO)
+    sent = sum(size * times for size, times in calls(step, "all_gather"))
+    assert sent == pytest.approx(2 * 2 * 2 * 8_030_261_248, rel=0.001)
+    assert any("twice" in note for note in step.notes)
+
+
+def test_a_model_that_may_not_stay_whole_is_gathered_anew_for_the_backward_pass() -> None:
+    step = messages(FULL, stage=3, stage3_max_live_parameters=2_000_000, **AUTO)
+    # Recorded: 28.4 MB, as some parameters stay whole for all that.
+    assert sum(size * times for size, times in calls(step, "all_gather")) == pytest.approx(28_447_744, rel=0.04)
+
+
+def test_hybrid_shards_cross_the_nodes_in_all_reduces_of_each_workers_share() -> None:
+    layout = Layout(nodes=2, workers_per_node=4)
+    step = step_messages(training_job(FULL | {"fsdp": "hybrid_shard auto_wrap"}), TINY, layout)
+    assert calls(step, "all_reduce") == [(LAYER // 4, 4), (2_098_176 // 4, 1)]
+    assert {one.collective for one in step.messages} == {"all_reduce"}
+    assert any("joins one worker of each node" in note for note in step.notes)
+
+
+def test_what_has_no_twin_is_told() -> None:
+    step = messages(FULL, stage=2, use_multi_rank_bucket_allreduce=False)
+    assert calls(step, "broadcast") == [(ALL, 1)]
+    assert "no reduce" in step.notes[0]
+
+
+def test_a_script_and_a_wrong_cap_are_told() -> None:
+    with pytest.raises(JobError, match="a script") as failed:
+        step_messages(ScriptJob(argv=("train.py",)), None, TWO)
+    assert "--like sft.yaml" in str(failed.value.hint)
+    with pytest.raises(JobError, match="ddp_bucket_cap_mb: 'big'"):
+        messages(FULL | {"ddp_bucket_cap_mb": "big"})

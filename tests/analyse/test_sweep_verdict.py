@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.analyse.collectives import CollectiveRow, bus_factor
+from multinode.analyse.pair_speeds import Odd, PairSpeed
+from multinode.analyse.sweep_evidence import SweepEvidence
+from multinode.analyse.sweep_verdict import Verdict, judge_sweep
+from multinode.units import goodput_gb_per_s
+
+MIB = 1 << 20
+GIGABIT = goodput_gb_per_s(1.0)
+START_US = 150.0
+
+
+def rows(
+    gb_per_s: float, *, collective: str = "all_reduce", most: int = 64 * MIB, **changes: Any
+) -> tuple[CollectiveRow, ...]:
+    """A sweep of two workers from 8 B to `most`, every message with a start and a bandwidth."""
+    factor = bus_factor(collective, 2)
+    made = []
+    size = 8
+    while size <= most:
+        time_us = START_US + size * factor / gb_per_s / 1000
+        known: dict[str, Any] = {"time_us": time_us, "transfer_us": time_us, "num_wrong": 0} | changes
+        algbw = size / known["time_us"] / 1000
+        made.append(
+            CollectiveRow(
+                collective=collective,
+                size_bytes=size,
+                count=size // 4,
+                iters=20,
+                p95_us=known["time_us"],
+                algbw_gb_per_s=algbw,
+                busbw_gb_per_s=algbw * factor,
+                **known,
+            )
+        )
+        size *= 8
+    return tuple(made)
+
+
+def ring(gb_per_s: float, names: str = "ab", **slow: float) -> tuple[PairSpeed, ...]:
+    """Streams around the ring, in GB/s; `slow` by sender."""
+    return tuple(
+        PairSpeed(source=name, target=names[(place + 1) % len(names)], gbit_per_s=8 * slow.get(name, gb_per_s))
+        for place, name in enumerate(names)
+    )
+
+
+def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
+    """The verdict on two nodes at 1 Gbit/s that are well, but for what a test changes."""
+    everything: dict[str, Any] = {
+        "rows": rows(gb_per_s),
+        "backend": "gloo",
+        "ranks": 2,
+        "link_gbit_per_s": 1.0,
+        "mtu": 1500,
+        "tcp_one": ring(0.995 * GIGABIT),
+        "tcp_many": ring(0.995 * GIGABIT),
+        "latency_us": {("a", "b"): 90.0, ("b", "a"): 95.0},
+        "path_ok": True,
+        "wait_share_by_node": {"a": 0.02, "b": 0.03},
+        "busy_percent_by_node": {"a": 30.0, "b": 35.0},
+        "duplex_by_node": {"a": "full", "b": "full"},
+        "mtu_by_node": {"a": 1500, "b": 1500},
+        "link_by_node": {"a": 1.0, "b": 1.0},
+    }
+    return judge_sweep(SweepEvidence(**(everything | changes)))
+
+
+SLOW = 0.3 * GIGABIT
+TEN = goodput_gb_per_s(10.0)
+
+
+def at_ten(gb_per_s: float, tcp: float = 0.95 * TEN, **changes: Any) -> Verdict:
+    everything: dict[str, Any] = {
+        "backend": "nccl",
+        "link_gbit_per_s": 10.0,
+        "link_by_node": {"a": 10.0, "b": 10.0},
+        "tcp_one": ring(tcp),
+        "tcp_many": ring(tcp),
+    }
+    return judged(gb_per_s, **(everything | changes))
+
+
+def test_a_network_that_is_used_in_full_has_nothing_to_mend() -> None:
+    verdict = judged()
+    assert verdict.text == (
+        "This is what a 1 Gbit/s link gives: 99% of what TCP can carry and 99% of what raw TCP reached "
+        "(all_reduce of 16 MiB moves 0.116 GB/s through a card). Nothing to mend."
+    )
+    assert (verdict.nodes, verdict.causes) == ((), ())
+
+
+def test_the_shares_are_of_the_large_sizes_each() -> None:
+    shares = judged().shares
+    assert [share.size_bytes for share in shares] == [2 * MIB, 16 * MIB]
+    assert shares[-1].share_of_ceiling == pytest.approx(0.99, abs=0.003)
+    assert shares[-1].share_of_tcp == pytest.approx(0.99 / 0.995, abs=0.003)
+
+
+def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> None:
+    verdict = judged(rows=rows(0.99 * GIGABIT, most=4096 * 8))
+    assert [share.size_bytes for share in verdict.shares] == [32768]
+    assert verdict.shares[0].share_of_ceiling == pytest.approx(0.64, abs=0.03)
+    assert verdict.text.endswith("Nothing to mend.")
+
+
+def test_wrong_values_come_before_everything() -> None:
+    verdict = judged(rows=rows(SLOW, num_wrong=2), path_ok=False, path_sentences=("a sent over eth0.",))
+    assert verdict.text.startswith("16 values were wrong (all_reduce of float): no speed counts")
+    assert "wrong" not in judged(SLOW).text
+
+
+def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
+    assert judged(rows=()).text == "No size was measured by all workers."
+    verdict = judge_sweep(SweepEvidence(rows=rows(5.0)))
+    assert "neither a link's rate nor raw TCP is known" in verdict.text
+    assert verdict.causes == ()
+
+
+def test_raw_tcp_alone_is_enough_to_judge_by() -> None:
+    assert judged(link_gbit_per_s=None, link_by_node={}).text.startswith(
+        "This is what this network gives: 99% of what raw"
+    )
+    assert "Look first" in judged(SLOW, link_gbit_per_s=None, link_by_node={}).text
+
+
+def test_the_worst_of_several_collectives_is_what_is_told() -> None:
+    several = rows(0.99 * GIGABIT) + rows(0.4 * GIGABIT, collective="all_gather")
+    assert judged(rows=several).text.startswith("all_gather of 16 MiB, which fills it least, moves")
+
+
+def test_what_the_backend_really_sends_is_what_fills_the_card() -> None:
+    # A reduce-scatter that all-reduces inside sends S where busbw counts half of it.
+    half = rows(0.495 * GIGABIT, collective="reduce_scatter")
+    assert judged(rows=half, card_factors={"reduce_scatter": 1.0}).causes == ()
+    assert judged(rows=half).causes != ()
+
+
+# Each cause: what shows it, words of its text, whom it names.
+CAUSES = [
+    ({"path_ok": False, "path_sentences": ("b sent 31 MiB over eth0, not over ens1f0.",)}, "over eth0, not over", ()),
+    ({"duplex_by_node": {"a": "full", "b": "half"}}, "b runs in half duplex", ("b",)),
+    ({"mtu_by_node": {"a": 9000, "b": 1500}}, "the MTU of b is 1500 where others have 9000", ("b",)),
+    ({"link_by_node": {"a": 10.0, "b": 1.0}}, "b negotiated 1 Gbit/s where others have 10 Gbit/s", ("b",)),
+    ({"tcp_many": ring(0.99 * GIGABIT, b=0.2 * GIGABIT)}, "from b to a a stream reaches 188 Mbit/s", ("b", "a")),
+    (
+        {"odd": (Odd(kind="node", nodes=("b",), text="b sends and receives no more than 94 Mbit/s", hint="cable"),)},
+        "b sends and receives no more than 94 Mbit/s",
+        ("b",),
+    ),
+    ({"tcp_one": ring(0.3 * GIGABIT)}, "a single connection is bound by one processor core or by small socket", ()),
+    ({"wait_share_by_node": {"a": 0.4, "b": 0.02}}, "the others wait 40% of the time, and b 2%", ("b",)),
+    ({"busy_percent_by_node": {"a": 97.0, "b": 30.0}}, "the processors are busy while the sweep runs (a 97%)", ("a",)),
+]
+
+
+@pytest.mark.parametrize(("seen", "words", "nodes"), CAUSES)
+def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words: str, nodes: tuple[str, ...]) -> None:
+    verdict = judged(SLOW, **seen)
+    assert words in verdict.text
+    assert verdict.text.count(". ") == 1
+    assert verdict.nodes == nodes
+    assert all(cause.hint for cause in verdict.causes)
+    # Without it nothing of the kind is said.
+    assert not any(words in cause.text for cause in judged(SLOW).causes)
+
+
+@pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (1, 2, 6, 7, 8)])
+def test_what_may_explain_slowness_is_not_told_of_a_sweep_that_is_well(seen: dict[str, Any]) -> None:
+    assert judged(**seen).text.endswith("Nothing to mend.")
+
+
+def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
+    # 100 ms before every message, small ones too: one node is late each time.
+    waiting = tuple(
+        msgspec.structs.replace(
+            row,
+            time_us=row.time_us + 100_000,
+            busbw_gb_per_s=row.busbw_gb_per_s * row.time_us / (row.time_us + 100_000),
+        )
+        for row in rows(0.99 * GIGABIT)
+    )
+    verdict = judged(rows=waiting, latency_us={}, wait_share_by_node={"a": 0.4, "b": 0.0})
+    assert verdict.nodes == ("b",)
+
+
+@pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (0, 3, 5)])
+def test_what_is_wrong_in_itself_is_told_of_any_sweep(seen: dict[str, Any]) -> None:
+    assert len(judged(**seen).causes) == 1
+
+
+def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
+    verdict = judged(SLOW, tcp_one=ring(1.02 * SLOW), tcp_many=ring(1.02 * SLOW), link_by_node={})
+    assert "30% of what TCP can carry and 98% of what raw TCP reached" in verdict.text
+    assert "the network, not the collective" in verdict.text
+    assert "raw TCP is fine" in judged(SLOW).text
+    assert "it was not tried" in judged(SLOW, tcp_one=(), tcp_many=()).text
+
+
+def test_in_a_ring_a_node_that_is_slow_to_and_from_is_blamed_itself() -> None:
+    streams = ring(0.99 * GIGABIT, "abcd", b=0.1 * GIGABIT, c=0.1 * GIGABIT)
+    verdict = judged(0.1 * GIGABIT, tcp_one=(), tcp_many=streams, link_by_node=dict.fromkeys("abcd", 1.0))
+    assert verdict.nodes == ("c",)
+    assert "c sends and receives no more than 94.1 Mbit/s" in verdict.text
+
+
+def test_sockets_are_for_nccl_on_fast_links_whose_tcp_is_fine() -> None:
+    slow = at_ten(0.3 * TEN)
+    assert "may need more sockets" in slow.text
+    assert "measure before setting" in slow.causes[0].hint
+    others = (
+        at_ten(0.94 * TEN),
+        at_ten(0.3 * TEN, backend="gloo"),
+        at_ten(0.3 * TEN, tcp=0.31 * TEN),
+        judged(SLOW, backend="nccl"),
+    )
+    assert not any("NCCL_SOCKET_NTHREADS" in cause.hint for verdict in others for cause in verdict.causes)
+
+
+def test_one_connection_that_a_core_bounds_is_told_with_the_sockets_that_help() -> None:
+    verdict = at_ten(0.35 * TEN, tcp_one=ring(0.4 * TEN))
+    assert "a single connection is bound by one processor core" in verdict.text
+    assert "NCCL_NSOCKS_PERTHREAD" in verdict.causes[0].hint
+
+
+def test_tcp_that_leaves_half_of_a_very_fast_link_is_a_limit_and_no_fault() -> None:
+    tcp = ring(3.6)
+    known: dict[str, Any] = {"link_gbit_per_s": 100.0, "link_by_node": {}, "tcp_one": tcp, "tcp_many": tcp}
+    verdict = at_ten(3.5, **known)
+    assert "rarely passes 3 to 5 GB/s" in verdict.text
+    assert "rarely" not in at_ten(0.94 * TEN).text
+    slow = ring(1.0)
+    assert "rarely" not in at_ten(0.9, **(known | {"tcp_one": slow, "tcp_many": slow})).text
+
+
+def test_a_long_way_between_the_nodes_is_told() -> None:
+    verdict = judged(latency_us={("a", "b"): 12_000.0, ("b", "a"): 12_500.0})
+    assert "a round trip between the nodes takes 12.2 ms" in verdict.text
+    far = judged(latency_us={("a", "b"): 100.0, ("b", "c"): 110.0, ("c", "a"): 2500.0})
+    assert far.nodes == ("c", "a")
+    assert "from c to a takes 2.5 ms, where 0.11 ms is usual" in far.text
+
+
+def test_small_messages_that_wait_for_no_wire_are_told() -> None:
+    late = msgspec.structs.replace(rows(GIGABIT)[0], time_us=40_000.0)
+    verdict = judged(rows=(late, *rows(0.99 * GIGABIT)[1:]))
+    assert "all_reduce of 8 B takes 40 ms, where round trips need 0.0925 ms" in verdict.text
+
+
+def test_the_verdict_is_a_json_document() -> None:
+    document = msgspec.json.decode(msgspec.json.encode(judged(SLOW)))
+    assert set(document) == {"text", "nodes", "causes", "shares"}
+    assert set(document["causes"][0]) == {"text", "hint", "nodes"}
+
+
+def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
+    half = 0.49 * GIGABIT
+    assert judged(half).causes
+    verdict = judged(half, link_shares={"all_reduce": 0.5})
+    assert verdict.causes == ()
+    assert "in turns" in verdict.text
+    assert verdict.text.endswith("Nothing to mend.")

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from multinode.core.cluster import Cluster, Node, local_cluster
+from multinode.core.collective_test import CollectiveTest, Message
+from multinode.core.planning import LaunchOptions, plan_launch
+from multinode.errors import ContactLost, NodeFailed
+from multinode.preflight.probe import Questions, probe
+from multinode.transport.agent import AgentStream, AgentTransport, Record
+from multinode.transport.archive import load_archive
+from multinode.transport.local import LocalTransport
+
+DEADLINE_S = 20.0
+RUN_ID = "20260101-000000-abcd"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def local(home: Path) -> LocalTransport:
+    return LocalTransport(home)
+
+
+@pytest.fixture
+def agent(local: LocalTransport) -> Iterator[AgentTransport]:
+    transport = AgentTransport(local)
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return local_cluster(2, sys.executable)
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Node:
+    return cluster.nodes[0]
+
+
+def wait_until_gone(pid: int) -> None:
+    """The deadline only guards against a hang; a zombie is not gone."""
+    end = time.monotonic() + DEADLINE_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, f"process {pid} stays"
+        time.sleep(0.01)
+
+
+def test_a_command_gets_its_stdin_and_gives_stdout_stderr_and_exit_code(local: LocalTransport, node: Node) -> None:
+    done = local.run(node, "cat; echo oops >&2; exit 7", stdin=b"a\0b\xff\nc", deadline_s=DEADLINE_S)
+    assert (done.exit_code, done.stdout, done.stderr) == (7, b"a\0b\xff\nc", b"oops\n")
+
+
+def test_it_begins_in_the_home_directory_and_in_a_session_of_its_own(
+    local: LocalTransport, node: Node, home: Path
+) -> None:
+    told = local.run(node, "pwd; echo ~; ps -o sid= -p $$; echo $$", deadline_s=DEADLINE_S).stdout.decode().split()
+    assert told[:2] == [str(home)] * 2
+    assert told[2] == told[3]
+
+
+def test_the_session_that_the_controller_came_by_is_not_the_nodes(
+    local: LocalTransport, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 5000 192.0.2.2 22")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    done = local.run(node, 'echo "$SSH_CONNECTION,$CUDA_VISIBLE_DEVICES"', deadline_s=DEADLINE_S)
+    assert done.stdout == b",3\n"
+
+
+def test_much_goes_both_ways_at_once(local: LocalTransport, node: Node) -> None:
+    data = os.urandom(8 << 20)
+    assert local.run(node, "cat", stdin=data, deadline_s=DEADLINE_S).stdout == data
+
+
+def test_a_flood_on_stderr_blocks_nothing_and_is_cut(local: LocalTransport, node: Node) -> None:
+    done = local.run(node, "head -c 8000000 /dev/zero >&2; echo done", deadline_s=DEADLINE_S)
+    assert (done.exit_code, done.stdout) == (0, b"done\n")
+    assert len(done.stderr) == 1 << 16
+    late = local.run(node, "exec >&-; head -c 8000000 /dev/zero >&2", deadline_s=DEADLINE_S)
+    assert (late.exit_code, len(late.stderr)) == (0, 1 << 16)
+
+
+def test_an_answer_without_end_is_given_up(local: LocalTransport, node: Node) -> None:
+    with pytest.raises(ContactLost, match="longer than any of ours"):
+        local.run(node, "exec cat /dev/zero", deadline_s=DEADLINE_S)
+
+
+def test_a_stream_talks_line_by_line_both_ways(local: LocalTransport, node: Node) -> None:
+    stream = local.open(
+        node, 'while read -r line; do echo "got $line"; done; printf last; exit 3', deadline_s=DEADLINE_S
+    )
+    for word in (b"one", b"two", b"three"):
+        stream.send(word + b"\n")
+        assert stream.read_line(DEADLINE_S) == b"got " + word
+    stream.send(b"four\nfive\n")
+    assert [stream.read_line(DEADLINE_S) for _ in range(2)] == [b"got four", b"got five"]
+    stream.close_stdin()
+    assert [stream.read_line(DEADLINE_S) for _ in range(2)] == [b"last", None]
+    assert stream.finish(DEADLINE_S).exit_code == 3
+    stream.close()
+
+
+def test_no_command_keeps_a_deadline_waiting(local: LocalTransport, node: Node) -> None:
+    began = time.monotonic()
+    with pytest.raises(ContactLost, match="no answer in time") as caught:
+        local.run(node, "exec sleep 5", deadline_s=0.2)
+    assert caught.value.node == "localhost"
+    with pytest.raises(ContactLost, match="did not end in time"):
+        local.run(node, "exec sleep 5 >&- 2>&-", deadline_s=0.2)
+    with pytest.raises(ContactLost, match="does not read"):
+        local.run(node, "exec sleep 5", stdin=bytes(1 << 20), deadline_s=0.2)
+    assert time.monotonic() - began < 5
+
+
+def test_a_command_that_is_killed_gives_no_answer(local: LocalTransport, node: Node) -> None:
+    with pytest.raises(ContactLost, match="killed by SIGKILL"):
+        local.run(node, "kill -9 $$", deadline_s=DEADLINE_S)
+
+
+def test_what_is_sent_to_a_command_that_has_ended_is_no_lost_contact(local: LocalTransport, node: Node) -> None:
+    stream = local.open(node, "echo bye; exit 4", deadline_s=DEADLINE_S)
+    assert [stream.read_line(DEADLINE_S) for _ in range(2)] == [b"bye", None]
+    stream.send(b"x" * 1000)
+    assert stream.finish(DEADLINE_S).exit_code == 4
+    stream.close()
+    stream.close()
+
+
+def test_letting_go_stops_nothing_and_leaves_no_zombie(local: LocalTransport, node: Node, home: Path) -> None:
+    stream = local.open(node, "echo $$; cat; touch went-on", deadline_s=DEADLINE_S)
+    pid = int(stream.read_line(DEADLINE_S) or 0)
+    stream.close()
+    wait_until_gone(pid)
+    assert (home / "went-on").exists()
+
+
+def test_a_reader_learns_at_once_that_its_stream_was_closed(local: LocalTransport, node: Node) -> None:
+    stream = local.open(node, "exec cat", deadline_s=DEADLINE_S)
+    closer = threading.Timer(0.1, stream.close)
+    closer.start()
+    with pytest.raises(ContactLost, match="let go"):
+        stream.read_line(DEADLINE_S)
+    closer.join()
+
+
+def test_a_home_directory_that_is_not_there_says_so(node: Node, tmp_path: Path) -> None:
+    with pytest.raises(NodeFailed, match="gone") as caught:
+        LocalTransport(tmp_path / "gone").run(node, "true", deadline_s=DEADLINE_S)
+    assert caught.value.node == "localhost"
+
+
+def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTransport, cluster: Cluster) -> None:
+    questions = Questions(controller_cwd=str(Path.cwd()), peers=(), ports=(29500,), packages=False)
+    facts = {one.node: one for one in probe(agent, cluster, questions).require()}
+    assert facts["localhost"].ssh_address is None
+    test = CollectiveTest(messages=(Message(collective="all_reduce", size_bytes=1024),))
+    plan = plan_launch(cluster, test, facts, RUN_ID, LaunchOptions(agent=load_archive().path))
+    assert (plan.master_addr, plan.world_size) == ("127.0.0.1", 2)
+    assert [(one.addr, one.ifname) for one in plan.nodes] == [("127.0.0.1", "lo")]
+    assert plan.nodes[0].command.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert plan.nodes[0].command.argv[0] == sys.executable
+
+
+def test_a_run_is_supervised_let_go_followed_and_stopped(agent: AgentTransport, node: Node, home: Path) -> None:
+    asked = request([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"])
+    stream = agent.open(node, "supervise", asked, deadline_s=DEADLINE_S)
+    supervisor = int((stream.first or {})["supervisor_pid"])
+    read_log_until(stream, b"begun\n")
+    stream.close()
+    followed = agent.open(node, "follow", {"schema": 1, "run_id": RUN_ID, "offsets": {}}, deadline_s=DEADLINE_S)
+    read_log_until(followed, b"begun\n")
+    followed.send({"op": "stop", "grace_s": 1.0})
+    last = [record for record in followed.records(time.monotonic() + DEADLINE_S) if record["kind"] == "end"]
+    followed.close()
+    assert [(one["cause"], one["processes_left"]) for one in last] == [("stopped", 0)]
+    wait_until_gone(supervisor)
+    assert [path.name for path in home.iterdir()] == [".multinode"]
+
+
+def request(argv: list[str]) -> Record:
+    return {
+        "schema": 1,
+        "run_id": RUN_ID,
+        "argv": argv,
+        "env": {},
+        "unset": [],
+        "cwd": None,
+        "path_first": None,
+        "files": [],
+        "lease_s": 60.0,
+        "grace_s": 5.0,
+        "sample_ifnames": ["lo"],
+        "sample_interval_s": 1.0,
+        "sample_gpus": None,
+        "instrument": False,
+        "detach": False,
+        "offsets": {},
+    }
+
+
+def read_log_until(stream: AgentStream, text: bytes) -> None:
+    log = b""
+    while text not in log:
+        record = stream.read(DEADLINE_S)
+        assert record is not None, f"it ended before {text!r}"
+        if record["kind"] == "chunk" and record["file"] == "log":
+            log += base64.b64decode(record["data"])
