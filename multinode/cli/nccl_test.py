@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+# A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
+_LEASE_S = 30.0
+
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
@@ -134,7 +137,7 @@ def nccl_test(
             agent=load_archive().path,
             surroundings=read_surroundings(variables, None),
         ),
-        execute=ExecuteOptions(kind="nccl-test"),
+        execute=ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S),
         check=check,
     )
     with outside(cluster, local=local is not None) as around:

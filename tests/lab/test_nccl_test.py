@@ -110,9 +110,10 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(command: Command,
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.1))
     document = command.document("nccl-test", "--hosts", "lab", "--compare", "last", *sizes)
     assert document["tcp_gb_per_s"] < 0.02
-    # TCP is slow too: the network is to blame and not the collective.
-    assert document["verdict"]["causes"]
-    assert "raw TCP is slow as well" in document["verdict"]["causes"][0]["text"]
+    # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
+    first = document["verdict"]["causes"][0]
+    assert "between node0 and node1 a stream reaches 9" in first["text"]
+    assert first["nodes"] == ["node0", "node1"]
     changes = document["changes"]
     assert changes["before"] == before["run_id"]
     (row,) = changes["rows"]
@@ -126,7 +127,9 @@ def test_the_messages_of_a_training_are_tested(command: Command, tiny_job: Path)
     total = sum(message["size_bytes"] * message["times"] for message in sent["messages"])
     # Gradients of 3.7 M parameters in fp32, once a step.
     assert total == pytest.approx(14.7e6, rel=0.01)
-    assert sent["step_us"] == pytest.approx(total / goodput_gb_per_s(1.0) / 1000, rel=0.3)
+    # All slots train: in a ring of four workers each card carries 1.5 times that.
+    assert document["world_size"] == 4
+    assert sent["step_us"] == pytest.approx(1.5 * total / goodput_gb_per_s(1.0) / 1000, rel=0.2)
     assert {row["collective"] for row in document["rows"]} == {"all_reduce"}
 
 
