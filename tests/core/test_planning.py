@@ -147,6 +147,19 @@ def test_behind_a_prelude_only_a_named_interpreter_is_known() -> None:
     assert (second.command.path_first, second.assumed) == ("/home/box2/env/bin", ())
 
 
+def test_a_collective_needs_two_workers_and_nccl_a_gpu_for_each() -> None:
+    alone = Cluster(nodes=(Node(name="a", slots=1),), source="h")
+    with pytest.raises(UsageError, match="a collective needs two workers"):
+        plan_launch(alone, COLLECTIVES, {}, "r", LaunchOptions())
+    unnamed = Cluster(nodes=(Node(name="box1"), Node(name="box2")), source="h")
+    with pytest.raises(UsageError, match="9 workers were asked for, and it has 8 GPUs") as caught:
+        plan_launch(unnamed, COLLECTIVES, FACTS, "r", LaunchOptions(workers_per_node=9))
+    assert caught.value.node == "box1"
+    assert "--workers-per-node 8" in str(caught.value.hint)
+    gloo = msgspec.structs.replace(COLLECTIVES, backend="gloo")
+    assert plan_launch(unnamed, gloo, FACTS, "r", LaunchOptions(workers_per_node=9)).world_size == 18
+
+
 def test_a_route_over_another_card_is_noted_in_the_plan() -> None:
     astray = msgspec.structs.replace(
         FACTS["box1"], routes=(Route(peer="10.0.0.2", source="192.168.0.7", ifname="wlan0"),)

@@ -5,10 +5,11 @@ import math
 import msgspec
 import pytest
 
+from multinode.core.collective_test import CollectiveTest, sweep_messages
 from multinode.core.command import Command
 from multinode.core.plan import LaunchPlan, NodePlan
-from multinode.core.progress import NodeProgress, advance_node, start_progress
-from multinode.core.samples import GpuSample, LossSample, NicSample, StepSample, WorkerSample
+from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, StepSample, WorkerSample
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
 
@@ -112,3 +113,33 @@ def test_the_last_loss_is_kept_and_what_is_not_shown_changes_nothing() -> None:
     worker = WorkerSample(rank=2, local_rank=0, world_size=4, time_s=0, source="trainer")
     assert advance_node(node, [worker]) == node
     assert msgspec.json.decode(msgspec.json.encode(node), type=NodeProgress) == node
+
+
+def test_the_time_left_is_that_of_the_node_which_needs_longest_while_it_runs() -> None:
+    running = msgspec.structs.replace(NODE, state="running", step=10, total_steps=20, recent_us=(1e6,))
+    slower = msgspec.structs.replace(running, step=8)
+    ended = msgspec.structs.replace(running, state="ended", step=1)
+    whole = RunProgress(run_id="r", job="j", world_size=2, nodes=(running, slower, ended))
+    assert whole.left_s == pytest.approx(12.0)
+    unknown = msgspec.structs.replace(running, total_steps=None)
+    assert msgspec.structs.replace(whole, nodes=(unknown, ended)).left_s is None
+
+
+def test_messages_of_a_collective_test_are_its_steps() -> None:
+    test = CollectiveTest(messages=sweep_messages(["all_reduce"], (1024, 2048)), iters=7, warmup_iters=1)
+    node = msgspec.structs.replace(NODE, state="running", test=test, total_steps=2)
+    sample = CollectiveSample(
+        rank=NODE.ranks[0],
+        collective="all_reduce",
+        dtype="float",
+        size_bytes=1024,
+        count=256,
+        times_us=(100.0, 300.0, 200.0),
+    )
+    after = advance_node(node, [sample])
+    assert (after.step, after.step_time_us) == (1, 200.0)
+    # Twice the size: ten calls of 400 us are left.
+    assert after.left_s == pytest.approx(10 * 400e-6)
+    # Another worker's, or one that the test does not have, changes nothing.
+    for foreign in (msgspec.structs.replace(sample, rank=99), msgspec.structs.replace(sample, index=7)):
+        assert advance_node(node, [foreign]) == node

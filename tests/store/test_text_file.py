@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.store.text_file import read_text
+from multinode.store.text_file import read_text, require_directory, write_text
 
 
 def complaint(path: Path) -> UsageError:
@@ -51,3 +51,19 @@ def test_a_model_given_as_a_hostfile_is_not_read_into_memory(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
 def test_what_cannot_be_a_path_is_an_error_like_any_other(tmp_path: Path, name: str) -> None:
     assert "cannot be" in str(complaint(tmp_path / name))
+
+
+def test_output_replaces_that_of_an_earlier_time(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_text(path, "old")
+    write_text(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+        write_text(tmp_path, "text")
+    require_directory(tmp_path)
+    with pytest.raises(UsageError, match="is no directory") as caught:
+        require_directory(tmp_path / "not there")
+    assert caught.value.hint == f"mkdir -p '{tmp_path}/not there'"

@@ -1,0 +1,197 @@
+"""All that nccl-test can tell of a run, from made-up samples of two nodes at 1 Gbit/s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.analyse.pair_speeds import PairSpeed
+from multinode.analyse.raw_tcp import RawTcp, RoundTrip
+from multinode.analyse.step_messages import StepMessage, StepMessages
+from multinode.analyse.sweep import SweepReport, estimate_step, summarise_sweep
+from multinode.core.cluster import Cluster, Node
+from multinode.core.collective_test import CollectiveTest, sweep_messages
+from multinode.core.facts import Interface, NodeFacts
+from multinode.core.plan import LaunchPlan
+from multinode.core.planning import LaunchOptions, plan_launch
+from multinode.core.samples import (
+    BenchmarkSample,
+    CardBytes,
+    CollectiveSample,
+    CpuSample,
+    LossSample,
+    NcclSample,
+    Sample,
+)
+from multinode.units import goodput_gb_per_s
+from tests.analyse.test_nccl_log import SOCKETS
+
+MIB = 1 << 20
+SIZES = (4096, MIB, 16 * MIB)
+NODES = ("a", "b")
+CLUSTER = Cluster(nodes=tuple(Node(name=name, slots=1) for name in NODES), source="hosts")
+GOODPUT = goodput_gb_per_s(1.0)
+TCP = RawTcp(
+    one=(PairSpeed(source="a", target="b", gbit_per_s=0.9), PairSpeed(source="b", target="a", gbit_per_s=0.94)),
+    several=(PairSpeed(source="a", target="b", gbit_per_s=0.94), PairSpeed(source="b", target="a", gbit_per_s=0.94)),
+    connections=4,
+    latency=(RoundTrip(source="a", target="b", median_us=60.0, p95_us=90.0),),
+)
+
+
+def facts(**changes: Any) -> dict[str, NodeFacts]:
+    card = {"up": True, "speed_gbit_per_s": 1.0, "mtu": 1500, "duplex": "full", **changes}
+    return {
+        name: NodeFacts(
+            node=name,
+            home=f"/home/{name}",
+            packages={"torch": "2.8.0"},
+            interfaces=(Interface(name="ens1f0", addresses=(f"10.0.0.{rank}/24",), **card),),
+        )
+        for rank, name in enumerate(NODES, 1)
+    }
+
+
+def plan(*collectives: str) -> LaunchPlan:
+    test = CollectiveTest(messages=sweep_messages(collectives or ("all_reduce",), SIZES))
+    return plan_launch(CLUSTER, test, facts(), "r", LaunchOptions(agent="agent.pyz"))
+
+
+def measured(
+    of: LaunchPlan, *, card: str = "ens1f0", slow: float = 1.0, backend: str = "gloo"
+) -> dict[int, list[Sample]]:
+    """Samples of both nodes: the link full, and all of it through `card`."""
+    assert of.test is not None
+    samples: dict[int, list[Sample]] = {}
+    for rank in range(2):
+        mine: list[Sample] = [
+            BenchmarkSample(rank=rank, world_size=2, backend=backend),
+            CpuSample(time_s=0, mono_ns=0, busy_percent=40.0),
+        ]
+        for index, message in enumerate(of.test.messages):
+            size = message.size_bytes
+            packets = size // 1448 + 1
+            carried = CardBytes(
+                tx_bytes=size + 66 * packets, rx_bytes=size + 66 * packets, tx_packets=packets, rx_packets=packets
+            )
+            time_us = 100 + slow * size / GOODPUT / 1000
+            mine.append(
+                CollectiveSample(
+                    rank=rank,
+                    collective=message.collective,
+                    dtype="float",
+                    size_bytes=size,
+                    count=size // 4,
+                    times_us=(time_us,) * 5,
+                    num_wrong=0,
+                    cards={card: carried},
+                    card_iters=1,
+                    index=index,
+                )
+            )
+        samples[rank] = mine
+    return samples
+
+
+def report(of: LaunchPlan, samples: dict[int, list[Sample]], tcp: RawTcp = TCP, **card: Any) -> SweepReport:
+    return summarise_sweep(of, facts(**card), tcp, samples, "/runs/r")
+
+
+def test_a_full_link_is_normal_and_every_figure_stands_beside_it() -> None:
+    said = report(plan(), measured(plan()))
+    assert (said.backend, said.world_size, said.nodes) == ("gloo", 2, NODES)
+    assert (said.link_gbit_per_s, said.mtu) == (1.0, 1500)
+    assert said.ceiling_gb_per_s == pytest.approx(GOODPUT)
+    # The slowest place of the ring, over as many connections as were best.
+    assert said.tcp_gb_per_s == pytest.approx(0.94 / 8)
+    assert [row.size_bytes for row in said.rows] == list(SIZES)
+    assert said.rows[-1].share_of_ceiling == pytest.approx(1.0, rel=0.01)
+    assert said.rows[-1].share_of_tcp == pytest.approx(GOODPUT / (0.94 / 8), rel=0.01)
+    assert said.curves["all_reduce"].alpha_us == pytest.approx(100, rel=0.01)
+    assert said.curves["all_reduce"].bandwidth_gb_per_s == pytest.approx(GOODPUT, rel=0.01)
+    assert said.path is not None
+    assert said.path.ok is True
+    assert (said.verdict.causes, said.verdict.nodes) == ((), ())
+    assert said.devices == ("Rank  0 on a device cpu", "Rank  1 on b device cpu")
+    assert [state.torch for state in said.states] == ["2.8.0", "2.8.0"]
+    assert said.nccl is None
+
+
+def test_the_document_comes_back_from_its_file_as_it_was() -> None:
+    said = report(plan(), measured(plan()))
+    assert msgspec.json.decode(msgspec.json.encode(said), type=SweepReport) == said
+    document = msgspec.json.decode(msgspec.json.encode(said))
+    assert {"text", "nodes", "causes"} <= set(document["verdict"])
+
+
+def test_what_went_over_another_card_has_no_share_of_this_link() -> None:
+    said = report(plan(), measured(plan(), card="eth0"))
+    assert said.path is not None
+    assert said.path.ok is False
+    assert all(row.share_of_ceiling is None and row.share_of_tcp is None for row in said.rows)
+    assert "says nothing of the network that was meant" in said.verdict.text
+    assert "eth0" in said.verdict.causes[0].text
+
+
+def test_a_slow_sweep_beside_fast_tcp_is_not_the_cables() -> None:
+    said = report(plan(), measured(plan(), slow=3.0))
+    assert said.verdict.causes
+    assert "raw TCP is fine" in " ".join(cause.text for cause in said.verdict.causes)
+
+
+def test_two_collectives_have_two_curves() -> None:
+    both = plan("all_reduce", "all_gather")
+    assert set(report(both, measured(both)).curves) == {"all_reduce", "all_gather"}
+
+
+def test_without_a_known_rate_or_raw_tcp_there_is_nothing_to_hold_it_against() -> None:
+    said = report(plan(), measured(plan()), tcp=RawTcp(), speed_gbit_per_s=None)
+    assert (said.link_gbit_per_s, said.ceiling_gb_per_s, said.tcp_gb_per_s, said.levels) == (None, None, None, {})
+    assert "neither a link's rate nor raw TCP is known" in said.verdict.text
+
+
+def test_pairs_that_are_odd_are_told_and_lead_the_verdict() -> None:
+    three = ("a", "b", "c")
+    pairs = tuple(
+        PairSpeed(source=one, target=other, gbit_per_s=0.09 if "c" in (one, other) else 0.94)
+        for one in three
+        for other in three
+        if one != other
+    )
+    said = report(plan(), measured(plan(), slow=10.0), tcp=msgspec.structs.replace(TCP, pairs=pairs))
+    assert [(odd.kind, odd.nodes) for odd in said.odd] == [("node", ("c",))]
+    assert said.verdict.nodes[0] == "c"
+
+
+def test_the_log_of_nccl_is_told() -> None:
+    samples = measured(plan(), backend="nccl")
+    samples[0].append(NcclSample(rank=0, lines=tuple(SOCKETS.splitlines())))
+    said = report(plan(), samples)
+    assert said.nccl is not None
+    assert said.nccl.network == "Socket"
+
+
+def test_samples_that_say_nothing_end_in_no_rows_and_a_plain_verdict() -> None:
+    said = report(plan(), {0: [LossSample(rank=0, step=1, loss=1.0)], 1: []})
+    assert (said.rows, said.curves, said.backend) == ((), {}, "unknown")
+    assert said.verdict.text == "No size was measured by all workers."
+
+
+def test_a_plan_of_another_job_is_none_of_ours() -> None:
+    with pytest.raises(ValueError, match="no collective test"):
+        report(msgspec.structs.replace(plan(), test=None), {})
+
+
+def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -> None:
+    said = report(plan(), measured(plan()))
+    step = StepMessages(
+        training="DDP", messages=(StepMessage(collective="all_reduce", size_bytes=4 * MIB, times=3, what="bucket"),)
+    )
+    estimate = estimate_step(step, said.rows, said.curves)
+    assert estimate.step_us == pytest.approx(3 * (100 + 4 * MIB / GOODPUT / 1000), rel=0.01)
+    # Of one size: in proportion above it.
+    single = estimate_step(step, said.rows[1:2], {})
+    assert single.step_us == pytest.approx(3 * 4 * said.rows[1].time_us)
+    assert estimate_step(step, (), {}).step_us is None
