@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Variables, WorkersPerNode
+from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Variables
 
 if TYPE_CHECKING:
     from multinode.analyse.sweep import SweepReport
@@ -37,7 +37,9 @@ def nccl_test(
     local: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="No nodes: N workers on this machine, without SSH.")
     ] = None,
-    workers_per_node: WorkersPerNode = None,
+    workers_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Workers on each node; else one, or with --like its slots.")
+    ] = None,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 128M.")] = "64K",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
     factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the one before.")] = 4,
