@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.units import format_rate
 
-__all__ = ["Blame", "Odd", "PairSpeed", "blame_pairs", "find_odd", "find_odd_in_ring", "is_below_due"]
+__all__ = ["Blame", "Odd", "PairSpeed", "blame_pairs", "fastest_of", "find_odd", "find_odd_in_ring", "is_below_due"]
 
 Pair = tuple[str, str]
 
@@ -158,6 +158,16 @@ def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] |
         odd[odd.index(before)] = blamed
         odd.remove(after)
     return tuple(odd)
+
+
+def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
+    """Of each pair the try that reached most; one that failed counts where no other ran."""
+    best: dict[Pair, PairSpeed] = {}
+    for one in (one for each in tries for one in each):
+        known = best.get((one.source, one.target))
+        if known is None or (one.gbit_per_s or 0.0) > (known.gbit_per_s or 0.0):
+            best[one.source, one.target] = one
+    return tuple(best.values())
 
 
 class _Field:

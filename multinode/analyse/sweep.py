@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.algorithms import Layout, card_factor, link_share
 from multinode.analyse.collectives import CollectiveRow, collective_rows, with_shares
 from multinode.analyse.nccl_log import NcclPath, parse_nccl_log
-from multinode.analyse.pair_speeds import Odd, find_odd
+from multinode.analyse.pair_speeds import Odd, fastest_of, find_odd
 from multinode.analyse.path_proof import PathProof, prove_path
 from multinode.analyse.raw_tcp import RawTcp
 from multinode.analyse.step_estimate import estimate_step_us
@@ -67,8 +67,8 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         link_gbit_per_s: the slowest card's rate; None where one does not tell, or there is one node.
         mtu: the smallest of the cards, in bytes; likewise.
         ceiling_gb_per_s: payload that TCP carries over such a link at best.
-        tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, over as many connections as
-            were best; None where it was not tried.
+        tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
+            connections as were best; None where it was not tried.
         rows: a row a message.
         curves: time over size, by collective, where several sizes were measured.
         tcp: raw TCP between the nodes.
@@ -171,7 +171,7 @@ def summarise_sweep(
     measured = [sample for each in samples.values() for sample in each if isinstance(sample, CollectiveSample)]
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")
-    tcp_gb_per_s = max(filter(None, (slowest_gb_per_s(tcp.one), slowest_gb_per_s(tcp.several))), default=None)
+    tcp_gb_per_s = slowest_gb_per_s(fastest_of(tcp.one, tcp.several))
     rows = collective_rows(measured, plan.world_size)
     path = prove_path(
         measured,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from multinode.analyse.pair_speeds import find_odd_in_ring
+from multinode.analyse.pair_speeds import fastest_of, find_odd_in_ring
 from multinode.analyse.sweep_evidence import Reading, slowest_gb_per_s
 from multinode.units import format_rate, format_size, goodput_gb_per_s
 
@@ -99,7 +99,7 @@ def _half_duplex(reading: Reading) -> Iterator[Cause]:
 
 def _odd_pairs(reading: Reading) -> Iterator[Cause]:
     evidence = reading.evidence
-    odd = evidence.odd or find_odd_in_ring(evidence.tcp_many or evidence.tcp_one, _ceilings(reading))
+    odd = evidence.odd or find_odd_in_ring(fastest_of(evidence.tcp_one, evidence.tcp_many), _ceilings(reading))
     for one in odd:
         yield Cause(text=one.text, hint=one.hint, nodes=one.nodes)
 

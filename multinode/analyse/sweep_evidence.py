@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.collectives import CollectiveRow
-from multinode.analyse.pair_speeds import Odd, PairSpeed
+from multinode.analyse.pair_speeds import Odd, PairSpeed, fastest_of
 from multinode.units import goodput_gb_per_s
 
 __all__ = ["FAST_LINK_GBIT", "Reading", "SizeShare", "SweepEvidence", "read_evidence", "slowest_gb_per_s"]
@@ -99,7 +99,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         evidence: all of it.
         ceiling_gb_per_s: payload that the slowest link carries.
-        tcp_gb_per_s: raw TCP at the slowest place of the ring, over as many connections as were best.
+        tcp_gb_per_s: raw TCP at the slowest place of the ring, each pair over as many connections as were best.
         shares: of every large size: 1 MiB and more, or the largest of its collective.
         worst: of the largest size of each collective, the one that fills the network least; None of no row.
         tcp_is_slow: whether raw TCP stays below what the link gives; None is not known.
@@ -129,8 +129,7 @@ def read_evidence(evidence: SweepEvidence) -> Reading:
     """The shares, and whether they are enough."""
     link = evidence.link_gbit_per_s
     ceiling = goodput_gb_per_s(link, evidence.mtu or _ETHERNET_MTU) if link else None
-    reached = [slowest_gb_per_s(pairs) for pairs in (evidence.tcp_one, evidence.tcp_many)]
-    tcp = max((speed for speed in reached if speed), default=None)
+    tcp = slowest_gb_per_s(fastest_of(evidence.tcp_one, evidence.tcp_many))
     shares = tuple(_share(row, evidence, ceiling, tcp) for row in _large(evidence.rows))
     largest = {share.collective: share for share in sorted(shares, key=lambda share: share.size_bytes)}
     worst = min(largest.values(), key=lambda share: 0.0 if share.fill is None else share.fill, default=None)

@@ -51,7 +51,9 @@ def _text(reading: Reading, causes: tuple[Cause, ...]) -> str:
         return "No size was measured by all workers."
     measured = _measured(reading, reading.worst)
     if causes:
-        return f"{measured}. Look first: {causes[0].text}."
+        # Where the sweep is well, something beside it may not be.
+        look = "Look at this all the same" if reading.is_well else "Look first"
+        return f"{measured}. {look}: {causes[0].text}."
     return f"{measured}. Nothing to mend." if reading.is_well else f"{measured}."
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.pair_speeds import Odd, PairSpeed, find_odd
+from multinode.analyse.pair_speeds import Odd, PairSpeed, fastest_of, find_odd
 
 GIGABIT = 0.941
 LETTERS = "abcdefghijklmnop"
@@ -155,3 +155,12 @@ def test_what_is_odd_knows_its_streams() -> None:
     assert [covered(odd) for odd in (node, sends, receives, cable, one_way, everything, failed)] == [
         6, 3, 3, 2, 1, 12, 1,
     ]  # fmt: skip
+
+
+def test_of_several_tries_the_fastest_of_each_pair_counts() -> None:
+    slow = PairSpeed(source="a", target="b", gbit_per_s=0.3)
+    fast = PairSpeed(source="a", target="b", gbit_per_s=0.9)
+    failed = PairSpeed(source="b", target="a", error="timed out")
+    assert fastest_of([slow, failed], [fast]) == (fast, failed)
+    assert fastest_of([fast], [slow]) == (fast,)
+    assert fastest_of() == ()

@@ -148,7 +148,11 @@ CAUSES = [
     ({"duplex_by_node": {"a": "full", "b": "half"}}, "b runs in half duplex", ("b",)),
     ({"mtu_by_node": {"a": 9000, "b": 1500}}, "the MTU of b is 1500 where others have 9000", ("b",)),
     ({"link_by_node": {"a": 10.0, "b": 1.0}}, "b negotiated 1 Gbit/s where others have 10 Gbit/s", ("b",)),
-    ({"tcp_many": ring(0.99 * GIGABIT, b=0.2 * GIGABIT)}, "from b to a a stream reaches 188 Mbit/s", ("b", "a")),
+    (
+        {"tcp_one": ring(0.99 * GIGABIT, b=0.2 * GIGABIT), "tcp_many": ring(0.99 * GIGABIT, b=0.2 * GIGABIT)},
+        "from b to a a stream reaches 188 Mbit/s",
+        ("b", "a"),
+    ),
     (
         {"odd": (Odd(kind="node", nodes=("b",), text="b sends and receives no more than 94 Mbit/s", hint="cable"),)},
         "b sends and receives no more than 94 Mbit/s",
@@ -266,3 +270,13 @@ def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
     assert verdict.causes == ()
     assert "in turns" in verdict.text
     assert verdict.text.endswith("Nothing to mend.")
+
+
+def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None:
+    verdict = judged(tcp_many=ring(0.99 * GIGABIT, b=0.3 * GIGABIT))
+    assert verdict.causes == ()
+
+
+def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
+    odd = Odd(kind="node", nodes=("b",), text="b sends and receives no more than 94 Mbit/s", hint="cable")
+    assert "Look at this all the same: b sends" in judged(odd=(odd,)).text

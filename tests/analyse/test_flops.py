@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from multinode.analyse.flops import Flops, flops_per_token, packed_length, utilisation, xtuner_tflops
+from multinode.analyse.peak_flops import peak_of
+from multinode.core.model_size import ModelShape, lora_parameters, parse_model
+
+
+def shape_of(**sizes: Any) -> ModelShape:
+    shape = parse_model({"model_type": "llama", **sizes})
+    assert shape is not None
+    return shape
+
+
+# Of their config.json files.
+LLAMA_2_7B = shape_of(
+    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008, vocab_size=32000
+)
+YI_34B = shape_of(
+    hidden_size=7168,
+    num_hidden_layers=60,
+    num_attention_heads=56,
+    num_key_value_heads=8,
+    intermediate_size=20480,
+    vocab_size=64000,
+)
+LLAMA_3_8B = shape_of(
+    hidden_size=4096,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    intermediate_size=14336,
+    vocab_size=128256,
+)
+# Small enough to be counted by hand: queries of 4 x 2, keys and values of 2 x 2, width 6.
+BY_HAND = shape_of(
+    hidden_size=6,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=2,
+    intermediate_size=10,
+    vocab_size=20,
+)
+BY_HAND_LAYER = 6 * 8 + 6 * 4 + 6 * 4 + 8 * 6 + 3 * 6 * 10
+
+
+# XTuner's published speeds, A100 of 80 GB: the model, tokens of a sequence, tokens a second and GPU, "TFLOPs".
+XTUNER = [
+    (LLAMA_2_7B, 8, 3028.3, 185.3),
+    (LLAMA_2_7B, 32, 2234.2, 193.0),
+    (LLAMA_2_7B, 128, 948.6, 180.3),
+    (LLAMA_2_7B, 256, 540.1, 176.9),
+    (LLAMA_2_7B, 1024, 133.6, 153.9),
+    (YI_34B, 8, 485.1, 165.6),
+    (YI_34B, 32, 491.5, 209.1),
+    (YI_34B, 128, 251.1, 191.8),
+    (YI_34B, 256, 119.7, 145.3),
+]
+
+
+@pytest.mark.parametrize(("shape", "sequence_ki", "tgs", "published"), XTUNER)
+def test_xtuners_published_figures_follow_from_its_speeds(
+    shape: ModelShape, sequence_ki: int, tgs: float, published: float
+) -> None:
+    assert xtuner_tflops(shape, sequence_ki * 1024, tgs) == pytest.approx(published, rel=0.02)
+
+
+def test_xtuners_figure_is_our_hardware_figure_with_multi_head_attention() -> None:
+    ours = utilisation(flops_per_token(LLAMA_2_7B, 8192, recompute=True), 3028.3, None)
+    assert xtuner_tflops(LLAMA_2_7B, 8192, 3028.3) == pytest.approx(ours.hardware_tflops)
+
+
+def test_xtuners_figure_counts_heads_that_grouped_queries_do_not_have() -> None:
+    ours = utilisation(flops_per_token(YI_34B, 8192, recompute=True), 485.1, None)
+    # Keys and values have 8 heads of 128 each for 56: 2 x 7168 x 6144 weights a layer too many, passed four times.
+    surplus = 8 * 60 * 2 * 7168 * 6144 * 485.1 / 1e12
+    assert xtuner_tflops(YI_34B, 8192, 485.1) == pytest.approx(ours.hardware_tflops + surplus)
+
+
+def test_full_training_by_hand() -> None:
+    matrices = 3 * BY_HAND_LAYER + 20 * 6
+    attention = 3 * (2 * 8 * 100 + 2 * 8 * 100)
+    flops = flops_per_token(BY_HAND, 100, causal=False)
+    assert flops.model == flops.hardware == 6 * matrices + 3 * attention
+
+
+def test_a_frozen_base_has_no_weight_gradients() -> None:
+    matrices = 3 * BY_HAND_LAYER + 20 * 6
+    attention = 3 * (2 * 8 * 100 + 2 * 8 * 100)
+    flops = flops_per_token(BY_HAND, 100, adapter_parameters=70, causal=False)
+    assert flops.model == 4 * matrices + 6 * 70 + 3 * attention
+
+
+def test_recomputing_makes_the_layers_once_more_and_not_the_output_layer() -> None:
+    attention = 3 * (2 * 8 * 100 + 2 * 8 * 100) / 2
+    flops = flops_per_token(BY_HAND, 100, adapter_parameters=70, recompute=True)
+    assert flops.hardware - flops.model == 2 * (3 * BY_HAND_LAYER + 70) + attention
+
+
+def test_an_embedding_that_is_tied_still_multiplies_as_the_output_layer() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    tied = shape_of(**config, vocab_size=1000, tie_word_embeddings=True)
+    untied = shape_of(**config, vocab_size=1000)
+    assert flops_per_token(tied, 512).model == flops_per_token(untied, 512).model
+
+
+def test_biases_are_added_and_not_multiplied() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    with_biases = shape_of(**config, vocab_size=1000, attention_bias=True, mlp_bias=True)
+    without = shape_of(**config, vocab_size=1000)
+    assert flops_per_token(with_biases, 512).model == flops_per_token(without, 512).model
+
+
+# What torch counts in one forward and backward pass of a model that transformers makes, for each token: all trained or
+# an adapter, without and with recomputing as LLaMA-Factory has it. In a process of its own: importing transformers
+# changes the environment. Attention is computed whole, the mask is put on afterwards.
+TORCH = """
+import json
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+sizes = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32}
+config = AutoConfig.for_model("qwen3", **sizes, intermediate_size=200, vocab_size=500, use_cache=False)
+tokens = torch.zeros(2, 64, dtype=torch.long)
+linears = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+counted = []
+for adapter in False, True:
+    for recompute in False, True:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        if adapter:
+            model = get_peft_model(model, LoraConfig(r=8, target_modules=linears))
+        model.train()
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=tokens, labels=tokens).loss.backward()
+        counted.append([adapter, recompute, counter.get_total_flops() / tokens.numel()])
+print(json.dumps([config.to_dict(), counted]))
+"""
+
+
+@pytest.mark.torch
+def test_flops_are_those_that_torch_counts() -> None:
+    answer = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, check=True, timeout=100)
+    config, counted = json.loads(answer.stdout.splitlines()[-1])
+    shape = parse_model(config)
+    assert shape is not None
+    assert len(counted) == 4
+    for adapter, recompute, flop in counted:
+        parameters = lora_parameters(shape, 8, ["all"]) if adapter else None
+        flops = flops_per_token(shape, 64, adapter_parameters=parameters, recompute=recompute, causal=False)
+        # The angles of rotary position embeddings are made by a multiplication of matrices too.
+        assert flop == pytest.approx(flops.hardware, rel=1e-4)
+
+
+def test_the_rule_stands_in_words_beside_the_figures() -> None:
+    flops = flops_per_token(LLAMA_3_8B, 2048, adapter_parameters=20_971_520, recompute=True)
+    assert flops.rule == (
+        "4 x 7,504,658,432 parameters of matrices (output layer counted, embedding not) "
+        "+ 6 x 20,971,520 of the adapter + 3 x attention over 2,048 tokens, counted half (causal)"
+        "; of the hardware, each layer's forward pass once more"
+    )
+    assert flops.causal
+
+
+def test_the_rule_says_where_attention_counts_whole() -> None:
+    flops = flops_per_token(LLAMA_3_8B, 2048, causal=False)
+    assert flops.rule.endswith("+ 3 x attention over 2,048 tokens, counted whole")
+    assert not flops.causal
+
+
+def test_a_sequence_of_equal_parts_is_as_long_as_one_of_them() -> None:
+    assert packed_length([512] * 8) == 512
+
+
+def test_long_sequences_weigh_more_than_short_ones() -> None:
+    # 3000 tokens see 3000 each, 1000 tokens see 1000: (9 + 1) / 4.
+    assert packed_length([3000, 1000]) == 2500
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_without_tokens_there_is_no_length(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="no token"):
+        packed_length(lengths)
+
+
+def test_utilisation_of_a_known_gpu() -> None:
+    flops = Flops(model=40e9, hardware=50e9, causal=True, rule="as counted")
+    peak = peak_of("NVIDIA GeForce RTX 4090")
+    assert peak is not None
+    found = utilisation(flops, 2065.0, peak)
+    assert (found.model_tflops, found.hardware_tflops) == pytest.approx((82.6, 103.25))
+    assert (found.mfu, found.hfu) == pytest.approx((0.5, 0.625))
+    assert found.denominator == peak.denominator
+    assert found.rule == "as counted"
+
+
+def test_without_a_known_peak_there_is_a_speed_and_no_share() -> None:
+    found = utilisation(flops_per_token(LLAMA_3_8B, 2048), 1000.0, peak_of("a card of next year"))
+    assert found.model_tflops == pytest.approx(46.64, rel=1e-3)
+    assert found.mfu is None
+    assert found.hfu is None
+    assert found.denominator == "the peak of these GPUs is not known"
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> ModelShape:
+    key_heads = draw(st.integers(1, 8))
+    heads = key_heads * draw(st.integers(1, 4))
+    head = 8 * draw(st.integers(1, 16))
+    return shape_of(
+        hidden_size=heads * head,
+        num_hidden_layers=draw(st.integers(1, 80)),
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=draw(st.integers(8, 20_000)),
+        vocab_size=draw(st.integers(2, 200_000)),
+        tie_word_embeddings=draw(st.booleans()),
+    )
+
+
+LENGTHS = st.integers(1, 1 << 20)
+
+
+@given(shape=shapes(), tokens=LENGTHS, rank=st.integers(1, 64), causal=st.booleans())
+def test_an_adapter_takes_less_than_the_whole_model(shape: ModelShape, tokens: int, rank: int, *, causal: bool) -> None:
+    adapter = lora_parameters(shape, rank, ["all"])
+    assert adapter is not None
+    # Above a third, an adapter's own passes outweigh the weight gradients that the base is spared.
+    assume(3 * adapter < shape.layers * sum(linear.parameters for linear in shape.linears.values()))
+    full = flops_per_token(shape, tokens, causal=causal)
+    lora = flops_per_token(shape, tokens, adapter_parameters=adapter, causal=causal)
+    assert lora.model < full.model
+
+
+@given(shape=shapes(), tokens=LENGTHS, recompute=st.booleans(), adapter=st.none() | st.integers(1, 10**8))
+def test_mfu_is_below_hfu_just_where_something_is_recomputed(
+    shape: ModelShape, tokens: int, adapter: int | None, *, recompute: bool
+) -> None:
+    flops = flops_per_token(shape, tokens, adapter_parameters=adapter, recompute=recompute)
+    found = utilisation(flops, 1234.5, peak_of("NVIDIA H200"))
+    assert found.mfu is not None
+    assert found.hfu is not None
+    assert found.mfu < found.hfu if recompute else found.mfu == found.hfu
+
+
+@given(shape=shapes(), one=LENGTHS, other=LENGTHS, recompute=st.booleans())
+def test_a_longer_sequence_takes_more_for_each_token(
+    shape: ModelShape, one: int, other: int, *, recompute: bool
+) -> None:
+    assume(one != other)
+    short, long = (flops_per_token(shape, tokens, recompute=recompute) for tokens in sorted((one, other)))
+    assert short.model < long.model
+    assert short.hardware < long.hardware
+
+
+@given(shapes(), LENGTHS)
+def test_causal_attention_is_half_of_the_whole(shape: ModelShape, tokens: int) -> None:
+    # Without tokens to attend to, only the matrices are left.
+    matrices = flops_per_token(shape, 0).model
+    half, whole = (flops_per_token(shape, tokens, causal=causal).model - matrices for causal in (True, False))
+    assert 2 * half == pytest.approx(whole)
+
+
+@given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50))
+def test_a_packed_length_lies_between_the_mean_and_the_longest(lengths: list[int]) -> None:
+    mean = sum(lengths) / len(lengths)
+    assert mean * (1 - 1e-9) <= packed_length(lengths) <= max(lengths) * (1 + 1e-9)
+
+
+@given(shapes(), st.lists(st.integers(1, 4096), min_size=2, max_size=20))
+def test_packing_sequences_takes_what_they_take_alone(shape: ModelShape, lengths: list[int]) -> None:
+    alone = sum(length * flops_per_token(shape, length).model for length in lengths)
+    packed = sum(lengths) * flops_per_token(shape, packed_length(lengths)).model
+    assert packed == pytest.approx(alone)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.analyse.peak_flops import mean_peak, peak_of
+
+# Multiprocessors, boost clock in GHz, and FLOP a clock that the tensor cores of one multiprocessor make of dense bf16
+# summed in fp32, from NVIDIA's papers on the GA102, GA100, Ada, Hopper and Blackwell architectures. A GeForce, and the
+# L40 like one, sums in fp32 at half the rate of the same chip in a workstation.
+HALF, FULL, GA100, HOPPER = 512, 1024, 2048, 4096
+CHIPS = [
+    ("NVIDIA GeForce RTX 3090", 82, 1.695, HALF),
+    ("NVIDIA GeForce RTX 3090 Ti", 84, 1.860, HALF),
+    ("NVIDIA GeForce RTX 4080", 76, 2.505, HALF),
+    ("NVIDIA GeForce RTX 4090", 128, 2.520, HALF),
+    ("NVIDIA GeForce RTX 4090 D", 114, 2.520, HALF),
+    ("NVIDIA GeForce RTX 5080", 84, 2.617, HALF),
+    ("NVIDIA GeForce RTX 5090", 170, 2.407, HALF),
+    ("NVIDIA L40", 142, 2.490, HALF),
+    ("NVIDIA L40S", 142, 2.490, FULL),
+    ("NVIDIA L4", 58, 2.040, FULL),
+    ("NVIDIA RTX 6000 Ada Generation", 142, 2.505, FULL),
+    ("NVIDIA RTX A6000", 84, 1.800, FULL),
+    ("NVIDIA A40", 84, 1.740, FULL),
+    ("NVIDIA A30", 56, 1.440, GA100),
+    ("NVIDIA A100-SXM4-80GB", 108, 1.410, GA100),
+    ("NVIDIA A100 80GB PCIe", 108, 1.410, GA100),
+    ("NVIDIA H100 80GB HBM3", 132, 1.830, HOPPER),
+    ("NVIDIA H100 PCIe", 114, 1.620, HOPPER),
+    ("NVIDIA H200", 132, 1.830, HOPPER),
+]
+
+
+@pytest.mark.parametrize(("name", "multiprocessors", "boost_ghz", "flop_a_clock"), CHIPS)
+def test_a_peak_is_what_the_chip_can_do_without_sparsity(
+    name: str, multiprocessors: int, boost_ghz: float, flop_a_clock: int
+) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.tflops == pytest.approx(multiprocessors * boost_ghz * flop_a_clock / 1000, rel=0.005)
+
+
+def test_the_denominator_says_what_it_is() -> None:
+    peak = peak_of("NVIDIA GeForce RTX 4090")
+    assert peak is not None
+    assert peak.denominator == (
+        "165.2 TFLOP/s a GPU, dense bf16 with fp32 accumulation "
+        "(NVIDIA Ada architecture; 128 multiprocessors x 512 FLOP x 2.52 GHz)"
+    )
+
+
+def test_a_figure_with_sparsity_is_halved_and_said_to_be() -> None:
+    peak = peak_of("NVIDIA H100 80GB HBM3")
+    assert peak is not None
+    assert "989.5 TFLOP/s" in peak.denominator
+    assert "half of the 1979 TFLOP/s that it gives with sparsity" in peak.denominator
+
+
+def test_an_older_driver_leaves_the_maker_out() -> None:
+    assert peak_of("A100-SXM4-40GB") == peak_of("NVIDIA A100-SXM4-40GB") is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "NVIDIA",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 40",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA H100 80GB HBM2e",
+        "Tesla V100-SXM2-16GB",
+        "AMD Instinct MI300X",
+    ],
+)
+def test_of_another_gpu_nothing_is_said(name: str) -> None:
+    assert peak_of(name) is None
+
+
+def test_workers_on_unequal_gpus_are_held_to_the_mean() -> None:
+    mixed = mean_peak(["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"])
+    assert mixed is not None
+    assert mixed.tflops == pytest.approx((165.2 + 165.2 + 71.2) / 3)
+    assert mixed.source == "mean of 2 x NVIDIA GeForce RTX 4090, 1 x NVIDIA GeForce RTX 3090"
+
+
+def test_workers_on_equal_gpus_have_the_peak_of_one() -> None:
+    assert mean_peak(["NVIDIA L40S"] * 4) == peak_of("NVIDIA L40S")
+
+
+@pytest.mark.parametrize("names", [[], ["NVIDIA L40S", "a card of next year"]])
+def test_one_unknown_gpu_leaves_no_mean(names: list[str]) -> None:
+    assert mean_peak(names) is None
