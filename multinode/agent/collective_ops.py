@@ -92,7 +92,7 @@ class Operation(ABC):
             expected = self.expect(index)
             # An average is the one reduction that divides: its last bit may differ.
             same = (
-                self.torch.isclose(piece.double(), expected.double(), rtol=1e-2)
+                self.torch.isclose(piece.double(), expected.double(), rtol=self._rounding())
                 if self.reduces and self.redop == "avg"
                 else piece == expected.to(self.dtype)
             )
@@ -124,6 +124,11 @@ class Operation(ABC):
     def reduction(self) -> Any:
         """The reduction, as torch has it."""
         return getattr(self.dist.ReduceOp, _REDOPS.get(self.redop, self.redop.upper()))
+
+    def _rounding(self) -> float:
+        """What an average may be off: its sum is rounded once for each rank."""
+        rounding: float = self.torch.finfo(self.dtype).eps * (self.ranks + 1)
+        return rounding
 
     def _doublings(self) -> int:
         """How often a product may double."""

@@ -29,23 +29,22 @@ def main() -> None:
     device = _device(torch, backend)
     dist.init_process_group(backend)
     worker = _Worker(torch, device, request)
-    try:
-        worker.record(
-            {
-                "kind": "benchmark",
-                "world_size": dist.get_world_size(),
-                "backend": backend,
-                "timer": "cuda" if worker.on_gpu else "clock",
-                "device": torch.cuda.get_device_name(device) if worker.on_gpu else None,
-            }
-        )
-        for index, message in enumerate(request["messages"]):
-            worker.record({"kind": "collective", "index": index, **worker.measure(message)})
-        if worker.on_gpu:
-            lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
-            worker.record({"kind": "nccl", "lines": lines})
-    finally:
-        dist.destroy_process_group()
+    worker.record(
+        {
+            "kind": "benchmark",
+            "world_size": dist.get_world_size(),
+            "backend": backend,
+            "timer": "cuda" if worker.on_gpu else "clock",
+            "device": torch.cuda.get_device_name(device) if worker.on_gpu else None,
+        }
+    )
+    for index, message in enumerate(request["messages"]):
+        worker.record({"kind": "collective", "index": index, **worker.measure(message)})
+    if worker.on_gpu:
+        lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
+        worker.record({"kind": "nccl", "lines": lines})
+    # Not after an error: the others sit in a collective, this one would wait for them, and nobody would hear why.
+    dist.destroy_process_group()
 
 
 def _device(torch: Any, backend: str) -> Any:

@@ -111,6 +111,11 @@ class PathProof(msgspec.Struct, frozen=True, kw_only=True):
     sentences: tuple[str, ...] = ()
     messages: tuple[MessagePath, ...] = ()
 
+    @property
+    def over_rdma(self) -> bool:
+        """Whether RDMA ports carried what the cards did not."""
+        return any(load.way is Way.RDMA for message in self.messages for load in message.loads)
+
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which the backend may have made a message."""
@@ -222,17 +227,19 @@ def _load(sample: CollectiveSample, node: str, card: str | None, flow: NodeFlow 
         passed[_LOOPBACK] = _less(passed[_LOOPBACK], flow.inside * sample.size_bytes)
     most = _busier(expected)
     others = {name: each for name, each in passed.items() if _busier(each) > _TRIFLE * most}
-    if card is None or not _is_telling(most, sample.card_iters, layout):
+    told = sample.cards or {}
+    # A card that came anew while it was read has counted from zero again: nothing follows from that.
+    restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in told.values())
+    if card is None or mine is None or restarted or not _is_telling(most, sample.card_iters, layout):
         return CardLoad(node=node, ifname=card, passed=mine, expected=expected, others=others)
-    seen = mine or _NOTHING
     return CardLoad(
         node=node,
         ifname=card,
         passed=mine,
         expected=expected,
-        deviation=_busier(_gap(seen, expected)) / most,
+        deviation=_busier(_gap(mine, expected)) / most,
         others=others,
-        way=_find_way(seen, expected, others),
+        way=_find_way(mine, expected, others),
     )
 
 

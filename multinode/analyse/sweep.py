@@ -5,8 +5,9 @@ Puts together what its neighbours find; owns no figure of its own.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,8 +23,9 @@ from multinode.analyse.sweep_changes import NodeState, SweepChanges, SweepRecord
 from multinode.analyse.sweep_curve import SweepCurve, fit_curve
 from multinode.analyse.sweep_evidence import SweepEvidence, slowest_gb_per_s
 from multinode.analyse.sweep_verdict import Verdict, judge_sweep
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.collective_test import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.facts import Interface, NodeFacts
+from multinode.core.log import clean_log
 from multinode.core.plan import LaunchPlan, NodePlan
 from multinode.core.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
 from multinode.units import goodput_gb_per_s
@@ -32,6 +34,7 @@ __all__ = ["StepEstimate", "SweepReport", "estimate_step", "summarise_sweep"]
 
 _ETHERNET_MTU = 1500
 _BITS_PER_BYTE = 8
+_LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
 # A curve through fewer sizes would be no more than they are.
 _LEAST_SIZES = 2
 
@@ -115,7 +118,13 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def record(self) -> SweepRecord:
         """What later sweeps are compared with."""
-        return SweepRecord(run_id=self.run_id, rows=self.rows, nodes=self.states)
+        return SweepRecord(
+            run_id=self.run_id,
+            rows=self.rows,
+            nodes=self.states,
+            backend=self.backend,
+            workers_per_node=self.world_size // max(1, len(self.nodes)),
+        )
 
     @property
     def levels(self) -> dict[str, float]:
@@ -168,10 +177,11 @@ def summarise_sweep(
         raise ValueError(f"run {plan.run_id} is no collective test")
     network = _network(plan.nodes, facts)
     layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
-    measured = [sample for each in samples.values() for sample in each if isinstance(sample, CollectiveSample)]
+    measured = list(_measured(plan, samples))
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")
     tcp_gb_per_s = slowest_gb_per_s(fastest_of(tcp.one, tcp.several))
+    nccl = _nccl(samples.values())
     rows = collective_rows(measured, plan.world_size)
     path = prove_path(
         measured,
@@ -180,12 +190,15 @@ def summarise_sweep(
         backend=backend,
         node_names=[node.node for node in plan.nodes],
     )
-    if path.ok is not False:
+    over_rdma = path.over_rdma or (nccl is not None and nccl.network == "IB")
+    if path.ok is not False and not over_rdma:
         # What took another way is no share of this one.
         rows = with_shares(rows, network.ceiling_gb_per_s, tcp_gb_per_s)
     odd = _find_odd(tcp, network)
     evidence = SweepEvidence(
         rows=rows,
+        nodes=len(plan.nodes),
+        over_rdma=over_rdma,
         backend=backend,
         ranks=plan.world_size,
         card_factors=_card_factors(rows, backend, layout),
@@ -221,7 +234,7 @@ def summarise_sweep(
         tcp=tcp,
         odd=odd,
         path=path,
-        nccl=_nccl(samples.values()),
+        nccl=nccl,
         verdict=judge_sweep(evidence),
         states=tuple(node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
         directory=directory,
@@ -242,6 +255,25 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
     return StepEstimate(
         training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of), notes=step.notes
     )
+
+
+def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
+    """What the workers measured, as far as it can be what they were asked for: nodes may say anything."""
+    messages = plan.test.messages if plan.test is not None else ()
+    seen: set[tuple[int, int]] = set()
+    for node in plan.nodes:
+        for sample in samples.get(node.node_rank, ()):
+            if not isinstance(sample, CollectiveSample) or sample.rank not in node.ranks:
+                continue
+            asked = messages[sample.index] if 0 <= sample.index < len(messages) else None
+            if asked is None or asked.collective != sample.collective or (sample.rank, sample.index) in seen:
+                continue
+            # Rounded down to what divides among the workers, and up to an element for each of them.
+            most = max(asked.size_bytes, plan.world_size * _LARGEST_ELEMENT_BYTES)
+            known = sample.dtype in DTYPE_BYTES and sample.redop in {*REDOPS, "none"}
+            if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
+                seen.add((sample.rank, sample.index))
+                yield sample
 
 
 def _network(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> _Network:
@@ -282,7 +314,9 @@ def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[
     """Of the operations' time, what the workers of a node waited for others: the median over messages."""
     by_message: dict[int, dict[int, CollectiveSample]] = {}
     for sample in samples:
-        by_message.setdefault(sample.index, {})[sample.rank] = sample
+        # A root waits for nobody, however slow the others or the network are.
+        if sample.collective != "broadcast":
+            by_message.setdefault(sample.index, {})[sample.rank] = sample
     shares: dict[int, list[float]] = {}
     for workers in by_message.values():
         if len(workers) == plan.world_size:
@@ -313,12 +347,16 @@ def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str
 def _devices(plan: LaunchPlan, workers: Iterable[BenchmarkSample]) -> tuple[str, ...]:
     names = {rank: node.node for node in plan.nodes for rank in node.ranks}
     return tuple(
-        f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}"
+        clean_log(f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}")
         for worker in sorted(workers, key=lambda worker: worker.rank)
     )
 
 
 def _nccl(samples: Iterable[Sequence[Sample]]) -> NcclPath | None:
     return parse_nccl_log(
-        line for each in samples for sample in each if isinstance(sample, NcclSample) for line in sample.lines
+        clean_log(line)
+        for each in samples
+        for sample in each
+        if isinstance(sample, NcclSample)
+        for line in sample.lines
     )

@@ -57,7 +57,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_causes(reading: Reading) -> tuple[Cause, ...]:
     """Whatever the evidence shows, the likeliest first: what is wrong for certain, then the network, then the nodes."""
-    causes = [cause for find in _IN_ORDER for cause in find(reading)]
+    over_rdma = reading.evidence.over_rdma
+    causes = [cause for find in _IN_ORDER if not (over_rdma and find in _OF_TCP) for cause in find(reading)]
     if not causes and reading.tcp_is_slow:
         causes = [_slow_network(reading)]
     if not causes and reading.collective_is_slow:
@@ -106,12 +107,12 @@ def _odd_pairs(reading: Reading) -> Iterator[Cause]:
 
 def _slower_link(reading: Reading) -> Iterator[Cause]:
     links = reading.evidence.link_by_node
-    least, most = min(links.values(), default=0.0), max(links.values(), default=0.0)
+    most = max(links.values(), default=0.0)
     slow = tuple(name for name, link in links.items() if link < most)
     if slow and len(slow) <= len(links) / 2:
+        rates = _names(tuple(f"{name} negotiated {format_rate(links[name])}" for name in slow))
         yield Cause(
-            text=f"{_names(slow)} negotiated {format_rate(least)} where others have {format_rate(most)}: every "
-            "collective goes at that pace",
+            text=f"{rates} where others have {format_rate(most)}: every collective goes at the pace of the slowest",
             hint="cable or switch port: sudo ethtool INTERFACE tells what the card and its partner advertise",
             nodes=slow,
         )
@@ -123,7 +124,8 @@ def _mixed_mtu(reading: Reading) -> Iterator[Cause]:
     if least < most and not reading.is_well:
         small = tuple(name for name, mtu in mtus.items() if mtu < most)
         yield Cause(
-            text=f"the MTU of {_names(small)} is {least} where others have {most}: large packets may be lost",
+            text=f"the MTU of {_names(tuple(f'{name} is {mtus[name]}' for name in small))} where others have {most}: "
+            "large packets may be lost",
             hint="the same MTU on every card and on the switch: sudo ip link set dev INTERFACE mtu 1500",
             nodes=small,
         )
@@ -188,14 +190,15 @@ def _far_apart(reading: Reading) -> Iterator[Cause]:
             yield Cause(
                 text=f"a round trip from {source} to {target} takes {_ms(trip)}, where {_ms(usual)} is usual: small "
                 "messages wait for it",
-                hint=f"the way between the two: tracepath -n from {source} to {target}; other traffic on it",
+                hint=f"the way between the two, and what else uses it: on {source}, tracepath -n to {target}'s address",
                 nodes=(source, target),
             )
     if usual > _LAN_ROUND_TRIP_US:
         yield Cause(
             text=f"a round trip between the nodes takes {_ms(usual)}, far more than a switch needs: small messages "
             "are bound by it",
-            hint="a VPN, a wireless link or a router between them, or a power-saving card: tracepath -n PEER",
+            hint="a VPN, a wireless link or a router between them, or a power-saving card: tracepath -n to a peer's "
+            "address",
         )
 
 
@@ -232,6 +235,9 @@ def _tcp_limit(reading: Reading) -> Iterator[Cause]:
         )
 
 
+_OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_limit})
+"""What explains TCP alone."""
+
 _IN_ORDER: tuple[Callable[[Reading], Iterator[Cause]], ...] = (
     _wrong_values,
     _wrong_path,
@@ -258,6 +264,11 @@ def _slow_network(reading: Reading) -> Cause:
 
 
 def _slow_for_no_reason(reading: Reading) -> Cause:
+    if reading.evidence.over_rdma:
+        return Cause(
+            text="the traffic goes by RDMA and does not fill the link: the port, its switch, the way from GPU to card",
+            hint="ibstat, and ib_write_bw between the nodes; GPUDirect: NCCL_DEBUG=INFO tells GDRDMA or not",
+        )
     if reading.tcp_gb_per_s is None:
         return Cause(
             text="whether the network or the collective is slow, raw TCP would tell, and it was not tried",

@@ -59,11 +59,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep and the nodes it ran on, in node-rank order."""
+    """A sweep, the nodes it ran on in node-rank order, its backend and its workers on each node."""
 
     run_id: str
     rows: tuple[CollectiveRow, ...]
     nodes: tuple[NodeState, ...] = ()
+    backend: str | None = None
+    workers_per_node: int | None = None
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +147,7 @@ def compare_sweeps(before: SweepRecord, now: SweepRecord) -> SweepChanges:
         before=before.run_id,
         now=now.run_id,
         text=_text(rows, len(pairs)),
-        environment=tuple(_environment(old, new)),
+        environment=(*_terms(before, now), *_environment(old, new)),
         came=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
         rows=rows,
@@ -171,6 +173,14 @@ _NODE_WORDS = {
     "gpu_driver": "{node} now has GPU driver {now}, was {before}",
     "cores": "{node} now has {now} cores, was {before}",
 }
+
+
+def _terms(before: SweepRecord, now: SweepRecord) -> Iterator[str]:
+    """What was measured with; where it differs, the speeds are not of the same thing."""
+    if None not in (before.backend, now.backend) and before.backend != now.backend:
+        yield f"measured with {now.backend} now, was {before.backend}"
+    if None not in (before.workers_per_node, now.workers_per_node) and before.workers_per_node != now.workers_per_node:
+        yield f"measured with {now.workers_per_node} workers on each node now, was {before.workers_per_node}"
 
 
 def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> Iterator[str]:

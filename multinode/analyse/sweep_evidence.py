@@ -39,6 +39,8 @@ class SweepEvidence(msgspec.Struct, frozen=True, kw_only=True):
         backend: `nccl` or `gloo`.
         ranks: workers in all.
         card_factors: by collective, the part of S that the busiest card carries one way; without, busbw's own factor.
+        nodes: how many; a single one uses no network.
+        over_rdma: whether the collectives went by RDMA, for which TCP is no peer.
         link_shares: by collective, the share of a link that the backend gets where all is well; without, all of it.
         link_gbit_per_s: rate of the slowest card; likewise `mtu`, the smallest, in bytes.
         tcp_one: raw TCP around the ring of nodes, all at once, over one connection each; `tcp_many` over several.
@@ -55,6 +57,8 @@ class SweepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     ranks: int | None = None
     card_factors: dict[str, float] = {}
+    nodes: int | None = None
+    over_rdma: bool = False
     link_shares: dict[str, float] = {}
     link_gbit_per_s: float | None = None
     mtu: int | None = None
@@ -77,6 +81,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         collective: which; likewise `size_bytes`.
         card_gb_per_s: what passed the busiest card one way.
+        busbw_gb_per_s: as nccl-tests has it.
         share_of_ceiling: of what TCP can carry over the slowest link; None where its rate is not known.
         share_of_tcp: of what raw TCP reached around the ring; None where it was not tried.
         usual_share: the share of a link that the backend gets for this collective where all is well.
@@ -87,6 +92,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     collective: str
     size_bytes: int
     card_gb_per_s: float
+    busbw_gb_per_s: float
     share_of_ceiling: float | None = None
     share_of_tcp: float | None = None
     usual_share: float = 1.0
@@ -130,6 +136,9 @@ def read_evidence(evidence: SweepEvidence) -> Reading:
     link = evidence.link_gbit_per_s
     ceiling = goodput_gb_per_s(link, evidence.mtu or _ETHERNET_MTU) if link else None
     tcp = slowest_gb_per_s(fastest_of(evidence.tcp_one, evidence.tcp_many))
+    if evidence.over_rdma:
+        # Its frames have other headers, which take a few hundredths of the line rate.
+        ceiling, tcp = (link / _BITS_PER_BYTE if link else None), None
     shares = tuple(_share(row, evidence, ceiling, tcp) for row in _large(evidence.rows))
     largest = {share.collective: share for share in sorted(shares, key=lambda share: share.size_bytes)}
     worst = min(largest.values(), key=lambda share: 0.0 if share.fill is None else share.fill, default=None)
@@ -181,6 +190,7 @@ def _share(row: CollectiveRow, evidence: SweepEvidence, ceiling: float | None, t
         collective=row.collective,
         size_bytes=row.size_bytes,
         card_gb_per_s=speed,
+        busbw_gb_per_s=row.busbw_gb_per_s,
         share_of_ceiling=speed / ceiling if ceiling else None,
         share_of_tcp=speed / tcp if tcp else None,
         usual_share=usual_share,

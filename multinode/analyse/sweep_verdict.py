@@ -62,11 +62,16 @@ def _measured(reading: Reading, worst: SizeShare) -> str:
     if len({share.collective for share in reading.shares}) > 1:
         what += ", which fills it least,"
     speed = f"{worst.card_gb_per_s:.3g} GB/s"
+    if reading.evidence.nodes == 1:
+        return (
+            f"{what} reaches {worst.busbw_gb_per_s:.3g} GB/s of busbw between workers of one node: no network was used"
+        )
     if reading.collective_is_slow is None:
         return f"{what} moves {speed} through a card; neither a link's rate nor raw TCP is known to hold it against"
     shares = []
     if worst.share_of_ceiling is not None:
-        shares.append(f"{worst.share_of_ceiling:.0%} of what TCP can carry")
+        best = "its line rate" if reading.evidence.over_rdma else "what TCP can carry"
+        shares.append(f"{worst.share_of_ceiling:.0%} of {best}")
     if worst.share_of_tcp is not None:
         shares.append(f"{worst.share_of_tcp:.0%} of what raw TCP reached")
     link = reading.evidence.link_gbit_per_s

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Variables
+from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides, Variables
 
 if TYPE_CHECKING:
     from multinode.analyse.sweep import SweepReport
@@ -65,6 +65,7 @@ def nccl_test(
         Path | None,
         typer.Option(metavar="JOB.yaml", help="The messages that this training will send, instead of -b, -e and -f."),
     ] = None,
+    overrides: Overrides = None,
     tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes first.")] = True,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Measure every pair of nodes too, and name an odd one.")
@@ -96,10 +97,12 @@ def nccl_test(
         REDOPS,
         CollectiveTest,
         check_choice,
+        check_reduction,
         sweep_messages,
         sweep_sizes,
     )
     from multinode.core.planning import LaunchOptions
+    from multinode.errors import UsageError
     from multinode.launch.request import ExecuteOptions
     from multinode.store.text_file import require_directory
     from multinode.transport.archive import load_archive
@@ -124,7 +127,12 @@ def nccl_test(
         check=verify,
         backend=check_choice("backend", backend, BACKENDS) if backend is not None else None,
     )
-    training = read_job(like, None, []) if like is not None else None
+    check_reduction(op, dtype)
+    training = read_job(like, None, overrides or []) if like is not None else None
+    if overrides and training is None:
+        raise UsageError("--set changes the job of --like, and none was given", hint="--like JOB.yaml")
+    if local is not None and workers_per_node is not None:
+        raise UsageError("--local says how many workers there are already", hint="leave --workers-per-node out")
     if page is not None:
         require_directory(page.parent)
     cluster, text = _cluster(hosts, nodes, local)
@@ -187,7 +195,8 @@ def _print_report(report: SweepReport, form: str) -> None:
             rows = [row for row in report.rows if row.collective == collective]
             print_table(collective_table(rows, f"{collective}, {report.title}"))
     if report.tcp.pairs:
-        print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes))
+        matrix = pair_table(report.tcp.pairs, report.odd, nodes=report.nodes)
+        print_table(matrix, prefix="# " if form == "nccl-tests" else "")
     for line in sweep_lines(report):
         typer.echo(f"# {line}" if form == "nccl-tests" else line)
 

@@ -23,10 +23,15 @@ def print_document(value: object) -> None:
     sys.stdout.flush()
 
 
-def print_table(table: Table) -> None:
-    """A table on stdout."""
+def print_table(table: Table, prefix: str = "") -> None:
+    """A table on stdout; `prefix` begins every line, for an output that programs read by its lines."""
     console = Console()
-    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    if prefix:
+        with console.capture() as captured:
+            console.print(table)
+        typer.echo("\n".join(prefix + line for line in captured.get().splitlines()))
+    else:
+        (console if console.is_terminal else Console(width=_WIDE)).print(table)
 
 
 def print_failure(failure: Failure, directory: str) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "CollectiveTest",
     "Message",
     "check_choice",
+    "check_reduction",
     "describe_test",
     "sweep_messages",
     "sweep_sizes",
@@ -71,6 +72,16 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
     warmup_iters: int = 2
     check: int = 1
     backend: str | None = None
+
+
+def check_reduction(redop: str, dtype: str) -> None:
+    """Refuse a reduction that the element type does not have.
+
+    Raises:
+        UsageError: an average of integers, which backends round in ways of their own or refuse.
+    """
+    if redop == "avg" and "int" in dtype:
+        raise UsageError(f"there is no avg of {dtype}", hint="--op sum, or a type with fractions: --dtype float")
 
 
 def describe_test(test: CollectiveTest) -> str:

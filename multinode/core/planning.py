@@ -65,6 +65,7 @@ def plan_launch(
     """
     nproc = workers_per_node(cluster, facts, options.workers_per_node)
     if isinstance(job, CollectiveTest):
+        job = _settle_backend(cluster, facts, job)
         _check_workers(cluster, facts, job, nproc)
     endpoints = choose_endpoints(cluster, facts)
     master_addr = endpoints[0].addr
@@ -131,6 +132,14 @@ def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: in
     return fewest
 
 
+def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest) -> CollectiveTest:
+    """One backend for all: workers that chose for themselves could choose differently, and would hang."""
+    if test.backend is not None or any(node.name not in facts for node in cluster.nodes):
+        return test
+    backend = "nccl" if all(facts[node.name].gpus for node in cluster.nodes) else "gloo"
+    return msgspec.structs.replace(test, backend=backend)
+
+
 def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, nproc: int) -> None:
     """A collective needs two workers, and NCCL a GPU for each.
 
@@ -148,9 +157,9 @@ def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: Colle
         # A node without any is told by a check, with the reason that it gives.
         if gpus and gpus < nproc and test.backend != "gloo":
             raise UsageError(
-                f"{nproc} workers were asked for, and it has {gpus} GPUs",
+                f"{nproc} workers were asked for, and it has {gpus} {'GPU' if gpus == 1 else 'GPUs'}",
                 node=node.name,
-                hint=f"--workers-per-node {gpus}, or --backend gloo to measure without GPUs",
+                hint="fewer workers a node, or --backend gloo to measure without GPUs",
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -32,10 +33,12 @@ def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices
 
 def _block(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
     sizes = [row.size_bytes for row in rows]
+    # The rows' sizes are rounded to what divides among the workers.
+    asked = [one.size_bytes for one in test.messages if one.collective == rows[0].collective]
     counts = f"warmup iters: {test.warmup_iters} iters: {test.iters} agg iters: 1 validation: {int(test.check > 0)}"
     lines = [
         f"# Collective test: {rows[0].collective}",
-        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {_step(sizes)} {counts} graph: 0",
+        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {_step(asked)} {counts} graph: 0",
         "#",
         "# Using devices",
         *(f"#  {device}" for device in devices),
@@ -85,6 +88,10 @@ def _time(time_us: float) -> str:
 
 
 def _step(sizes: Sequence[int]) -> str:
-    if len(sizes) > 1 and sizes[1] % sizes[0] == 0:
-        return f"{sizes[1] // sizes[0]}(factor)"
-    return f"{sizes[1] - sizes[0] if len(sizes) > 1 else 0}(bytes)"
+    """How one size follows from the one before; 0 where there is no such rule, as among the sizes of a training."""
+    pairs = list(itertools.pairwise(sizes))
+    factors = {after / before for before, after in pairs}
+    steps = {after - before for before, after in pairs}
+    if len(factors) == 1 and (factor := factors.pop()).is_integer():
+        return f"{factor:.0f}(factor)"
+    return f"{steps.pop() if len(steps) == 1 else 0}(bytes)"

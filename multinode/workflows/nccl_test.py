@@ -101,7 +101,8 @@ def _ask_for_model(job: Job, what: Launch, outside: Outside) -> tuple[Layout, di
     refresh_lab(what.cluster)
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
     first = probe(outside.agent, what.cluster.first(1), questions).require()[0]
-    workers = workers_per_node(what.cluster, {first.node: first}, what.options.workers_per_node)
+    # Whether the other nodes have as many is for the launch to say, which asks them all.
+    workers = workers_per_node(what.cluster.first(1), {first.node: first}, what.options.workers_per_node)
     return Layout(nodes=len(what.cluster.nodes), workers_per_node=workers), first.model
 
 

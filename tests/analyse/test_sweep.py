@@ -31,6 +31,7 @@ from tests.analyse.test_nccl_log import SOCKETS
 MIB = 1 << 20
 SIZES = (4096, MIB, 16 * MIB)
 NODES = ("a", "b")
+NOTHING = CardBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
 CLUSTER = Cluster(nodes=tuple(Node(name=name, slots=1) for name in NODES), source="hosts")
 GOODPUT = goodput_gb_per_s(1.0)
 TCP = RawTcp(
@@ -86,7 +87,7 @@ def measured(
                     count=size // 4,
                     times_us=(time_us,) * 5,
                     num_wrong=0,
-                    cards={card: carried},
+                    cards={"ens1f0": NOTHING} | {card: carried},
                     card_iters=1,
                     index=index,
                 )
@@ -195,3 +196,52 @@ def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -
     single = estimate_step(step, said.rows[1:2], {})
     assert single.step_us == pytest.approx(3 * 4 * said.rows[1].time_us)
     assert estimate_step(step, (), {}).step_us is None
+
+
+def test_rdma_is_not_held_against_tcp() -> None:
+    slow_tcp = RawTcp(one=tuple(msgspec.structs.replace(one, gbit_per_s=0.3) for one in TCP.one))
+    said = report(plan(), measured(plan(), card="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
+    assert all(row.share_of_tcp is None for row in said.rows)
+    assert "line rate" in said.verdict.text
+    assert not any("TCP" in cause.text for cause in said.verdict.causes)
+
+
+def test_a_single_node_uses_no_network() -> None:
+    alone = Cluster(nodes=(Node(name="a", slots=2),), source="hosts")
+    test = CollectiveTest(messages=sweep_messages(["all_reduce"], SIZES))
+    local = plan_launch(alone, test, facts(), "r", LaunchOptions(agent="agent.pyz"))
+    both = measured(plan())
+    said = report(local, {0: [*both[0], *both[1]]}, tcp=RawTcp())
+    assert len(said.rows) == len(SIZES)
+    assert "no network was used" in said.verdict.text
+
+
+def test_what_a_node_makes_up_is_no_row() -> None:
+    samples = measured(plan())
+    (first, *_) = [one for one in samples[1] if isinstance(one, CollectiveSample)]
+    lies: list[dict[str, Any]] = [
+        {"collective": "all_sum"},
+        {"size_bytes": 0},
+        {"size_bytes": 10**400},
+        {"dtype": "[/x]"},
+        {"times_us": (1.0, -1.0)},
+        {"times_us": (float("nan"),)},
+        {"rank": 0},
+        {"index": 99},
+    ]
+    for lie in lies:
+        told = [msgspec.structs.replace(first, **lie) if one is first else one for one in samples[1]]
+        assert [row.size_bytes for row in report(plan(), {0: samples[0], 1: told}).rows] == list(SIZES[1:])
+    # Told twice, the first time counts.
+    twice = [*samples[1], msgspec.structs.replace(first, times_us=(1e-9,))]
+    assert report(plan(), {0: samples[0], 1: twice}).rows == report(plan(), samples).rows
+
+
+def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
+    of = plan("broadcast")
+    samples = measured(of, slow=3.0)
+    samples[0] = [
+        msgspec.structs.replace(one, times_us=(1.0,) * 5) if isinstance(one, CollectiveSample) else one
+        for one in samples[0]
+    ]
+    assert not any("they wait for" in cause.text for cause in report(of, samples).verdict.causes)

@@ -150,3 +150,13 @@ def test_the_state_of_a_node_is_what_its_probe_found() -> None:
 def test_changes_are_a_json_document() -> None:
     changes = compare_sweeps(record(row(1000)), record(row(2000)))
     assert msgspec.json.decode(msgspec.json.encode(changes))["rows"][0]["collective"] == "all_reduce"
+
+
+def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:
+    before = SweepRecord(run_id="a", rows=(), backend="nccl", workers_per_node=1)
+    now = SweepRecord(run_id="b", rows=(), backend="gloo", workers_per_node=4)
+    assert compare_sweeps(before, now).environment == (
+        "measured with gloo now, was nccl",
+        "measured with 4 workers on each node now, was 1",
+    )
+    assert compare_sweeps(before, before).environment == ()

@@ -6,6 +6,7 @@ from multinode.core.collective_test import (
     REDOPS,
     CollectiveTest,
     check_choice,
+    check_reduction,
     describe_test,
     sweep_messages,
     sweep_sizes,
@@ -70,3 +71,10 @@ def test_the_time_left_grows_with_what_is_left_and_with_its_size() -> None:
     assert time_left_s(test, 2, 100_000.0) == 0
     # Where iterations are long there are fewer.
     assert time_left_s(test, 1, 1e6) == pytest.approx(2.0 * (test.min_iters + 3))
+
+
+def test_there_is_no_average_of_integers() -> None:
+    check_reduction("avg", "bfloat16")
+    check_reduction("sum", "int8")
+    with pytest.raises(UsageError, match="no avg of uint8"):
+        check_reduction("avg", "uint8")

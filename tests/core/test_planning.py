@@ -155,9 +155,21 @@ def test_a_collective_needs_two_workers_and_nccl_a_gpu_for_each() -> None:
     with pytest.raises(UsageError, match="9 workers were asked for, and it has 8 GPUs") as caught:
         plan_launch(unnamed, COLLECTIVES, FACTS, "r", LaunchOptions(workers_per_node=9))
     assert caught.value.node == "box1"
-    assert "--workers-per-node 8" in str(caught.value.hint)
+    assert "--backend gloo" in str(caught.value.hint)
     gloo = msgspec.structs.replace(COLLECTIVES, backend="gloo")
     assert plan_launch(unnamed, gloo, FACTS, "r", LaunchOptions(workers_per_node=9)).world_size == 18
+
+
+def test_all_workers_get_one_backend_that_every_node_can_run() -> None:
+    open_test = msgspec.structs.replace(COLLECTIVES, backend=None)
+    cpu = msgspec.structs.replace(FACTS["box2"], gpus=())
+    unnamed = Cluster(nodes=(Node(name="box1", slots=1), Node(name="box2", slots=1)), source="h")
+    for facts, backend in ((FACTS, "nccl"), (FACTS | {"box2": cpu}, "gloo"), ({}, None)):
+        planned = plan_launch(unnamed, open_test, facts, "r", LaunchOptions())
+        assert planned.test is not None
+        assert planned.test.backend == backend
+        requests = {node.command.env["MULTINODE_REQUEST"] for node in planned.nodes}
+        assert [json.loads(request)["backend"] for request in requests] == [backend]
 
 
 def test_a_route_over_another_card_is_noted_in_the_plan() -> None:

@@ -78,3 +78,14 @@ def test_each_collective_has_a_block_of_its_own() -> None:
     text = nccl_tests_text([row(1.0), row(2.0, "all_gather")], TEST, [])
     assert text.count("# Out of bounds values") == 2
     assert text.index("# Collective test: all_reduce") < text.index("# Collective test: all_gather")
+
+
+def test_the_step_is_that_of_the_sizes_that_were_asked_for() -> None:
+    for sizes, said in (
+        ((1, 2, 3), "1(bytes)"),
+        ((4, 16, 64), "4(factor)"),
+        ((5,), "0(bytes)"),
+        ((3, 7, 30), "0(bytes)"),
+    ):
+        test = CollectiveTest(messages=tuple(Message(size_bytes=size) for size in sizes))
+        assert f"step: {said} " in nccl_tests_text([row(1.0)], test, [])
