@@ -231,8 +231,10 @@ def _spec() -> LabSpec:
 
 def _signal_up_at(moment: str, number: signal.Signals) -> int:
     """Start `lab up`, send it a signal as soon as it says this, and return its exit code."""
+    # A shell starts what runs in its background with SIGINT ignored, and this test may run there.
+    listening = ["env", "--default-signal=INT"]
     with subprocess.Popen(
-        [sys.executable, "-m", "multinode", "lab", "up"],
+        [*listening, sys.executable, "-m", "multinode", "lab", "up"],
         cwd=REPOSITORY,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
