@@ -13,29 +13,10 @@ from multinode.core.job import LlamaFactoryJob
 from multinode.preflight.checks.strategy import check_strategy
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.meeting import Meeting, Streamed
+from tests.analyse.trainings import LLAMA_3_8B, TINY
 
 from .inspecting import but, inspection, only
 
-# The sizes of Meta-Llama-3-8B, and of the model that scripts/make_tiny.py makes.
-LLAMA_3_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-}
-TINY = {
-    "model_type": "qwen2",
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "intermediate_size": 688,
-    "vocab_size": 2048,
-    "tie_word_embeddings": True,
-}
 LORA = {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "bf16": True}
 FULL = {"stage": "sft", "finetuning_type": "full"}
 
