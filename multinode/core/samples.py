@@ -10,9 +10,20 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.profile_samples import (
+    DdpSample,
+    DeviceWaitSample,
+    GroupSample,
+    ModelSample,
+    NoteSample,
+    TraceSample,
+    TrafficSample,
+)
+
 __all__ = [
     "BenchmarkSample",
     "CardBytes",
+    "CgroupSample",
     "CollectiveSample",
     "CpuSample",
     "ExceptionSample",
@@ -22,6 +33,7 @@ __all__ = [
     "NicSample",
     "Sample",
     "StepSample",
+    "TcpSample",
     "TrainEndSample",
     "WorkerSample",
     "parse_samples",
@@ -36,6 +48,7 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
         time_s: the node's wall clock.
         source: what counts its steps: `trainer`, `deepspeed` or `optimizer`.
         versions: of torch and, where imported, transformers and deepspeed.
+        begun_mono_ns: the node's monotonic clock when this worker's interpreter started.
     """
 
     rank: int
@@ -44,6 +57,21 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     time_s: float
     source: str
     versions: dict[str, str] = {}
+    begun_mono_ns: int | None = None
+
+
+class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a card's counters grew by.
+
+    Attributes:
+        tx_bytes: sent; likewise `rx_bytes`, received. Ethernet headers are counted, frame check sequences are not.
+        tx_packets: likewise; None where packets are not counted (RDMA, which counts payload).
+    """
+
+    tx_bytes: int
+    rx_bytes: int
+    tx_packets: int | None = None
+    rx_packets: int | None = None
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
@@ -57,6 +85,14 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         mono_ns: the node's monotonic clock then.
         step_time_us: since the step before ended (the first: since the training began; None is unknown).
         samples: nominal samples of this worker in this step (per-device batch x accumulation); None is unknown.
+        micro_steps: forward passes with gradients in this step.
+        tokens: padded tokens of this worker in this step; `effective_tokens` those of them that are no padding.
+        phases_us: host time of this step by what it was spent on, the innermost alone: `data` (waiting for a batch),
+            `forward`, `backward`, `optimizer`, `comm` (blocked in a collective). The rest is nobody's.
+        traffic: the number of the TrafficSample that says what this step called.
+        cards: by network card (or RDMA port), its counters at the step's end, since the card came up; of a node's first
+            worker, ten times a second at the most.
+        peak_memory_bytes: allocated on the GPU so far, else resident in the worker's process; once a second at most.
     """
 
     rank: int
@@ -66,6 +102,13 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     step_time_us: float | None = None
     total_steps: int | None = None
     samples: int | None = None
+    micro_steps: int | None = None
+    tokens: int | None = None
+    effective_tokens: int | None = None
+    phases_us: dict[str, float] | None = None
+    traffic: int | None = None
+    cards: dict[str, CardBytes] | None = None
+    peak_memory_bytes: int | None = None
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
@@ -103,51 +146,105 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
-    """Counters of a network card, since the card came up."""
+    """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up."""
 
     time_s: float
     mono_ns: int
     ifname: str
     rx_bytes: int
     tx_bytes: int
-    rx_packets: int
-    tx_packets: int
+    rx_packets: int | None = None
+    tx_packets: int | None = None
+    rx_errors: int | None = None
+    tx_errors: int | None = None
+    rx_dropped: int | None = None
+    tx_dropped: int | None = None
+
+
+class TcpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tcp"):
+    """The node's TCP counters, of all its cards together, since it started (/proc/net/snmp)."""
+
+    time_s: float
+    mono_ns: int
+    sent_segments: int
+    retransmitted_segments: int
+
+
+class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cgroup"):
+    """What limits the job's processors, and how often it did, since the group was made.
+
+    Attributes:
+        time_s: the node's wall clock; `mono_ns` its monotonic clock.
+        quota_cores: processors that the group may use; None is without limit.
+        throttled_us: time in which it had used them up.
+        periods: of enforcement; `throttled_periods` those in which it was held.
+    """
+
+    time_s: float
+    mono_ns: int
+    quota_cores: float | None = None
+    throttled_us: float
+    periods: int
+    throttled_periods: int
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cpu"):
-    """The node's processors and memory."""
+    """The node's processors and memory.
+
+    Attributes:
+        time_s: the node's wall clock; `mono_ns` its monotonic clock.
+        busy_percent: of all cores, since the sample before; likewise `iowait_percent`, idle while a disk was waited
+            for, and `steal_percent`, taken by the hypervisor.
+        job_cores: cores that the job's processes used since the sample before.
+        memory_available_gib: what could still be allocated; `memory_total_gib` is all there is.
+    """
 
     time_s: float
     mono_ns: int
     busy_percent: float | None = None
+    iowait_percent: float | None = None
+    steal_percent: float | None = None
+    job_cores: float | None = None
     memory_available_gib: float | None = None
+    memory_total_gib: float | None = None
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
-    """One GPU."""
+    """One GPU, as NVML has it.
+
+    Attributes:
+        time_s: the node's wall clock; `mono_ns` its monotonic clock.
+        index: of the GPU.
+        sm_percent: part of the time in which a kernel ran; a waiting NCCL kernel runs, too.
+        memory_used_gib: by all processes, of `memory_total_gib`.
+        power_w: drawn; `power_limit_w` what it may.
+        sm_clock_mhz: now; `sm_clock_max_mhz` the highest there is.
+        temperature_c: of the chip.
+        pcie_gen: now; likewise `pcie_width`, lanes; `pcie_gen_max` and `pcie_width_max` are what card and slot can do.
+        pcie_rx_gb_per_s: into the GPU, over the last 20 ms; likewise `pcie_tx_gb_per_s`, out of it.
+        throttle: what holds its clocks down, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...).
+        energy_j: drawn since the driver was loaded.
+    """
 
     time_s: float
     mono_ns: int
     index: int
     sm_percent: float | None = None
     memory_used_gib: float | None = None
+    memory_total_gib: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
     sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
     temperature_c: float | None = None
-
-
-class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a card's counters grew by.
-
-    Attributes:
-        tx_bytes: sent; likewise `rx_bytes`, received. Ethernet headers are counted, frame check sequences are not.
-        tx_packets: likewise; None where packets are not counted (RDMA, which counts payload).
-    """
-
-    tx_bytes: int
-    rx_bytes: int
-    tx_packets: int | None = None
-    rx_packets: int | None = None
+    pcie_gen: int | None = None
+    pcie_gen_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_rx_gb_per_s: float | None = None
+    pcie_tx_gb_per_s: float | None = None
+    throttle: tuple[str, ...] = ()
+    energy_j: float | None = None
 
 
 class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="collective"):
@@ -217,6 +314,15 @@ Sample = (
     | CollectiveSample
     | BenchmarkSample
     | NcclSample
+    | NoteSample
+    | ModelSample
+    | GroupSample
+    | TrafficSample
+    | DdpSample
+    | DeviceWaitSample
+    | TraceSample
+    | TcpSample
+    | CgroupSample
 )
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)

@@ -1,0 +1,106 @@
+"""Steps: counts the optimizer steps of this worker and records them, with what the meters have to say of each.
+
+Who sees the steps is multinode_hooks' business.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+import multinode_guard
+import multinode_recorder
+from multinode_phases import PhaseClock
+
+__all__ = ["Meter", "Steps"]
+
+# Best first: the Trainer counts optimizer steps itself; under ZeRO the optimizer hook fires once per parameter group.
+_SOURCES = ("trainer", "deepspeed", "optimizer")
+
+Meter = Callable[[int], Dict[str, Any]]
+"""Called with its number at the end of each step; returns fields of the step's record (core/samples.py)."""
+
+
+class Steps:
+    """Listens to the best source that has spoken.
+
+    Args:
+        recorder: where records go.
+        guard: keeps what fails in here.
+
+    Attributes:
+        meters: asked at each step; one that raises is told and dropped.
+        phases: the clock whose phases are recorded with each step.
+        count: steps that have ended.
+    """
+
+    def __init__(self, recorder: multinode_recorder.Recorder, guard: multinode_guard.Guard) -> None:
+        self.meters: List[Meter] = []
+        self.phases = PhaseClock()
+        self.count = 0
+        self._recorder = recorder
+        self._guard = guard
+        self._source: Optional[str] = None
+        self._last_ns: Optional[int] = None
+        # Recorded with the first step: a thread that writes shall not run before the user's code does.
+        self._begun_ns = time.monotonic_ns()
+
+    def begin(self, source: str) -> bool:
+        """A source starts to count; False where a better one does already."""
+        if self._source is not None and _SOURCES.index(source) > _SOURCES.index(self._source):
+            return False
+        if source != self._source:
+            self._source = source
+            self.count = 0
+            self._last_ns = None
+            self._recorder.write("worker", {"begun_mono_ns": self._begun_ns, **_worker_fields(source)})
+        return True
+
+    def step(self, source: str, **fields: Any) -> None:
+        """One optimizer step has ended; `fields` of its record that the source knows go before those of meters."""
+        if not self.begin(source):
+            return
+        now = time.monotonic_ns()
+        self.count += 1
+        number = fields.setdefault("step", self.count)
+        elapsed_us = (now - self._last_ns) / 1000 if self._last_ns is not None else None
+        record: Dict[str, Any] = {"time_s": time.time(), "mono_ns": now, "step_time_us": elapsed_us}
+        for meter in list(self.meters):
+            self._ask(meter, number, record)
+        record["phases_us"] = self.phases.take_us()
+        record.update({name: value for name, value in fields.items() if value is not None})
+        self._last_ns = now
+        self._recorder.write("step", record)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Record something beside the steps."""
+        self._recorder.write(kind, fields)
+
+    def restart(self) -> None:
+        """The next step is measured from now; what was metered before belongs to none."""
+        self._last_ns = time.monotonic_ns()
+        self.phases.take_us()
+
+    def _ask(self, meter: Meter, number: int, record: Dict[str, Any]) -> None:
+        try:
+            record.update(meter(number))
+        except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
+            self.meters.remove(meter)
+            self._guard.tell(getattr(meter, "__qualname__", "a meter"), error)
+
+
+def _worker_fields(source: str) -> Dict[str, Any]:
+    versions = {}
+    for name in ("torch", "transformers", "deepspeed", "accelerate"):
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", ""))
+    return {
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "time_s": time.time(),
+        "source": source,
+        "versions": versions,
+    }

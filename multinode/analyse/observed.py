@@ -1,0 +1,105 @@
+"""Observed: what the nodes recorded of one run, sorted so that the rest of the analysis need not search. Pure.
+
+Which steps count is decided by `steady`; nothing is averaged here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from multinode.analyse.steady import SteadyState, find_steady_state
+from multinode.core.samples import Sample, StepSample
+
+__all__ = ["Observed", "ObservedNode", "observe"]
+
+_Kind = TypeVar("_Kind")
+
+
+class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node recorded.
+
+    Attributes:
+        name: the node's name.
+        node_rank: its node rank.
+        ranks: its workers' global ranks.
+        ifname: its data-plane interface; None is unknown.
+        link_gbit_per_s: what that interface says of its speed; None is unknown.
+        samples: all of them, in the order of their files.
+    """
+
+    name: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    ifname: str | None = None
+    link_gbit_per_s: float | None = None
+    samples: tuple[Sample, ...] = ()
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Its samples of one kind."""
+        return [sample for sample in self.samples if isinstance(sample, kind)]
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes recorded.
+
+    Attributes:
+        run_id: the run.
+        world_size: workers in all.
+        nodes: in node-rank order.
+        steps: by the step's number, ascending, the records of it by rank.
+        counted: the numbers of the steps that count, ascending; those in `steps` that have a time.
+        rule: which those are, in words.
+    """
+
+    run_id: str
+    world_size: int
+    nodes: tuple[ObservedNode, ...]
+    steps: dict[int, dict[int, StepSample]]
+    counted: tuple[int, ...]
+    rule: str
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Samples of one kind, of all nodes."""
+        return [sample for node in self.nodes for sample in node.of(kind)]
+
+    def node_of(self, rank: int) -> ObservedNode | None:
+        """The node that a worker is on."""
+        return next((node for node in self.nodes if rank in node.ranks), None)
+
+    @property
+    def counted_steps(self) -> list[dict[int, StepSample]]:
+        """Of the steps that count, the records by rank."""
+        return [self.steps[number] for number in self.counted]
+
+
+def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
+    """Sort what was recorded, and choose the steps that count.
+
+    A node is believed about its own workers alone: a step of a rank that is not on it is passed over.
+    """
+    steps: dict[int, dict[int, StepSample]] = {}
+    for node in nodes:
+        for sample in node.of(StepSample):
+            if sample.rank in node.ranks:
+                steps.setdefault(sample.step, {})[sample.rank] = sample
+    steps = {number: steps[number] for number in sorted(steps)}
+    timed = [number for number, workers in steps.items() if _times(workers)]
+    steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
+    return Observed(
+        run_id=run_id,
+        world_size=sum(len(node.ranks) for node in nodes),
+        nodes=tuple(nodes),
+        steps=steps,
+        counted=tuple(timed[steady.first :]),
+        rule=steady.rule,
+    )
+
+
+def _times(workers: dict[int, StepSample]) -> list[float]:
+    return [sample.step_time_us for sample in workers.values() if sample.step_time_us is not None]
+
+
