@@ -5,6 +5,7 @@ Knows nothing of who watches it.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -108,6 +109,11 @@ def _environment(request: Record, run: RunDir) -> dict[str, str]:
     if request.get("instrument"):
         env["PYTHONPATH"] = _prepend(_instrument_path(), env.get("PYTHONPATH"))
         env["MULTINODE_SAMPLES"] = run.samples
+        env["MULTINODE_IFNAMES"] = ",".join(request.get("sample_ifnames", []))
+        if request.get("failures_only"):
+            env["MULTINODE_FAILURES_ONLY"] = "1"
+        if request.get("trace"):
+            env["MULTINODE_TRACE"] = json.dumps(request["trace"])
     return env
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.summary import Spread, Summary
+from multinode.analyse.spread import Spread
+from multinode.analyse.summary import Summary
 from multinode.errors import UsageError
 
 __all__ = ["Contrast", "Side", "Terms", "compare", "make_side"]

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from multinode.analyse.bottleneck import Bottleneck
+from multinode.analyse.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.flops import Utilisation
-from multinode.analyse.in_training import InTraining
-from multinode.analyse.machine_use import NodeUse
-from multinode.analyse.seen_traffic import BytesPerStep, SeenCall
-from multinode.analyse.spread import Spread
-from multinode.analyse.step_split import StepSplit
-from multinode.analyse.stragglers import Straggler
-from multinode.analyse.trace_view import TraceView
+from multinode.analyse.in_training import InTraining, beside, in_training
+from multinode.analyse.machine_use import NodeUse, use_of
+from multinode.analyse.model_work import ModelWork, utilisation_of
+from multinode.analyse.observed import Observed
+from multinode.analyse.seen_strategy import recognise
+from multinode.analyse.seen_traffic import BytesPerStep, SeenCall, SeenTraffic, see_traffic
+from multinode.analyse.spread import Spread, spread_of
+from multinode.analyse.step_split import StepSplit, split_steps
+from multinode.analyse.stragglers import Straggler, find_stragglers
+from multinode.analyse.sweep import SweepReport
+from multinode.analyse.throughput import Throughput, measure_throughput
+from multinode.analyse.trace_events import TraceEvents
+from multinode.analyse.trace_view import TraceView, view_traces
+from multinode.core.profile_samples import ModelSample, NoteSample
+from multinode.core.samples import LossSample, StepSample, TrainEndSample
 
-__all__ = ["Comm", "Summary"]
+__all__ = ["Comm", "Summary", "summarise"]
 
 
 class Comm(msgspec.Struct, frozen=True, kw_only=True):

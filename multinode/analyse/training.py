@@ -16,7 +16,7 @@ from multinode.core.job import LlamaFactoryJob
 from multinode.core.model_size import ModelShape, lora_parameters, parse_model
 from multinode.errors import JobError
 
-__all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_training"]
+__all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_trained", "read_training"]
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 """Of ZeRO, by their numbers."""
@@ -111,7 +111,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
     _refuse_unknown(job)
     settings = parse_deepspeed(job.deepspeed_text) if job.deepspeed_text is not None else None
     strategy = _strategy(job, settings)
-    adapter, trainable = _trained(job, shape)
+    adapter, trainable = read_trained(job, shape)
     half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
     load = Load(
         parameters=shape.parameters + (trainable if adapter is not None else 0),
@@ -174,8 +174,12 @@ def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strateg
     return found
 
 
-def _trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
-    """The adapter, and how many parameters are trained."""
+def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
+    """The adapter, None where the whole model is trained, and how many parameters are trained.
+
+    Raises:
+        JobError: what is trained is not known here.
+    """
     kind = job.config.get("finetuning_type", "lora")
     if kind == "full":
         return None, shape.parameters

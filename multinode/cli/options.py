@@ -20,7 +20,11 @@ __all__ = [
     "OnStall",
     "Overrides",
     "Prelude",
+    "Profile",
+    "SampleHz",
     "StallAfter",
+    "Trace",
+    "TraceRanks",
     "Variables",
     "WorkersPerNode",
 ]
@@ -78,4 +82,26 @@ StallAfter = Annotated[
 OnStall = Annotated[
     Literal["report", "stop"],
     typer.Option(metavar="HOW", help="When it hangs: `report` says which rank is behind, `stop` also stops the run."),
+]
+Profile = Annotated[
+    bool,
+    typer.Option("--profile/--no-profile", help="Record in the workers where the time of their steps goes."),
+]
+Trace = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="STEPS", help="Record so many steps with torch.profiler after the warm-up, and bring them home."
+    ),
+]
+TraceRanks = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--trace-rank", min=0, metavar="RANK", help="Trace this worker; else the first of each node. Repeatable."
+    ),
+]
+SampleHz = Annotated[
+    float,
+    typer.Option(
+        "--sample-hz", min=1.0, max=10.0, help="Samples a second of network cards, processors and GPUs on each node."
+    ),
 ]

@@ -7,7 +7,7 @@ import msgspec
 from multinode.core.collective_test import CollectiveTest
 from multinode.core.command import Command
 
-__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "node_run_id"]
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "node_run_id"]
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +52,20 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...] = ()
 
 
+class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that torch.profiler records on some workers.
+
+    Attributes:
+        steps: how many.
+        after: the step after which it begins; earlier in a training that is too short for that.
+        ranks: global ranks of the workers.
+    """
+
+    steps: int
+    after: int = 10
+    ranks: tuple[int, ...]
+
+
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, laid out over the nodes.
 
@@ -65,6 +79,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         nproc_per_node: workers a node.
         world_size: workers in all.
         profile: whether the workers record their steps.
+        trace: the profiler's window; None is none.
+        sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
         test: what a collective test measures; None of any other job.
         nodes: in node-rank order.
         notes: what a reader of the plan should know.
@@ -79,6 +95,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     nproc_per_node: int
     world_size: int
     profile: bool = True
+    trace: TraceWindow | None = None
+    sample_interval_s: float = 1.0
     test: CollectiveTest | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()

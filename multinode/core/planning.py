@@ -17,7 +17,7 @@ from multinode.core.engines.llamafactory import JOB_FILE
 from multinode.core.engines.place import Place
 from multinode.core.facts import NodeFacts
 from multinode.core.job import Job, LlamaFactoryJob, describe_job, render_job
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
+from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
 from multinode.core.surroundings import Surroundings
 from multinode.errors import UsageError
 
@@ -34,6 +34,9 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         workers_per_node: None takes the hostfile's slots.
         master_port: port of the rendezvous on node 0.
         profile: whether workers record their steps.
+        trace_steps: steps that torch.profiler records; None is none.
+        trace_ranks: on these workers; empty takes the first one of each node.
+        sample_interval_s: as LaunchPlan has it.
         agent: where the agent lies on a node, relative to the home directory; a collective test runs it.
         engine: what starts the workers; None is the job's own.
         surroundings: variables and a prelude for every node.
@@ -42,6 +45,9 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     workers_per_node: int | None = None
     master_port: int = DEFAULT_MASTER_PORT
     profile: bool = True
+    trace_steps: int | None = None
+    trace_ranks: tuple[int, ...] = ()
+    sample_interval_s: float = 1.0
     agent: str | None = None
     engine: Engine | None = None
     surroundings: Surroundings = Surroundings()
@@ -100,10 +106,29 @@ def plan_launch(
         nproc_per_node=nproc,
         world_size=nproc * len(cluster.nodes),
         profile=options.profile,
+        trace=_trace_window(options, nproc, len(cluster.nodes)),
+        sample_interval_s=options.sample_interval_s,
         test=job if isinstance(job, CollectiveTest) else None,
         nodes=tuple(nodes),
         notes=tuple(route_notes(cluster, endpoints, facts)),
     )
+
+
+def _trace_window(options: LaunchOptions, nproc: int, nnodes: int) -> TraceWindow | None:
+    """The window that was asked for.
+
+    Raises:
+        UsageError: a rank that there is not, or the workers record nothing at all.
+    """
+    if options.trace_steps is None:
+        return None
+    if not options.profile:
+        raise UsageError("--trace needs the instrumentation, and --no-profile leaves it out")
+    world = nproc * nnodes
+    wrong = next((rank for rank in options.trace_ranks if not 0 <= rank < world), None)
+    if wrong is not None:
+        raise UsageError(f"there is no rank {wrong} to trace", hint=f"the ranks of this run are 0 to {world - 1}")
+    return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(range(0, world, nproc)))
 
 
 def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> int:

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from multinode.core.collective_test import CollectiveTest, time_left_s
 from multinode.core.plan import LaunchPlan
+from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
+from multinode.core.recent_steps import RECENT_STEPS, RecentSteps
 from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
 from multinode.core.stall import Stall
 
-__all__ = ["NodeProgress", "RunProgress", "advance_node", "start_progress"]
+__all__ = ["CardProgress", "NodeProgress", "RunProgress", "advance_node", "start_progress"]
 
-# The step time shown is the median of this many steps: recent enough to follow, steady enough to read.
-_RECENT_STEPS = 10
+
+class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One network card, now.
+
+    Attributes:
+        last: its last sample.
+        in_gbit_per_s: between the last two; likewise `out_gbit_per_s`.
+    """
+
+    last: NicSample
+    in_gbit_per_s: float | None = None
+    out_gbit_per_s: float | None = None
+
+    @property
+    def busier_gbit_per_s(self) -> float:
+        """The busier direction; nought before it is known."""
+        return max(self.in_gbit_per_s or 0.0, self.out_gbit_per_s or 0.0)
 
 
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +50,13 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         recent_us: the last step times of its first worker, oldest first.
         samples_per_step: of all its workers; None is unknown.
         loss: last one logged; NaN where it was no finite number.
-        nic: its last network sample.
-        net_in_gbit_per_s: between the last two samples; `net_out_gbit_per_s` likewise.
+        cards: its network cards, by name.
+        net_in_gbit_per_s: of the busiest card between its last two samples; `net_out_gbit_per_s` likewise. A bond and
+            its cards count the same bytes, so they are not added up.
         link_gbit_per_s: the link's rate where the card tells.
-        gpus: SM use by GPU index, from their last samples.
+        gpus: their last samples, by index.
+        workers: the recent steps of its workers, by rank.
+        device: what they compute on, `cpu` or `cuda`; None is unknown.
         test: the collective test that runs; None for any other job.
     """
 
@@ -50,11 +70,13 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     recent_us: tuple[float, ...] = ()
     samples_per_step: int | None = None
     loss: float | None = None
-    nic: NicSample | None = None
+    cards: dict[str, CardProgress] = {}
     net_in_gbit_per_s: float | None = None
     net_out_gbit_per_s: float | None = None
     link_gbit_per_s: float | None = None
-    gpus: dict[int, float] = {}
+    gpus: dict[int, GpuSample] = {}
+    workers: dict[int, RecentSteps] = {}
+    device: str | None = None
     test: CollectiveTest | None = None
 
     @property
@@ -80,9 +102,44 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         return self.samples_per_step * len(self.recent_us) / took_us * 1e6
 
     @property
+    def tgs(self) -> float | None:
+        """Tokens a second and worker, padding counted, over the recent steps."""
+        told = [worker.tokens_and_time for worker in self.workers.values()]
+        tokens, took_us = (sum(numbers) for numbers in zip(*told, strict=True)) if told else (0, 0.0)
+        return tokens / took_us * 1e6 if tokens and took_us > 0 else None
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Exposed communication over step time, of its worker that waited least."""
+        host_waits = self.device == "cpu" or (self.device is None and not self.gpus)
+        shares = [worker.exposed_share(host_waits=host_waits) for worker in self.workers.values()]
+        return min((share for share in shares if share is not None), default=None)
+
+    @property
+    def link_share(self) -> float | None:
+        """The busier direction of the network as a share of what the card says it can."""
+        rates = [rate for rate in (self.net_in_gbit_per_s, self.net_out_gbit_per_s) if rate is not None]
+        return max(rates) / self.link_gbit_per_s if rates and self.link_gbit_per_s else None
+
+    @property
     def gpu_percent(self) -> float | None:
         """Mean SM use of the node's GPUs."""
-        return statistics.fmean(self.gpus.values()) if self.gpus else None
+        return _mean([gpu.sm_percent for gpu in self.gpus.values()])
+
+    @property
+    def gpu_memory_gib(self) -> float | None:
+        """Memory in use on the fullest of its GPUs, by all processes."""
+        return _largest([gpu.memory_used_gib for gpu in self.gpus.values()])
+
+    @property
+    def gpu_power_w(self) -> float | None:
+        """What a GPU of the node draws, in the mean."""
+        return _mean([gpu.power_w for gpu in self.gpus.values()])
+
+    @property
+    def gpu_temperature_c(self) -> float | None:
+        """The hottest of its GPUs."""
+        return _largest([gpu.temperature_c for gpu in self.gpus.values()])
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +166,12 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         """A guess of how long the run takes yet: that of the node which needs longest; None where nothing tells."""
         running = [node.left_s for node in self.nodes if node.state == "running"]
         return max((left_s for left_s in running if left_s is not None), default=None)
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Exposed communication over step time, of the worker that waited least; the others wait for stragglers."""
+        shares = [node.exposed_share for node in self.nodes]
+        return min((share for share in shares if share is not None), default=None)
 
 
 def start_progress(plan: LaunchPlan) -> RunProgress:
@@ -138,21 +201,32 @@ def advance_node(node: NodeProgress, samples: Iterable[Sample]) -> NodeProgress:
     return node
 
 
-def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:
-    if isinstance(sample, StepSample):
-        return _step(node, sample)
-    if isinstance(sample, CollectiveSample):
-        return _message(node, sample)
-    if isinstance(sample, LossSample):
-        return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
-    if isinstance(sample, NicSample):
-        return _nic(node, sample)
-    if isinstance(sample, GpuSample) and sample.sm_percent is not None:
-        return msgspec.structs.replace(node, gpus=node.gpus | {sample.index: sample.sm_percent})
-    return node
+def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR0911 - one line a kind of record
+    match sample:
+        case StepSample():
+            return _step(node, sample)
+        case DdpSample() | DeviceWaitSample():
+            return _exposed(node, sample)
+        case CollectiveSample():
+            return _message(node, sample)
+        case LossSample():
+            return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
+        case NicSample():
+            return _nic(node, sample)
+        case GpuSample():
+            return msgspec.structs.replace(node, gpus=node.gpus | {sample.index: sample})
+        case ModelSample(device=str()):
+            return msgspec.structs.replace(node, device=sample.device)
+        case _:
+            return node
 
 
 def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
+    # A node is believed about its own workers alone.
+    if sample.rank not in node.ranks:
+        return node
+    worker = node.workers.get(sample.rank, RecentSteps()).with_step(sample)
+    node = msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
     if sample.rank != node.ranks[0]:
         return node
     recent = node.recent_us if sample.step_time_us is None else (*node.recent_us, sample.step_time_us)
@@ -160,9 +234,17 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
         node,
         step=sample.step,
         total_steps=sample.total_steps,
-        recent_us=recent[-_RECENT_STEPS:],
+        recent_us=recent[-RECENT_STEPS:],
         samples_per_step=sample.samples * len(node.ranks) if sample.samples is not None else None,
     )
+
+
+def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodeProgress:
+    if sample.rank not in node.ranks:
+        return node
+    worker = node.workers.get(sample.rank, RecentSteps())
+    worker = worker.with_ddp(sample) if isinstance(sample, DdpSample) else worker.with_device_wait(sample)
+    return msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
 
 
 def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
@@ -174,13 +256,29 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
 
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
-    before = node.nic
-    if before is None or before.ifname != sample.ifname or sample.mono_ns <= before.mono_ns:
-        return msgspec.structs.replace(node, nic=sample)
-    nanoseconds = sample.mono_ns - before.mono_ns
+    before = node.cards.get(sample.ifname)
+    cards = node.cards | {sample.ifname: _card(before, sample)}
+    busiest = max(cards.values(), key=lambda card: card.busier_gbit_per_s)
     return msgspec.structs.replace(
-        node,
-        nic=sample,
-        net_in_gbit_per_s=(sample.rx_bytes - before.rx_bytes) * 8 / nanoseconds,
-        net_out_gbit_per_s=(sample.tx_bytes - before.tx_bytes) * 8 / nanoseconds,
+        node, cards=cards, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
     )
+
+
+def _card(before: CardProgress | None, sample: NicSample) -> CardProgress:
+    if before is None or sample.mono_ns <= before.last.mono_ns:
+        return CardProgress(last=sample)
+    nanoseconds = sample.mono_ns - before.last.mono_ns
+    received, sent = sample.rx_bytes - before.last.rx_bytes, sample.tx_bytes - before.last.tx_bytes
+    if received < 0 or sent < 0:
+        # The card was reset; its counters began anew.
+        return CardProgress(last=sample)
+    return CardProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

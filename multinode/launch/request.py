@@ -57,9 +57,12 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
         "sample_ifnames": [node.ifname] if node.ifname else [],
-        "sample_interval_s": 1.0,
+        "sample_interval_s": plan.sample_interval_s,
         "sample_gpus": list(node.gpus) if node.gpus is not None else None,
         "instrument": plan.profile,
+        # A collective test measures itself: what is hooked into its calls would be measured with them.
+        "failures_only": plan.test is not None,
+        "trace": msgspec.to_builtins(plan.trace),
         "detach": False,
         "offsets": {},
     }

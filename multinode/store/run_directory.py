@@ -202,6 +202,10 @@ class RunDirectory:
             with path.open("rb") as file:
                 yield from file
 
+    def traces(self) -> Path:
+        """Where the workers' traces lie, once there are any."""
+        return self.path / "traces"
+
     def _samples(self, node_rank: int) -> list[Path]:
         return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
 

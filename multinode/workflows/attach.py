@@ -20,7 +20,8 @@ from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.outcomes import gather
-from multinode.workflows.launch import Launched, Outside, summarise_run
+from multinode.workflows.launch import Launched, Outside
+from multinode.workflows.observe import fetch_traces, summarise_run
 
 __all__ = ["Known", "attach", "find_known", "find_on_nodes", "stop"]
 
@@ -173,6 +174,7 @@ def _take_up(known: Known, outside: Outside, options: ExecuteOptions) -> Launche
             stop=outside.stop,
             observe=outside.observe,
         )
+        fetch_traces(outside.agent, known.cluster, known.plan, directory, outside.say)
         summary = summarise_run(directory, known.plan)
     return Launched(run=run, summary=summary, plan=known.plan, directory=directory.path)
 

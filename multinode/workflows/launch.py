@@ -10,18 +10,19 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.summary import Summary, summarise
+from multinode.analyse.model_work import read_model_work
+from multinode.analyse.summary import Summary
 from multinode.core.cluster import Cluster
 from multinode.core.collective_test import CollectiveTest
 from multinode.core.facts import NodeFacts
 from multinode.core.finding import Finding
 from multinode.core.job import Job
+from multinode.core.job_files import job_files
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch
 from multinode.core.progress import RunProgress
 from multinode.core.redaction import redact_cluster, redact_plan
 from multinode.core.run import Run
-from multinode.core.samples import parse_samples
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
@@ -33,6 +34,7 @@ from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
 from multinode.workflows.lab import refresh_lab
+from multinode.workflows.observe import fetch_traces, summarise_run
 
 __all__ = [
     "Launch",
@@ -182,6 +184,7 @@ def carry_out(prepared: Prepared, outside: Outside) -> Launched:
             stop=outside.stop,
             observe=outside.observe,
         )
+        fetch_traces(outside.agent, cluster, plan, directory, outside.say)
         summary = summarise_run(directory, plan)
     return Launched(run=run, summary=summary, plan=plan, directory=directory.path)
 
@@ -215,20 +218,13 @@ def make_run_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
-def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
-    """Summarise a run's stored samples, and keep the summary beside them."""
-    lines = (line for node in plan.nodes for line in directory.sample_lines(node.node_rank))
-    summary = summarise(plan.run_id, parse_samples(lines))
-    directory.write("summary.json", summary)
-    return summary
-
-
 def _probe(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
     questions = Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(what.cluster.nodes),
         ports=(what.options.master_port,),
         packages=what.check,
+        model=job_files(what.job).model if what.options.profile else None,
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
 
@@ -267,6 +263,8 @@ def _keep(
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
     directory.write("plan.json", redact_plan(plan))
+    if what.options.profile:
+        directory.write("model.json", read_model_work(what.job, facts[what.cluster.nodes[0].name].model))
 
 
 def _nodes(cluster: Cluster) -> str:

@@ -14,7 +14,7 @@ from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.engines.engine import Engine
 from multinode.core.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.plan import LaunchPlan
+from multinode.core.plan import LaunchPlan, TraceWindow
 from multinode.core.planning import LaunchOptions, plan_launch, workers_per_node
 from multinode.core.surroundings import Surroundings
 from multinode.errors import UsageError
@@ -210,3 +210,22 @@ def test_workers_are_what_was_asked_else_the_slots_else_the_gpus_else_one(
 ) -> None:
     found = NodeFacts(node="a", gpus=tuple(Gpu(index=index, name="x") for index in range(gpus)))
     assert workers_per_node(Cluster(nodes=(node,), source="h"), {"a": found}, asked) == expected
+
+
+def test_a_window_of_the_profiler_is_on_the_first_worker_of_each_node_or_where_it_was_asked_for() -> None:
+    asked = LaunchOptions(trace_steps=5)
+    assert plan_launch(TWO_4090, SCRIPT, {}, "r", asked).trace == TraceWindow(steps=5, ranks=(0, 2))
+    chosen = plan_launch(TWO_4090, SCRIPT, {}, "r", LaunchOptions(trace_steps=5, trace_ranks=(3,)))
+    assert chosen.trace == TraceWindow(steps=5, ranks=(3,))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (LaunchOptions(trace_steps=5, trace_ranks=(4,)), "there is no rank 4"),
+        (LaunchOptions(trace_steps=5, profile=False), "--no-profile"),
+    ],
+)
+def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_launch(TWO_4090, SCRIPT, {}, "r", options)

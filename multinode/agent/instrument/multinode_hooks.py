@@ -30,6 +30,8 @@ def install() -> None:
     guard = multinode_guard.Guard(recorder)
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(multinode_stacks.register)(os.environ["MULTINODE_RUN_DIR"], rank)
+    if "MULTINODE_FAILURES_ONLY" in os.environ:
+        return
     steps = Steps(recorder, guard)
     hooks: List[Tuple[str, Action]] = [
         ("transformers.trainer", functools.partial(_hook_trainer, steps, guard)),

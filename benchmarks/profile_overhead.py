@@ -1,0 +1,67 @@
+"""What profiling costs a training: pairs of runs on the lab, with and without it, in turn.
+
+The figure is LLaMA-Factory's own (train_samples_per_second, of its whole training loop), so that both sides are measured
+by somebody else. The order within a pair changes from one pair to the next, so that drift of the machine hits both alike.
+
+Run as root, with a lab of two nodes up and nothing else on the machine:
+
+    multinode lab up --nodes 2 --rate 1gbit
+    .venv/bin/python benchmarks/profile_overhead.py --pairs 12
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+REPOSITORY = Path(__file__).parent.parent
+JOB = "configs/tiny_sft.yaml"
+_SPEED = re.compile(r"train_samples_per_second\W+([\d.]+)")
+_WARM_UP_PAIRS = 1
+
+
+def main() -> None:
+    """Measure and print one JSON document, and a line a pair on stderr."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=150)
+    arguments = parser.parse_args()
+    pairs = []
+    for number in range(arguments.pairs + _WARM_UP_PAIRS):
+        order = (True, False) if number % 2 else (False, True)
+        speeds = {profiled: _measure(profiled=profiled, steps=arguments.steps) for profiled in order}
+        if number >= _WARM_UP_PAIRS:  # the first pair warms the caches of both
+            pairs.append({"with": speeds[True], "without": speeds[False], "loss": 1 - speeds[True] / speeds[False]})
+            sys.stderr.write(f"{pairs[-1]}\n")
+    losses = sorted(pair["loss"] for pair in pairs)
+    quarter = len(losses) // 4
+    document = {
+        "schema": "multinode.benchmark.profile-overhead/1",
+        "job": JOB,
+        "steps": arguments.steps,
+        "pairs": pairs,
+        "median_loss": statistics.median(losses),
+        "middle_half": [losses[quarter], losses[-1 - quarter]],
+        "loss_of_medians": 1
+        - statistics.median(pair["with"] for pair in pairs) / statistics.median(pair["without"] for pair in pairs),
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _measure(*, profiled: bool, steps: int) -> float:
+    """Samples a second of one training on both nodes."""
+    command = [BIN / "multinode", "launch", "--hosts", "lab", JOB, "--workers-per-node", "1", "--no-check", "--json"]
+    command += ["--set", f"max_steps={steps}", "--profile" if profiled else "--no-profile"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    log = Path(json.loads(done.stdout)["directory"], "logs", "node-0.log").read_text()
+    return float(_SPEED.findall(log)[-1])
+
+
+if __name__ == "__main__":
+    main()

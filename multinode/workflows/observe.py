@@ -1,0 +1,122 @@
+"""observe: a run's directory -> what its nodes recorded, and its summary. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from multinode.analyse.in_training import Alone
+from multinode.analyse.model_work import ModelWork
+from multinode.analyse.observed import Observed, ObservedNode, observe
+from multinode.analyse.summary import Summary, summarise
+from multinode.analyse.sweep import SweepReport
+from multinode.analyse.trace_events import TraceEvents, read_trace
+from multinode.core.cluster import Cluster
+from multinode.core.plan import LaunchPlan
+from multinode.core.profile_samples import TraceSample
+from multinode.core.samples import parse_samples
+from multinode.errors import MultinodeError
+from multinode.store.run_directory import RunDirectory, list_runs
+from multinode.transport.agent import AgentTransport
+from multinode.workflows.fetch import Wanted, fetch_files
+
+__all__ = ["fetch_traces", "observe_run", "summarise_run"]
+
+_MODEL = "model.json"
+_SWEEP = "nccl-test.json"
+
+
+def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
+    """What the nodes of a run recorded, as far as it has come home."""
+    return observe(
+        plan.run_id,
+        [
+            ObservedNode(
+                name=node.node,
+                node_rank=node.node_rank,
+                ranks=node.ranks,
+                ifname=node.ifname,
+                link_gbit_per_s=node.link_gbit_per_s,
+                samples=tuple(parse_samples(directory.sample_lines(node.node_rank))),
+            )
+            for node in plan.nodes
+        ],
+    )
+
+
+def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
+    """Summarise a run's stored samples, and keep the summary beside them."""
+    observed = observe_run(directory, plan)
+    traces, unread = _read_traces(directory, plan.trace.ranks if plan.trace else ())
+    summary = summarise(
+        observed,
+        work=directory.read(_MODEL, ModelWork) or ModelWork(),
+        traces=traces,
+        sweep=_latest_sweep(directory, plan),
+        missing=unread,
+    )
+    directory.write("summary.json", summary)
+    return summary
+
+
+def fetch_traces(
+    agent: AgentTransport,
+    cluster: Cluster,
+    plan: LaunchPlan,
+    directory: RunDirectory,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Bring the profiler's windows home, into the run's `traces`; a node that cannot give them any more is left out.
+
+    They are a help, and the run is over: that one is missing is said in the summary, as `_read_traces` finds it.
+    """
+    if plan.trace is None:
+        return
+    nodes = {node.name: node for node in cluster.nodes}
+    for node in plan.nodes:
+        ranks = set(node.ranks) & {sample.rank for sample in _recorded(directory, node.node_rank)}
+        if not ranks or node.node not in nodes:
+            continue
+        paths = tuple(f"{node.run_dir}/traces/{trace_name(rank)}" for rank in sorted(ranks))
+        wanted = Wanted(node=nodes[node.node], paths=paths, cwd=None)
+        try:
+            fetch_files(agent, wanted, directory.traces(), say)
+        except MultinodeError as error:
+            say(f"{node.node}: its traces could not be fetched: {error.message}")
+
+
+def trace_name(rank: int) -> str:
+    """What a worker's trace is called, on its node and here."""
+    return f"rank-{rank}.json.gz"
+
+
+def _recorded(directory: RunDirectory, node_rank: int) -> list[TraceSample]:
+    samples = parse_samples(directory.sample_lines(node_rank))
+    return [sample for sample in samples if isinstance(sample, TraceSample) and sample.file is not None]
+
+
+def _read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
+    """The windows that came home, by rank, and why the others cannot be read."""
+    events: dict[int, TraceEvents] = {}
+    missing: dict[str, str] = {}
+    for rank in ranks:
+        try:
+            events[rank] = read_trace((directory.traces() / trace_name(rank)).read_bytes())
+        except FileNotFoundError:
+            missing[f"trace of rank {rank}"] = "it did not come home"
+        except (OSError, ValueError) as error:
+            missing[f"trace of rank {rank}"] = f"it cannot be read: {error}"
+    return events, missing
+
+
+def _latest_sweep(directory: RunDirectory, plan: LaunchPlan) -> SweepReport | None:
+    """The newest nccl-test of the same nodes and as many workers; None where there is none that can be read."""
+    names = [node.node for node in plan.nodes]
+    for path in reversed(list_runs(directory.path.parent)):
+        try:
+            report = RunDirectory(path).read(_SWEEP, SweepReport)
+        except MultinodeError:
+            # Of an older release: what it measured is not worth failing a run that went well.
+            continue
+        if report is not None and list(report.nodes) == names and report.world_size == plan.world_size:
+            return report
+    return None

@@ -1,0 +1,123 @@
+"""A training that a test shapes: how the model is spread over the workers, accumulation, a slow loader, a hook's faults.
+
+Run under torchrun, on CPUs. Knows nothing of multinode; prints the parameters' sum, so that two runs can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+INPUTS = 64
+
+
+class MadeUp(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples without end; each takes a while to come, where that is asked for."""
+
+    def __init__(self, sleep_s: float) -> None:
+        self._sleep_s = sleep_s
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(self._sleep_s)
+        values = torch.randn(INPUTS, generator=torch.Generator().manual_seed(index))
+        return values, 8 * values.mean().reshape(1)
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", choices=["ddp", "fsdp2", "zero1", "zero2", "zero3"], default="ddp")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--batch-ms", type=float, default=0.0, help="what the loader takes for a batch")
+    parser.add_argument("--batch-ms-rank", type=int, default=None, help="on this rank alone")
+    arguments = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    slow = arguments.batch_ms_rank in {None, dist.get_rank()}
+    sleep_s = arguments.batch_ms / 1000 / arguments.batch if slow else 0.0
+    first = dist.get_rank() * (1 << 16)
+    loader = DataLoader(MadeUp(sleep_s), batch_size=arguments.batch, sampler=range(first, 1 << 20))
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(INPUTS, arguments.width), nn.ReLU()]
+    for _ in range(arguments.depth):
+        layers += [nn.Linear(arguments.width, arguments.width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(arguments.width, 1))
+    trainer = _train_deepspeed if arguments.strategy.startswith("zero") else _train_torch
+    total = trainer(model, iter(loader), arguments)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: parameters sum to {total:.9f}")
+    dist.destroy_process_group()
+
+
+def _train_torch(
+    model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
+) -> float:
+    spread: nn.Module = model
+    if arguments.strategy == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(model)
+    else:
+        spread = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(spread.parameters(), lr=1e-3)
+    for step in range(1, arguments.steps + 1):
+        for micro in range(1, arguments.accumulation + 1):
+            inputs, wanted = next(batches)
+            waits = micro < arguments.accumulation and isinstance(spread, DistributedDataParallel)
+            with spread.no_sync() if waits else contextlib.nullcontext():
+                loss = nn.functional.mse_loss(spread(inputs), wanted) / arguments.accumulation
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            print(f"step {step} of {arguments.steps}: loss {loss.item():.6f}", flush=True)
+    parameters = (getattr(parameter, "full_tensor", lambda one=parameter: one)() for parameter in model.parameters())
+    return sum(parameter.double().sum().item() for parameter in parameters)
+
+
+def _train_deepspeed(
+    model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
+) -> float:
+    import deepspeed
+
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    config = {
+        "train_micro_batch_size_per_gpu": arguments.batch,
+        "gradient_accumulation_steps": arguments.accumulation,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": int(arguments.strategy[-1])},
+    }
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
+    )
+    for step in range(1, arguments.steps + 1):
+        for _ in range(arguments.accumulation):
+            inputs, wanted = next(batches)
+            loss = nn.functional.mse_loss(engine(inputs), wanted)
+            engine.backward(loss)
+            engine.step()
+        if dist.get_rank() == 0:
+            print(f"step {step} of {arguments.steps}: loss {loss.item():.6f}", flush=True)
+    return float(loss.item())
+
+
+if __name__ == "__main__":
+    main()
