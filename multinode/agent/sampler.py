@@ -1,4 +1,4 @@
-"""Samples of the node itself: network cards, processor and memory, read from /sys and /proc in the caller's own loop.
+"""Samples of the node itself: network cards, processors and memory, read from /sys and /proc in the caller's own loop.
 
 Never raises: what fails is noted once in the samples, and the job goes on. GPUs are in gpu_sampler.
 """
@@ -9,30 +9,26 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Optional
 
+from .card_counters import read_interface, read_rdma_port
+from .cgroups import CpuLimit
 from .channel import Record
+from .cpu_use import JobClock, Ticks, read_ticks
+from .rdma import list_rdma_ports
 from .rundir import RunDir
+from .tcp_counters import read_tcp
 
 __all__ = ["NodeSampler", "SampleFile"]
 
-_COUNTERS = (
-    "rx_bytes",
-    "tx_bytes",
-    "rx_packets",
-    "tx_packets",
-    "rx_errors",
-    "tx_errors",
-    "rx_dropped",
-    "tx_dropped",
-)
 _KIB_PER_GIB = 1 << 20
-# Columns 4 and 5 of the first line of /proc/stat, idle and iowait (proc(5)).
-_IDLE_COLUMNS = slice(3, 5)
-# Columns 9 and 10, guest time, are counted in the first two already.
-_ALL_COLUMNS = slice(0, 8)
+_LEAST_INTERVAL_S = 0.1
+# What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.
+_IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
+# Of what costs more to read, and need not be finer.
+_SLOW_INTERVAL_S = 1.0
 
 
 class SampleFile:
@@ -48,7 +44,7 @@ class SampleFile:
         self._noted: set[str] = set()
 
     def append(self, records: list[Record]) -> None:
-        """Write the records, each stamped with wall clock and monotonic clock; all or none of them.
+        """Write the records, each stamped with wall clock and monotonic clock, unless it is; all or none of them.
 
         Raises:
             OSError: they could not be written.
@@ -73,20 +69,29 @@ class SampleFile:
 
 
 class NodeSampler:
-    """Samples cards and processor at an interval, and never disturbs its caller.
+    """Samples cards and processors at an interval, and never disturbs its caller.
 
     Args:
         run: whose samples; they go to samples/node.jsonl.
-        ifnames: the network cards to read.
+        ifnames: the network cards to read; RDMA ports that are active are read as well.
         interval_s: from one sample to the next.
+        spared: children of the caller that are none of the job's.
+
+    Attributes:
+        job_pid: the job, once it has been started.
     """
 
-    def __init__(self, run: RunDir, ifnames: list[str], interval_s: float) -> None:
+    def __init__(self, run: RunDir, ifnames: list[str], interval_s: float, spared: Collection[int]) -> None:
         self._file = SampleFile(run, "node.jsonl")
         self._ifnames = ifnames
-        self._interval_s = interval_s
-        self._due = time.monotonic()
-        self._ticks: Optional[tuple[int, int]] = None
+        self._rdma_ports = [f"{one['device']}/{one['port']}" for one in list_rdma_ports() if one["state"] == "ACTIVE"]
+        self._interval_s = max(interval_s, _LEAST_INTERVAL_S)
+        self._due = self._slow_due = time.monotonic()
+        self._idle_until = self._due + _IDLE_LOOK_S
+        self._ticks: Optional[Ticks] = None
+        self._clock = JobClock(os.getpid(), spared)
+        self._limit = CpuLimit()
+        self.job_pid: Optional[int] = None
 
     def due_in_s(self) -> float:
         """Time until the next sample is due."""
@@ -96,16 +101,25 @@ class NodeSampler:
         """Take a sample if one is due."""
         now = time.monotonic()
         if now >= self._due:
-            self._due += self._interval_s
+            interval_s = min(_IDLE_INTERVAL_S, self._interval_s) if now < self._idle_until else self._interval_s
+            self._due += interval_s
             if self._due <= now:
                 # After a pause of the node, samples that were missed are not made up for.
-                self._due = now + self._interval_s
-            self.sample()
+                self._due = now + interval_s
+            self._sample(is_slow_due=now >= self._slow_due)
 
-    def sample(self) -> None:
-        """Take a sample now."""
-        readers: list[Callable[[], Record]] = [partial(_read_card, ifname) for ifname in self._ifnames]
-        records = [record for read in [*readers, self._read_processor] for record in self._try(read)]
+    def sample_last(self) -> None:
+        """Take the last sample, of everything, now."""
+        self._sample(is_slow_due=True)
+
+    def _sample(self, *, is_slow_due: bool) -> None:
+        readers: list[Callable[[], Record]] = [partial(_read_card, name, read_interface) for name in self._ifnames]
+        readers += [partial(_read_card, name, read_rdma_port) for name in self._rdma_ports]
+        readers.append(partial(self._read_processors, is_slow_due=is_slow_due))
+        records = [record for read in readers for record in self._try(read)]
+        if is_slow_due:
+            self._slow_due = time.monotonic() + _SLOW_INTERVAL_S
+            records += self._try(read_tcp) + self._read_limit()
         self._try(partial(self._file.append, records))
 
     def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:
@@ -116,31 +130,48 @@ class NodeSampler:
             return []
         return [] if record is None else [record]
 
-    def _read_processor(self) -> Record:
-        busy_percent = None
-        before, self._ticks = self._ticks, _read_ticks()
-        if before is not None and self._ticks[1] > before[1]:
-            idle = (self._ticks[0] - before[0]) / (self._ticks[1] - before[1])
-            busy_percent = round(100 * min(1.0, max(0.0, 1 - idle)), 1)
-        return {"kind": "cpu", "busy_percent": busy_percent, "memory_available_gib": _read_memory_available_gib()}
+    def _read_processors(self, *, is_slow_due: bool) -> Record:
+        before, self._ticks = self._ticks, read_ticks()
+        return {
+            "kind": "cpu",
+            **_shares(before, self._ticks),
+            "job_cores": self._clock.read_cores() if is_slow_due else None,
+            **_read_memory(),
+        }
+
+    def _read_limit(self) -> list[Record]:
+        try:
+            return [self._limit.read(self.job_pid)]
+        except (OSError, ValueError) as error:
+            self._file.note(f"no cgroup samples: {error}")
+            return []
 
 
-def _read_card(ifname: str) -> Record:
-    record: Record = {"kind": "nic", "ifname": ifname}
-    for counter in _COUNTERS:
-        with open(f"/sys/class/net/{ifname}/statistics/{counter}", encoding="ascii") as file:
-            record[counter] = int(file.read())
-    return record
+def _read_card(name: str, read: Callable[[str], Record]) -> Record:
+    # Stamped here: rates are made of these, and other records are read before they are written.
+    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read(name)}
 
 
-def _read_ticks() -> tuple[int, int]:
-    """Idle ticks and all ticks of all cores since boot."""
-    with open("/proc/stat", encoding="ascii") as file:
-        columns = [int(word) for word in file.readline().split()[1:]]
-    return sum(columns[_IDLE_COLUMNS]), sum(columns[_ALL_COLUMNS])
+def _shares(before: Optional[Ticks], now: Ticks) -> Record:
+    """In percent of all cores' time since the sample before; the kernel's counts of idle time may go back a little."""
+    total = 0 if before is None else now.all - before.all
+    if before is None or total <= 0:
+        return {"busy_percent": None, "iowait_percent": None, "steal_percent": None}
+
+    def percent(ticks: int) -> float:
+        return round(100 * min(1.0, max(0.0, ticks / total)), 1)
+
+    return {
+        "busy_percent": percent(total - (now.idle - before.idle)),
+        "iowait_percent": percent(now.iowait - before.iowait),
+        "steal_percent": percent(now.steal - before.steal),
+    }
 
 
-def _read_memory_available_gib() -> float:
+def _read_memory() -> Record:
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemAvailable"].split()[0]) / _KIB_PER_GIB
+    return {
+        "memory_available_gib": int(lines["MemAvailable"].split()[0]) / _KIB_PER_GIB,
+        "memory_total_gib": int(lines["MemTotal"].split()[0]) / _KIB_PER_GIB,
+    }

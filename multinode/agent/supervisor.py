@@ -76,11 +76,12 @@ class Supervisor:
         self._grace_s = float(request["grace_s"])
         self._gpus: Optional[list[int]] = request.get("sample_gpus")
         self._interval_s = float(request.get("sample_interval_s", 1.0))
-        self._sampler = NodeSampler(run, request.get("sample_ifnames", []), self._interval_s)
         self._lease = Lease(run)
         self._orders = StopOrders(run)
         self._sentinel_pid = sentinel_pid
         self._family = Family(run.run_id, root=os.getpid(), spare={sentinel_pid})
+        ifnames = request.get("sample_ifnames", [])
+        self._sampler = NodeSampler(run, ifnames, self._interval_s, self._family.spared)
         self._gpu_sampler_pid: Optional[int] = None
         self._status = new_status()
         self._unsaved = False
@@ -104,6 +105,7 @@ class Supervisor:
         self._oom_kills_before = count_oom_kills()
         pid = start_job(job)
         self._has_job = True
+        self._sampler.job_pid = pid
         self._change(state="running", job_pid=pid)
 
     def watch(self) -> None:
@@ -118,7 +120,7 @@ class Supervisor:
             self._save()
             if self._ending is not None and self._ending.step():
                 break
-        self._sampler.sample()
+        self._sampler.sample_last()
         self.finish(processes_left=self._ending.left)
 
     def finish(self, **changes: object) -> None:

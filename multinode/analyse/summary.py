@@ -19,13 +19,19 @@ from multinode.analyse.spread import Spread, spread_of
 from multinode.analyse.step_split import StepSplit, split_steps
 from multinode.analyse.stragglers import Straggler, find_stragglers
 from multinode.analyse.sweep import SweepReport
-from multinode.analyse.throughput import Throughput, measure_throughput
+from multinode.analyse.throughput import Throughput, all_steps_samples_per_s, measure_throughput
 from multinode.analyse.trace_events import TraceEvents
 from multinode.analyse.trace_view import TraceView, view_traces
 from multinode.core.profile_samples import ModelSample, NoteSample
 from multinode.core.samples import LossSample, StepSample, TrainEndSample
 
 __all__ = ["Comm", "Summary", "summarise"]
+
+
+# A node may note without end.
+_MOST_NOTES = 20
+# The reasons of the split that are of communication, by their names here.
+_IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
 
 
 class Comm(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +46,7 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
         in_training: the same with its source, beside nccl-test's.
         calls: what a worker calls in a step.
         explained: why the byte figures differ, a sentence each.
+        missing: reason by name of every figure that is None.
     """
 
     bytes_per_step: BytesPerStep = BytesPerStep()
@@ -50,6 +57,7 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
     in_training: InTraining = InTraining()
     calls: tuple[SeenCall, ...] = ()
     explained: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,3 +120,130 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: Utilisation | None = None
     trace: TraceView | None = None
     missing: dict[str, str] = {}
+
+
+def summarise(
+    observed: Observed,
+    *,
+    work: ModelWork | None = None,
+    traces: Mapping[int, TraceEvents] | None = None,
+    sweep: SweepReport | None = None,
+    unread: Mapping[str, str] | None = None,
+) -> Summary:
+    """The summary of what all nodes recorded.
+
+    Args:
+        observed: sorted already.
+        work: what the job's files say of the computation.
+        traces: windows of the profiler, by rank; None where none was asked for.
+        sweep: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
+        unread: reason by name of what could not be read.
+    """
+    speed, seen, split = measure_throughput(observed), see_traffic(observed), split_steps(observed)
+    uses = tuple(use_of(node, observed) for node in observed.nodes)
+    stragglers = find_stragglers(observed, split, uses)
+    trace = view_traces(traces, observed.world_size, split) if traces else None
+    used = utilisation_of(work or ModelWork(), observed, speed)
+    model = _model(observed)
+    times_us = [_time_us(workers) for workers in observed.counted_steps]
+    losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
+    return Summary(
+        run_id=observed.run_id,
+        strategy=recognise(observed),
+        world_size=observed.world_size,
+        steps=len(observed.steps),
+        steady_steps=len(observed.counted),
+        rule=observed.rule,
+        step_time_ms=spread_of([time_us / 1000 for time_us in times_us]) if times_us else None,
+        samples_per_s=speed.samples_per_s,
+        tokens_per_s=speed.tokens_per_s,
+        effective_tokens_per_s=speed.effective_tokens_per_s,
+        tgs=speed.tgs,
+        effective_tgs=speed.effective_tgs,
+        tokens_per_sample=speed.tokens_per_sample,
+        micro_steps=speed.micro_steps,
+        parameters=model.parameters if model else None,
+        trainable=model.trainable if model else None,
+        all_steps_samples_per_s=all_steps_samples_per_s(observed),
+        trainer_samples_per_s=_trainers_own(observed),
+        first_loss=losses[0].loss if losses else None,
+        last_loss=losses[-1].loss if losses else None,
+        comm=_comm(seen, split, _in_training(observed, trace, sweep)),
+        split=split,
+        bottleneck=find_bottleneck(split, stragglers),
+        stragglers=stragglers,
+        nodes=uses,
+        utilisation=None if isinstance(used, str) else used,
+        trace=trace,
+        missing=_missing(observed, speed, used) | _missing_losses(losses) | _notes(observed) | dict(unread or {}),
+    )
+
+
+def _time_us(workers: Mapping[int, StepSample]) -> float:
+    """Of one step: the median over the workers."""
+    return statistics.median(one.step_time_us for one in workers.values() if one.step_time_us is not None)
+
+
+def _model(observed: Observed) -> ModelSample | None:
+    """What is trained, by the last word of the lowest rank that spoke."""
+    return min(reversed(observed.of(ModelSample)), key=lambda model: model.rank, default=None)
+
+
+def _trainers_own(observed: Observed) -> float | None:
+    ends = observed.of(TrainEndSample)
+    return next((end.train_samples_per_s for end in ends if end.train_samples_per_s), None)
+
+
+def _in_training(observed: Observed, trace: TraceView | None, sweep: SweepReport | None) -> InTraining:
+    found = in_training(observed, trace)
+    curve = sweep.curves.get("all_reduce") if sweep is not None else None
+    if sweep is None or curve is None:
+        return found
+    return beside(found, sweep.run_id, curve, observed.world_size)
+
+
+def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:
+    mean = split.mean
+    exposed_ms = mean.exposed_ms if mean is not None else None
+    return Comm(
+        bytes_per_step=seen.bytes_per_step,
+        exposed_ms=exposed_ms,
+        exposed_share=exposed_ms / mean.step_ms
+        if mean is not None and exposed_ms is not None and mean.step_ms
+        else None,
+        overlap=mean.overlap if mean is not None else None,
+        in_training_gb_per_s=bandwidth.busbw_gb_per_s,
+        in_training=bandwidth,
+        calls=seen.calls,
+        explained=seen.explained,
+        missing={f"bytes_per_step.{name}": reason for name, reason in seen.missing.items()}
+        | {_IN_COMM[name]: reason for name, reason in split.missing.items() if name in _IN_COMM}
+        | ({"in_training_gb_per_s": bandwidth.reason} if bandwidth.busbw_gb_per_s is None else {}),
+    )
+
+
+def _missing(observed: Observed, speed: Throughput, used: Utilisation | str) -> dict[str, str]:
+    if not observed.steps:
+        reason = "no worker recorded a step"
+        return dict.fromkeys(("step_time_ms", *speed.missing), reason)
+    model = (
+        {} if observed.of(ModelSample) else dict.fromkeys(("parameters", "trainable"), "no worker said what it trains")
+    )
+    return speed.missing | model | ({"utilisation": used} if isinstance(used, str) else {})
+
+
+def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:
+    if not losses:
+        return dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
+    ends = {"first_loss": losses[0], "last_loss": losses[-1]}
+    return {name: f"it was no finite number at step {end.step}" for name, end in ends.items() if end.loss is None}
+
+
+def _notes(observed: Observed) -> dict[str, str]:
+    """What workers and samplers could not record, by who says so; of each the first few."""
+    said: dict[str, str] = {}
+    for node in observed.nodes:
+        for note in node.of(NoteSample)[:_MOST_NOTES]:
+            who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
+            said[who] = f"{said[who]}; {note.message}" if who in said else note.message
+    return said

@@ -1,14 +1,31 @@
-"""Throughput: samples and tokens a second over the steps that count. Pure."""
+"""Throughput: samples and tokens a second over the steps that count. Pure.
+
+Which steps count is `steady`'s; what the figures mean for a GPU is `flops`'.
+"""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Sequence
+
 import msgspec
 
-__all__ = ["Throughput"]
+from multinode.analyse.credible import credible_count, credible_us
+from multinode.analyse.observed import Observed
+from multinode.core.samples import StepSample
+
+__all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]
+
+# A GPU's worker learns some steps late what is padding, and then for several steps at once: some of its records have no
+# figure. Where more than half have none, the training does not say it.
+_LEAST_KNOWN = 0.5
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a training is; sums over sums, never means of rates. None comes with a reason in the summary's `missing`.
+    """How fast a training is; sums over sums, never means of rates.
+
+    A step that a worker did not record is left out for that worker alone, time and work both: each worker's rate stays
+    its own work over its own time.
 
     Attributes:
         samples_per_s: nominal, of all workers together.
@@ -16,7 +33,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         effective_tokens_per_s: likewise without padding.
         tgs: tokens a second and worker (GPU), padding counted; `effective_tgs` without.
         tokens_per_sample: padded length of a sample, in the mean.
-        micro_steps: forward passes a step, of one worker (gradient accumulation).
+        micro_steps: forward passes a step, of one worker (gradient accumulation), in the mean.
+        missing: reason by name of every figure that is None.
     """
 
     samples_per_s: float | None = None
@@ -26,3 +44,83 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     effective_tgs: float | None = None
     tokens_per_sample: float | None = None
     micro_steps: float | None = None
+    missing: dict[str, str] = {}
+
+
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted: the field of a record, what it means, and in what part of the records it must stand."""
+
+    of: Callable[[StepSample], int | None]
+    meaning: str
+    least_known: float = 1.0
+
+
+class _Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of all workers together: in all, a second, and why there is none."""
+
+    total: int = 0
+    per_s: float | None = None
+    reason: str = ""
+
+
+_SAMPLES = _Work(of=lambda record: credible_count(record.samples), meaning="how many samples a step has")
+_TOKENS = _Work(of=lambda record: credible_count(record.tokens), meaning="how many tokens a step has")
+_EFFECTIVE = _Work(
+    of=lambda record: credible_count(record.effective_tokens),
+    meaning="how many of its tokens are no padding",
+    least_known=_LEAST_KNOWN,
+)
+
+
+def measure_throughput(observed: Observed) -> Throughput:
+    """The throughput over the steps that count; a worker without figures leaves the whole without."""
+    steps = observed.counted_steps
+    samples, tokens, effective = (_rate(observed, steps, work) for work in (_SAMPLES, _TOKENS, _EFFECTIVE))
+    micro_steps = [count for step in steps for record in step.values() if (count := credible_count(record.micro_steps))]
+    reasons = {
+        "samples_per_s": samples.reason,
+        "tokens_per_s": tokens.reason,
+        "effective_tokens_per_s": effective.reason,
+        "tgs": tokens.reason,
+        "effective_tgs": effective.reason,
+        "tokens_per_sample": tokens.reason or samples.reason,
+        "micro_steps": "" if micro_steps else "no forward pass with gradients was seen",
+    }
+    return Throughput(
+        samples_per_s=samples.per_s,
+        tokens_per_s=tokens.per_s,
+        effective_tokens_per_s=effective.per_s,
+        tgs=_a_worker(tokens, observed),
+        effective_tgs=_a_worker(effective, observed),
+        tokens_per_sample=None if reasons["tokens_per_sample"] else tokens.total / samples.total,
+        micro_steps=statistics.fmean(micro_steps) if micro_steps else None,
+        missing={name: reason for name, reason in reasons.items() if reason},
+    )
+
+
+def all_steps_samples_per_s(observed: Observed) -> float | None:
+    """Samples a second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
+    return _rate(observed, list(observed.steps.values()), _SAMPLES).per_s
+
+
+def _a_worker(rate: _Rate, observed: Observed) -> float | None:
+    return None if rate.per_s is None else rate.per_s / observed.world_size
+
+
+def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
+    if not any(steps):
+        return _Rate(reason="no worker recorded a step")
+    total, per_s = 0, 0.0
+    for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
+        records = [step[rank] for step in steps if rank in step and credible_us(step[rank].step_time_us)]
+        counts = [work.of(record) for record in records]
+        known = [count for count in counts if count is not None]
+        if not records:
+            return _Rate(reason=f"rank {rank} recorded no step that counts")
+        if not known or len(known) < work.least_known * len(counts):
+            return _Rate(reason=f"the training does not say {work.meaning} (rank {rank})")
+        total += sum(known)
+        per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
+    if not total:
+        return _Rate(reason=f"the training does not say {work.meaning}: it counted none")
+    return _Rate(total=total, per_s=per_s)

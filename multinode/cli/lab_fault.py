@@ -124,7 +124,7 @@ def ports(
     """Turn away TCP connections to these ports that come in on the training card, as a firewall does."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Ports
-    from multinode.lab.faults.kinds import parse_ports
+    from multinode.lab.faults.parsing import parse_ports
 
     _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
     if drop is not None:
@@ -163,6 +163,18 @@ def node_(
 
 
 @app.command()
+def cpu(
+    node: Node,
+    share: Annotated[float, typer.Option("--share", metavar="CORES", help="Of one core, for example 0.3.")],
+    as_json: Json = False,
+) -> None:
+    """Have all processes of the node together get a part of a core, as in a container with a small limit."""
+    from multinode.lab.faults import Cpu
+
+    _make(node, lambda name: Cpu(node=name, share=share), as_json)
+
+
+@app.command()
 def disk(
     node: Node,
     how: Annotated[str, typer.Argument(metavar="full", help="To the last byte.")],
@@ -186,7 +198,7 @@ def package(
     """Have the job's interpreter report another version of a package."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Package
-    from multinode.lab.faults.kinds import parse_pair
+    from multinode.lab.faults.parsing import parse_pair
 
     package_name, version = parse_option("NAME=VERSION", requirement, parse_pair)
     _make(node, lambda name: Package(node=name, name=package_name, version=version), as_json)
@@ -222,7 +234,7 @@ def variable(
     """Set a variable in the environment of every SSH session that begins."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Variable
-    from multinode.lab.faults.kinds import parse_pair
+    from multinode.lab.faults.parsing import parse_pair
 
     variable_name, value = parse_option("NAME=VALUE", assignment, parse_pair)
     _make(node, lambda name: Variable(node=name, name=variable_name, value=value), as_json)
@@ -237,7 +249,7 @@ def clock(
     """Have the wall clock of every SSH session that begins be wrong."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Clock
-    from multinode.lab.faults.kinds import parse_offset
+    from multinode.lab.faults.parsing import parse_offset
 
     offset_s = parse_option("OFFSET", offset, parse_offset)
     _make(node, lambda name: Clock(node=name, offset_s=offset_s), as_json)

@@ -30,7 +30,7 @@ def _main(
 
 def build_app() -> typer.Typer:
     """The command with all its verbs."""
-    from multinode.cli import attach, check, contrast, init, lab, launch, nccl_test, runs
+    from multinode.cli import attach, check, contrast, init, lab, launch, nccl_test, report, runs
 
     app = typer.Typer(
         name="multinode",
@@ -42,7 +42,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_main)
     app.add_typer(lab.app, name="lab")
-    for verb in (init, check, nccl_test, launch, contrast, runs, attach):
+    for verb in (init, check, nccl_test, launch, contrast, runs, report, attach):
         verb.register(app)
     return app
 

@@ -38,16 +38,20 @@ def runs(as_json: Json = False) -> None:
 
 
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
-    """Show one run: how it ended, its figures, its files."""
+    """Show one run: how it ended, what holds it up, where its time goes, its figures, its files."""
     from multinode.cli.output import print_document, print_table
     from multinode.report.run_table import run_table
+    from multinode.report.summary_table import summary_tables
     from multinode.workflows.runs import load_run
 
     found = load_run(_root(), run_id)
     if as_json:
         print_document(found.document())
         return
-    print_table(run_table(found.run, found.summary))
+    print_table(run_table(found.run))
+    for table in summary_tables(found.summary) if found.summary is not None else ():
+        typer.echo()
+        print_table(table)
     typer.echo(f"everything of it: {found.directory}", err=True)
 
 

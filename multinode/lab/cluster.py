@@ -11,6 +11,7 @@ import msgspec
 
 from multinode.errors import Interrupted, NodeFailed, UsageError
 from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
+from multinode.lab.cgroups import join_command
 from multinode.lab.network import make_links, make_namespaces, shape_node
 from multinode.lab.nodes import start_nodes, write_speed
 from multinode.lab.processes import is_alive
@@ -132,10 +133,10 @@ def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
 
 
 def ns_command(node: LabNode) -> tuple[str, ...]:
-    """What goes before a command to run it in all of a node's namespaces, on its cores."""
+    """What goes before a command to run it in all of a node's namespaces, on its cores, in its control group if any."""
     enter = ("nsenter", "--target", str(node.init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--")
     pin = ("taskset", "--cpu-list", ",".join(map(str, node.cores))) if node.cores else ()
-    return (*pin, *enter)
+    return (*join_command(node.name), *pin, *enter)
 
 
 def login_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ _CLONE_NEWIPC = 0x08000000
 _CLONE_NEWPID = 0x20000000
 _CLONE_NEWNET = 0x40000000
 
+_MS_RDONLY = 1
+_MS_REMOUNT = 1 << 5
 _MS_BIND = 1 << 12
 _MS_REC = 1 << 14
 _MS_PRIVATE = 1 << 18
@@ -148,6 +150,7 @@ def mount_root(config: dict[str, Any]) -> None:
         mount_overlay(store / f"layer{index}", disk, root, needed=disk in {"/", "/dev"})
     mount("proc", root / "proc", "proc")
     mount("sysfs", root / "sys", "sysfs")
+    mount_cgroups(root / "sys/fs/cgroup")
     mount("devpts", root / "dev/pts", "devpts", options="newinstance,ptmxmode=0666,mode=620,gid=5")
     mount("tmpfs", root / "dev/shm", "tmpfs", options=f"size={config['disk_bytes']},mode=1777")
     for name, mode in (("run", 0o755), ("root/.ssh", 0o700)):
@@ -179,6 +182,26 @@ def mount_overlay(layer: Path, disk: str, root: Path, *, needed: bool) -> None:
     except OSError:
         if needed:
             raise
+
+
+def mount_cgroups(target: Path) -> None:
+    """Show the node which control group holds its processors, as machines and containers do; it may change none."""
+    places: dict[str, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        place, (kind, _, options) = before.split()[4], after.split()[:3]
+        # A mount that another one hides has no such file to be seen.
+        if (kind == "cgroup2" or "cpu" in options.split(",")) and Path(place, "cgroup.procs").exists():
+            places[kind] = place
+    if not places or not target.is_dir():
+        return
+    if "cgroup" in places:
+        # Version 1 has a tree for each controller.
+        mount("tmpfs", target, "tmpfs", options="size=64k,mode=755")
+        target /= "cpu"
+        target.mkdir()
+    mount(places.get("cgroup", places.get("cgroup2", "")), target, None, _MS_BIND)
+    mount("none", target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
 
 
 def mount_own(own: Path, target: Path, mode: int) -> None:

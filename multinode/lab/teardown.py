@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError
+from multinode.lab.cgroups import find_groups, remove_group
 from multinode.lab.network import CONTROLLER_IFNAME, SWITCH_NAMESPACE
 from multinode.lab.processes import NamespaceId, kill_all, namespace_id, poll, processes_of_lab
 from multinode.lab.programs import run_program
@@ -30,6 +31,7 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
         namespaces: names of network namespaces.
         processes: process ids.
         interfaces: the controller's interfaces.
+        cgroups: directories of control groups that hold nodes to a part of the processors.
         mounts: mount points below the state directory.
         directories: the state directory.
     """
@@ -37,6 +39,7 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
     interfaces: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
 
@@ -65,6 +68,7 @@ def find_remains(former: frozenset[NamespaceId] = frozenset()) -> Remains:
         namespaces=tuple(names),
         processes=tuple(processes_of_lab(ids | former)),
         interfaces=tuple(name for _, name in socket.if_nameindex() if name == CONTROLLER_IFNAME),
+        cgroups=tuple(map(str, find_groups())),
         mounts=tuple(_mounts()),
         directories=(str(STATE_DIR),) if STATE_DIR.exists() else (),
     )
@@ -79,6 +83,8 @@ def sweep() -> Remains:
     found = find_remains()
     former = frozenset(one for name in found.namespaces if (one := namespace_id(_NETNS_DIR / name)) is not None)
     _kill(former)
+    for group in found.cgroups:
+        remove_group(Path(group))
     if found.interfaces:
         run_program(["ip", "link", "del", CONTROLLER_IFNAME])
     for name in found.namespaces:

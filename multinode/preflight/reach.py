@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
-from multinode.analyse.summary import spread_of
+from multinode.analyse.spread import spread_of
 from multinode.core.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.preflight.meeting import Attempted, Listening, Meeting, Pinged, Streamed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.summary import Spread, Summary
+from multinode.analyse.spread import Spread
+from multinode.analyse.summary import Summary
 from multinode.core.run import Failure, NodeRun, Run
 from multinode.core.stall import Stall
 from multinode.units import format_duration

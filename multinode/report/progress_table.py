@@ -118,7 +118,7 @@ class ProgressTable:
         yield table
 
     def _table(self, figures: Sequence[_Figure]) -> Table:
-        table = make_table(self._title())
+        table = make_table(plain(f"{self._progress.job}  run {self._progress.run_id}"))
         for name in ("node", "ranks", "state"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "time\n(ms)", *(one.title for one in figures)):
@@ -132,18 +132,15 @@ class ProgressTable:
         table.caption_justify = "left"
         return table
 
-    def _title(self) -> str:
+    def _caption(self) -> Text:
+        """What is of the whole run; a caption wraps where a title is cut."""
         progress = self._progress
-        return plain(f"{progress.job}  run {progress.run_id}  {_duration(progress)}")
-
-    def _caption(self) -> Text | None:
-        progress = self._progress
-        lines = []
+        said = _duration(progress)
         if progress.exposed_share is not None:
-            lines.append(Text(f"exposed communication {progress.exposed_share:.0%}: of the worker that waited least"))
-        if progress.stall is not None:
-            lines.append(Text(plain(progress.stall.message), style="bold red"))
-        return Text("\n").join(lines) if lines else None
+            said += f"; exposed communication {progress.exposed_share:.0%} (of the worker that waited least)"
+        if progress.stall is None:
+            return Text(said)
+        return Text(said + "\n").append(plain(progress.stall.message), style="bold red")
 
 
 def progress_table(progress: RunProgress) -> ProgressTable:

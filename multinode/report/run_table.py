@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from multinode.analyse.summary import Summary
 from multinode.core.run import Run
+from multinode.report.foreign_text import plain
 from multinode.report.table import make_table
 from multinode.units import format_duration
 
@@ -44,7 +45,7 @@ def runs_table(runs: Sequence[_Stored]) -> Table:
             str(len(run.nodes)),
             str(run.world_size),
             "-" if speed is None else f"{speed:.1f}",
-            escape(run.job),
+            Text(plain(run.job)),
         )
     return table
 
@@ -70,23 +71,17 @@ def runs_document(runs: Sequence[_Stored]) -> dict[str, Any]:
     }
 
 
-def run_table(run: Run, summary: Summary | None) -> Table:
-    """One run: a row a fact."""
-    table = make_table(f"{run.run_id}: {run.job}", header=False)
+def run_table(run: Run) -> Table:
+    """How one run ended: a row a fact. Its figures are `summary_table`'s."""
+    table = make_table(header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value")
+    table.add_row("run", run.run_id)
+    table.add_row("job", Text(plain(run.job)))
     table.add_row("state", run.status)
     if run.first_failure is not None:
-        table.add_row("first failure", escape(f"{run.first_failure.node}: {run.first_failure.message}"))
+        table.add_row("first failure", Text(plain(f"{run.first_failure.node}: {run.first_failure.message}")))
     for node in run.nodes:
         ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
-        table.add_row(f"node {node.node_rank}", escape(f"{node.name}: {ended}"))
-    if summary is not None and summary.step_time_ms is not None:
-        spread = summary.step_time_ms
-        table.add_row("steps", f"{summary.steps}; {summary.rule}")
-        table.add_row("step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})")
-    if summary is not None and summary.samples_per_s is not None:
-        table.add_row("samples/s", f"{summary.samples_per_s:.1f} (all workers)")
-    if summary is not None and summary.first_loss is not None and summary.last_loss is not None:
-        table.add_row("loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}")
+        table.add_row(f"node {node.node_rank}", Text(plain(f"{node.name}: {ended}")))
     return table

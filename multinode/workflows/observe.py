@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from multinode.analyse.in_training import Alone
 from multinode.analyse.model_work import ModelWork
 from multinode.analyse.observed import Observed, ObservedNode, observe
 from multinode.analyse.summary import Summary, summarise

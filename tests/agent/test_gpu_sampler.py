@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from multinode.core.samples import GpuSample, parse_samples
+
 from .localnode import LocalNode
 
-# NVML as one card answers it: NVIDIA's names, in NVIDIA's units (bytes, milliwatts).
+# NVML as one card answers it: NVIDIA's names, in NVIDIA's units (bytes, milliwatts, millijoules, KB/s).
 PYNVML = """
 import types
-NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 1, 0, 0, 1
 class NVMLError(Exception):
     pass
 def nvmlInit():
@@ -22,12 +26,30 @@ def nvmlDeviceGetMemoryInfo(handle):
     return types.SimpleNamespace(total=24 << 30, used=3 << 30)
 def nvmlDeviceGetPowerUsage(handle):
     return 301500
+def nvmlDeviceGetEnforcedPowerLimit(handle):
+    return 450000
 def nvmlDeviceGetUtilizationRates(handle):
     return types.SimpleNamespace(gpu=97, memory=40)
 def nvmlDeviceGetClockInfo(handle, which):
     return 2520
+def nvmlDeviceGetMaxClockInfo(handle, which):
+    return 3105
 def nvmlDeviceGetTemperature(handle, which):
     raise NVMLError("Not Supported")
+def nvmlDeviceGetCurrPcieLinkGeneration(handle):
+    return 3
+def nvmlDeviceGetMaxPcieLinkGeneration(handle):
+    return 4
+def nvmlDeviceGetCurrPcieLinkWidth(handle):
+    return 8
+def nvmlDeviceGetMaxPcieLinkWidth(handle):
+    return 16
+def nvmlDeviceGetPcieThroughput(handle, counter):
+    return 2500000 if counter == NVML_PCIE_UTIL_RX_BYTES else 1000000
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
+    return 0x4 | 0x40
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    return 12345678
 """
 
 
@@ -58,6 +80,41 @@ def test_cards_are_sampled_in_our_units(home: Path, archive: Path) -> None:
     wanted = {"kind": "gpu", "sm_percent": 97, "memory_used_gib": 3.0, "power_w": 301.5, "sm_clock_mhz": 2520}
     assert wanted.items() <= records[0].items()
     assert records[0]["temperature_c"] is None
+    assert {"power_limit_w": 450, "sm_clock_max_mhz": 3105, "energy_j": 12345.678}.items() <= records[0].items()
+    link = {"pcie_gen": 3, "pcie_gen_max": 4, "pcie_width": 8, "pcie_width_max": 16}
+    assert link.items() <= records[0].items()
+    assert records[0]["throttle"] == ["sw_power_cap", "hw_thermal_slowdown"]
+    samples = list(parse_samples(talk.data("samples/gpu.jsonl").splitlines()))
+    assert len(samples) == len(records)
+    assert all(isinstance(sample, GpuSample) for sample in samples)
+    node.expect_empty()
+
+
+def test_a_sensor_that_is_missing_leaves_the_others(home: Path, archive: Path) -> None:
+    asked = set(re.findall(r"nvmlDeviceGet(\w+)", PYNVML)) - {"HandleByIndex", "PowerUsage"}
+    lacking = "".join(f"def nvmlDeviceGet{name}(*_):\n    raise NVMLError('Not Supported')\n" for name in sorted(asked))
+    node = LocalNode(home, put_pynvml(archive, PYNVML + lacking, home / "agent.pyz"))
+    with node.talk("supervise", node.request("r", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)) as talk:
+        talk.read_all()
+    record = json.loads(talk.data("samples/gpu.jsonl").splitlines()[0])
+    told = {name for name, value in record.items() if value not in (None, [])}
+    assert told == {"schema", "kind", "time_s", "mono_ns", "index", "power_w"}
+    node.expect_empty()
+
+
+def test_what_passes_pcie_is_asked_once_a_second_as_it_takes_its_time(home: Path, archive: Path) -> None:
+    source = PYNVML.replace("    return 2500000", "    import time; time.sleep(0.02)\n    return 2500000")
+    node = LocalNode(home, put_pynvml(archive, source, home / "agent.pyz"))
+    request = node.request("r", ["sleep", "1.6"], sample_gpus=[0, 1], sample_interval_s=0.1)
+    with node.talk("supervise", request) as talk:
+        talk.read_all()
+    records = [json.loads(line) for line in talk.data("samples/gpu.jsonl").splitlines()]
+    for index in (0, 1):
+        asked = [one for one in records if one["index"] == index and one.get("pcie_rx_gb_per_s") is not None]
+        assert (asked[0]["pcie_rx_gb_per_s"], asked[0]["pcie_tx_gb_per_s"]) == (2.5, 1.0)
+        assert len(asked) <= 2
+        spans = [later["mono_ns"] - one["mono_ns"] for one, later in pairwise(asked)]
+        assert all(span >= 0.9e9 for span in spans)
     node.expect_empty()
 
 

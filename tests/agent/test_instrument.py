@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-WORKER = {"LOCAL_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}
-DEADLINE_S = 60.0
+from .instrumented import Worker
+
 # Stand-ins with the parts of the libraries that the hooks touch.
 TRANSFORMERS = """
 class TrainerCallback:
@@ -71,53 +66,6 @@ for _ in range(5):
 """
 
 
-class Worker:
-    """Runs scripts as a worker of a run does.
-
-    Attributes:
-        samples: where the records go.
-    """
-
-    def __init__(self, folder: Path, archive: Path) -> None:
-        self.samples = folder / "samples"
-        self.samples.mkdir()
-        self.modules = folder / "modules"
-        self.modules.mkdir()
-        self._hooks = archive / "multinode_agent" / "instrument"
-
-    def module(self, name: str, text: str) -> None:
-        """Put a module where scripts can import it; the packages above it are made."""
-        path = self.modules.joinpath(*name.split(".")).with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for package in path.relative_to(self.modules).parents[:-1]:
-            (self.modules / package / "__init__.py").touch()
-        path.write_text(text)
-
-    def run(self, script: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
-        """Run a script under the hooks; `changes` are made to its environment, None removes."""
-        environ: dict[str, str | None] = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{self._hooks}:{self.modules}",
-            "MULTINODE_SAMPLES": str(self.samples),
-            **WORKER,
-            **changes,
-        }
-        return subprocess.run(
-            [sys.executable, "-c", script],
-            env={name: value for name, value in environ.items() if value is not None},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The records of rank 3, which must be the only file."""
-        assert [path.name for path in self.samples.iterdir()] == ["rank-3.jsonl"]
-        lines = (self.samples / "rank-3.jsonl").read_bytes().splitlines()
-        return [record for record in map(json.loads, lines) if kind in {None, record["kind"]}]
-
-
 @pytest.fixture
 def worker(tmp_path: Path, archive: Path) -> Worker:
     return Worker(tmp_path, archive)
@@ -128,6 +76,7 @@ def test_a_plain_training_loop_is_counted_by_its_first_optimizer(worker: Worker)
     done = worker.run(TORCH_LOOP)
     assert (done.returncode, done.stderr) == (0, "")
     (began,) = worker.records("worker")
+    assert {record["schema"] for record in worker.records()} == {1}
     assert (began["rank"], began["local_rank"], began["world_size"], began["source"]) == (3, 1, 4, "optimizer")
     assert began["versions"]["torch"]
     steps = worker.records("step")
@@ -137,6 +86,33 @@ def test_a_plain_training_loop_is_counted_by_its_first_optimizer(worker: Worker)
     assert [step["step_time_us"] for step in steps[1:]] == [
         (after - before) / 1000 for before, after in itertools.pairwise(times_ns)
     ]
+
+
+@pytest.mark.torch
+def test_when_the_first_optimizer_is_gone_another_is_counted(worker: Worker) -> None:
+    done = worker.run(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "for _ in range(3):\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    optimizer.step()\n"
+        "    optimizer.step()\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [step["step"] for step in worker.records("step")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.torch
+def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does(worker: Worker) -> None:
+    done = worker.run(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "warm_up, main = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))\n"
+        "warm_up.step()\n"
+        "for _ in range(100): main.step()\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(worker.records("step")) == 1 + 50
 
 
 def test_a_trainer_tells_its_steps_samples_losses_and_its_own_figures(worker: Worker) -> None:
@@ -232,8 +208,17 @@ def test_nothing_of_the_users_is_imported_early(worker: Worker) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-@pytest.mark.parametrize("trouble", ["missing", "a file", "a full device"])
-def test_a_recorder_that_cannot_write_disturbs_nothing(worker: Worker, trouble: str) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("missing", "No such file or directory"),
+        ("a file", "Not a directory"),
+        ("a full device", "No space left on device"),
+    ],
+)
+def test_a_recorder_that_cannot_write_says_so_once_and_disturbs_nothing(
+    worker: Worker, trouble: str, reason: str
+) -> None:
     worker.module("transformers.trainer", TRANSFORMERS)
     folder = worker.samples / "none"
     if trouble == "a file":
@@ -245,7 +230,9 @@ def test_a_recorder_that_cannot_write_disturbs_nothing(worker: Worker, trouble: 
         "from transformers.trainer import Trainer\nTrainer().train(2, [1.0, 1.0])\nprint('trained')\n",
         MULTINODE_SAMPLES=str(folder),
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    path = folder / "rank-3.jsonl"
+    told = f"multinode: records are lost, {path} cannot be written: {reason}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", told)
 
 
 @pytest.mark.parametrize(
@@ -307,4 +294,4 @@ def test_a_run_directory_that_cannot_be_written_is_told_in_one_line_and_trains_o
     (tmp_path / "stacks").write_text("")
     done = worker.run("print('trained')", MULTINODE_RUN_DIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert done.stderr.startswith("multinode: a hook failed and is passed over: FileExistsError")
+    assert done.stderr.startswith("multinode: register failed and is passed over: FileExistsError")

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from multinode.analyse.contrast import Side, Terms, compare, make_side
-from multinode.analyse.summary import Spread, Summary
+from multinode.analyse.spread import Spread
+from multinode.analyse.summary import Summary
 from multinode.errors import UsageError
 
 TERMS = Terms(mode="same-workers", why="asked", job="job", rule="all count")

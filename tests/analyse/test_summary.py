@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from multinode.analyse.summary import Summary, spread_of, summarise
+from multinode.analyse.observed import ObservedNode, observe
+from multinode.analyse.spread import spread_of
+from multinode.analyse.summary import Summary, summarise
 from multinode.core.samples import LossSample, Sample, StepSample, TrainEndSample
 
 
@@ -22,18 +24,25 @@ def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) 
     ]
 
 
+def summary_of(samples: Sequence[Sample]) -> Summary:
+    """Of one node that has all the workers."""
+    ranks = tuple(sorted({sample.rank for sample in samples if isinstance(sample, StepSample)})) or (0,)
+    return summarise(observe("r", [ObservedNode(name="one", node_rank=0, ranks=ranks, samples=tuple(samples))]))
+
+
 def test_a_steady_training_of_two_workers() -> None:
-    found = summarise("r", steps(0, [100.0] * 20) + steps(1, [100.0] * 20))
+    found = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20))
     assert (found.steps, found.steady_steps) == (20, 15)
     assert found.step_time_ms is not None
     assert (found.step_time_ms.median, found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 100.0, 0.0)
     assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
-    assert found.missing == dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
+    assert found.missing["first_loss"] == found.missing["last_loss"] == "no loss was logged"
+    assert "tokens" in found.missing["tgs"]
     assert "first 5 of 20" in found.rule
 
 
 def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
-    found = summarise("r", steps(0, [1000.0] * 5 + [100.0] * 15))
+    found = summary_of(steps(0, [1000.0] * 5 + [100.0] * 15))
     assert found.samples_per_s == pytest.approx(80.0)
     assert found.all_steps_samples_per_s == pytest.approx(20 * 8 / 6.5)
     assert found.step_time_ms is not None
@@ -41,7 +50,7 @@ def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
 
 
 def test_the_rate_is_all_samples_over_all_time_and_not_the_mean_of_rates() -> None:
-    found = summarise("r", steps(0, [100.0, 300.0] * 10))
+    found = summary_of(steps(0, [100.0, 300.0] * 10))
     assert found.samples_per_s == pytest.approx(15 * 8 / (8 * 0.3 + 7 * 0.1))
 
 
@@ -53,57 +62,59 @@ def test_the_order_of_the_samples_does_not_matter() -> None:
     ]
     mixed = sorted(samples, key=repr)
     assert mixed != samples
-    assert summarise("r", mixed) == summarise("r", samples)
+    assert summary_of(mixed) == summary_of(samples)
 
 
 def test_the_step_time_is_the_median_over_the_workers_of_each_step() -> None:
-    found = summarise("r", steps(0, [100.0] * 9) + steps(1, [200.0] * 9) + steps(2, [900.0] * 9))
+    found = summary_of(steps(0, [100.0] * 9) + steps(1, [200.0] * 9) + steps(2, [900.0] * 9))
     assert found.step_time_ms is not None
     assert found.step_time_ms.median == 200.0
 
 
 def test_a_first_step_without_a_time_is_counted_as_a_step_and_timed_nowhere() -> None:
-    found = summarise("r", steps(0, [None, *[100.0] * 20]))
+    found = summary_of(steps(0, [None, *[100.0] * 20]))
     assert (found.steps, found.steady_steps) == (21, 15)
     assert found.all_steps_samples_per_s == pytest.approx(80.0)
 
 
 def test_losses_are_those_of_the_first_and_the_last_step_that_logged_one() -> None:
     losses = [LossSample(rank=0, step=step, loss=loss) for step, loss in ((20, 1.0), (10, 2.0), (30, 0.5))]
-    found = summarise("r", losses)
+    found = summary_of(losses)
     assert (found.first_loss, found.last_loss) == (2.0, 0.5)
     assert not {"first_loss", "last_loss"} & set(found.missing)
 
 
 def test_a_training_that_diverged_is_not_reported_with_its_last_good_loss() -> None:
-    found = summarise("r", [LossSample(rank=0, step=1, loss=2.0), LossSample(rank=0, step=2, loss=None)])
+    found = summary_of([LossSample(rank=0, step=1, loss=2.0), LossSample(rank=0, step=2, loss=None)])
     assert (found.first_loss, found.last_loss) == (2.0, None)
     assert found.missing["last_loss"] == "it was no finite number at step 2"
 
 
 def test_the_trainers_own_figure_stands_beside_ours() -> None:
     end = TrainEndSample(rank=0, time_s=0, train_runtime_s=2.0, train_samples_per_s=77.0)
-    assert summarise("r", [*steps(0, [100.0] * 20), end]).trainer_samples_per_s == 77.0
+    assert summary_of([*steps(0, [100.0] * 20), end]).trainer_samples_per_s == 77.0
 
 
 def test_what_is_not_known_is_none_with_a_reason() -> None:
-    nothing = summarise("r", [])
-    assert nothing == Summary(
-        run_id="r",
-        steps=0,
-        steady_steps=0,
-        rule="the first 0 of 0 steps are warm-up and do not count",
-        missing=dict.fromkeys(("step_time_ms", "samples_per_s"), "no worker recorded a step")
-        | dict.fromkeys(("first_loss", "last_loss"), "no loss was logged"),
+    nothing = summary_of([])
+    figures = ("step_time_ms", "samples_per_s", "tokens_per_s", "tgs", "first_loss", "last_loss")
+    assert [getattr(nothing, name) for name in figures] == [None] * len(figures)
+    assert set(figures) <= set(nothing.missing)
+    assert nothing.missing["samples_per_s"] == "no worker recorded a step"
+    assert (nothing.comm.exposed_ms, nothing.comm.bytes_per_step.card) == (None, None)
+    assert {"exposed_ms", "bytes_per_step.calls", "bytes_per_step.card", "in_training_gb_per_s"} <= set(
+        nothing.comm.missing
     )
-    no_samples = summarise("r", steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
+    assert nothing.bottleneck is not None
+    assert nothing.bottleneck.kind == "unknown"
+    no_samples = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
     assert no_samples.samples_per_s is None
     assert "does not say how many samples" in no_samples.missing["samples_per_s"]
     assert no_samples.step_time_ms is not None
 
 
 def test_steps_that_took_no_time_break_nothing() -> None:
-    assert summarise("r", steps(0, [0.0] * 20)).samples_per_s is None
+    assert summary_of(steps(0, [0.0] * 20)).samples_per_s is None
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from multinode.core.collective_test import CollectiveTest, sweep_messages
 from multinode.core.command import Command
 from multinode.core.plan import LaunchPlan, NodePlan
 from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.core.profile_samples import DdpSample, ModelSample
 from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, StepSample, WorkerSample
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
@@ -98,10 +99,75 @@ def test_a_clock_that_stands_still_or_another_card_gives_no_rate(second: NicSamp
     assert (node.net_in_gbit_per_s, node.net_out_gbit_per_s) == (None, None)
 
 
-def test_gpus_are_averaged_over_what_each_said_last() -> None:
-    node = advance_node(NODE, [gpu(6, 10.0), gpu(7, 50.0), gpu(6, 90.0), gpu(7, None)])
+def test_two_cards_that_are_sampled_in_turn_have_their_rates_and_the_busier_one_is_shown() -> None:
+    quiet, busy = [nic(10**9, 0, 0, "eth1"), nic(2 * 10**9, 1, 1, "eth1")], [nic(10**9, 0, 0), nic(2 * 10**9, 125, 250)]
+    node = advance_node(NODE, [sample for pair in zip(busy, quiet, strict=True) for sample in pair])
+    assert (node.net_in_gbit_per_s, node.net_out_gbit_per_s) == (pytest.approx(1e-6), pytest.approx(2e-6))
+    linked = msgspec.structs.replace(node, link_gbit_per_s=8e-6)
+    assert linked.link_share == pytest.approx(0.25)
+    assert node.link_share is None
+
+
+def test_a_card_that_was_reset_gives_no_rate_until_it_was_read_twice() -> None:
+    node = advance_node(NODE, [nic(10**9, 10**9, 10**9), nic(2 * 10**9, 0, 0)])
+    assert node.net_in_gbit_per_s is None
+    assert advance_node(node, [nic(3 * 10**9, 125_000_000, 0)]).net_in_gbit_per_s == pytest.approx(1.0)
+
+
+def test_gpus_are_summed_up_over_what_each_said_last() -> None:
+    hot = GpuSample(
+        time_s=0, mono_ns=1, index=6, sm_percent=90.0, memory_used_gib=20.0, power_w=300.0, temperature_c=80.0
+    )
+    cool = GpuSample(time_s=0, mono_ns=1, index=7, sm_percent=50.0, memory_used_gib=22.0, power_w=400.0)
+    node = advance_node(NODE, [gpu(6, 10.0), hot, cool])
     assert node.gpu_percent == pytest.approx(70.0)
-    assert NODE.gpu_percent is None
+    assert (node.gpu_memory_gib, node.gpu_power_w, node.gpu_temperature_c) == (22.0, 350.0, 80.0)
+    assert advance_node(node, [gpu(6, None)]).gpu_percent == pytest.approx(50.0)
+    assert (NODE.gpu_percent, NODE.gpu_memory_gib) == (None, None)
+
+
+def test_tgs_are_tokens_of_one_worker_whatever_their_number() -> None:
+    steps = [
+        StepSample(rank=rank, step=number, time_s=0, mono_ns=number, step_time_us=500_000.0, tokens=tokens)
+        for rank, tokens in ((2, 1000), (3, 2000))
+        for number in (1, 2)
+    ]
+    assert advance_node(NODE, steps).tgs == pytest.approx(3000.0)
+    assert advance_node(NODE, [step(1)]).tgs is None
+
+
+def test_exposed_communication_is_that_of_the_worker_that_waited_least() -> None:
+    def ddp(rank: int, number: int, exposed_us: float) -> DdpSample:
+        return DdpSample(
+            rank=rank,
+            step=number,
+            iteration=number,
+            bucket_sizes_bytes=(8,),
+            forward_us=1,
+            backward_us=1,
+            comm_us=exposed_us + 50,
+            overlap_us=50,
+        )
+
+    steps = [step(number, rank=rank) for number in (1, 2) for rank in (2, 3)]
+    counters = [ddp(2, 1, 300), ddp(2, 2, 500), ddp(3, 1, 100), ddp(3, 2, 300), ddp(99, 1, 0)]
+    # Whether the counters or the step are written first is the recorder's choice.
+    for samples in ([*steps, *counters], [*counters, *steps]):
+        node = advance_node(NODE, samples)
+        assert node.exposed_share == pytest.approx(0.2)
+    other = msgspec.structs.replace(NODE, name="c", node_rank=2, ranks=(4,))
+    assert RunProgress(run_id="r", job="j", world_size=3, nodes=(other, node)).exposed_share == pytest.approx(0.2)
+    assert RunProgress(run_id="r", job="j", world_size=1, nodes=(other,)).exposed_share is None
+
+
+def test_time_blocked_in_collectives_counts_only_where_the_host_waits_for_their_end() -> None:
+    blocked = StepSample(
+        rank=2, step=1, time_s=0, mono_ns=1, step_time_us=1000.0, phases_us={"comm": 400.0, "data": 1.0}
+    )
+    assert advance_node(NODE, [blocked]).exposed_share == pytest.approx(0.4)
+    model = ModelSample(rank=2, wrapper="ddp", parameters=1, trainable=1, device="cuda")
+    assert advance_node(NODE, [model, blocked]).exposed_share is None
+    assert advance_node(NODE, [gpu(0, 1.0), blocked]).exposed_share is None
 
 
 def test_the_last_loss_is_kept_and_what_is_not_shown_changes_nothing() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.samples import LossSample, NicSample, Sample, StepSample, parse_samples
+from multinode.core.samples import CardBytes, LossSample, NicSample, Sample, StepSample, parse_samples
 
 STEP = b'{"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":250.0,"samples":4}\n'
 NIC = (
@@ -18,9 +18,46 @@ def parse(*lines: bytes) -> list[Sample]:
 def test_each_kind_becomes_its_type() -> None:
     assert parse(STEP, NIC, b'{"kind":"loss","rank":0,"step":3,"loss":1.5}') == [
         StepSample(rank=1, step=3, time_s=10.5, mono_ns=9, step_time_us=250.0, samples=4),
-        NicSample(time_s=1, mono_ns=2, ifname="eth0", rx_bytes=3, tx_bytes=4, rx_packets=5, tx_packets=6),
+        NicSample(
+            time_s=1,
+            mono_ns=2,
+            ifname="eth0",
+            rx_bytes=3,
+            tx_bytes=4,
+            rx_packets=5,
+            tx_packets=6,
+            rx_errors=0,
+            tx_errors=0,
+            rx_dropped=0,
+            tx_dropped=0,
+        ),
         LossSample(rank=0, step=3, loss=1.5),
     ]
+
+
+def test_a_step_has_what_was_metered_and_what_was_not_is_none() -> None:
+    line = (
+        b'{"schema":1,"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":null,"micro_steps":2,'
+        b'"samples":8,"tokens":4096,"effective_tokens":null,"phases_us":{"forward":10.5},'
+        b'"cards":{"eth0":{"tx_bytes":4,"rx_bytes":3,"tx_packets":2,"rx_packets":1},'
+        b'"mlx5_0/1":{"tx_bytes":8,"rx_bytes":12}},"peak_memory_bytes":1024}'
+    )
+    (step,) = parse(line)
+    assert step == StepSample(
+        rank=1,
+        step=3,
+        time_s=10.5,
+        mono_ns=9,
+        samples=8,
+        micro_steps=2,
+        tokens=4096,
+        phases_us={"forward": 10.5},
+        cards={
+            "eth0": CardBytes(tx_bytes=4, rx_bytes=3, tx_packets=2, rx_packets=1),
+            "mlx5_0/1": CardBytes(tx_bytes=8, rx_bytes=12),
+        },
+        peak_memory_bytes=1024,
+    )
 
 
 @pytest.mark.parametrize(

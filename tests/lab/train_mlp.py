@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--batch-ms", type=float, default=0.0, help="what the loader takes for a batch")
     parser.add_argument("--batch-ms-rank", type=int, default=None, help="on this rank alone")
+    parser.add_argument("--count-collectives", action="store_true", help="say how many each rank issued")
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -61,6 +62,9 @@ def main() -> None:
     trainer = _train_deepspeed if arguments.strategy.startswith("zero") else _train_torch
     total = trainer(model, iter(loader), arguments)
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: parameters sum to {total:.9f}")
+    if arguments.count_collectives:
+        world = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - nobody else counts them
+        print(f"rank {dist.get_rank()} issued {world._get_sequence_number_for_group()}")  # noqa: SLF001 - likewise
     dist.destroy_process_group()
 
 
@@ -103,7 +107,14 @@ def _train_deepspeed(
         "train_micro_batch_size_per_gpu": arguments.batch,
         "gradient_accumulation_steps": arguments.accumulation,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-        "zero_optimization": {"stage": int(arguments.strategy[-1])},
+        "zero_optimization": {
+            "stage": int(arguments.strategy[-1]),
+            # So that stage 3 shards this small model at all, and gathers each layer before each use of it.
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 1,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        },
     }
     engine, _, _, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config, dist_init_required=False

@@ -4,7 +4,8 @@ import json
 
 import msgspec
 
-from multinode.analyse.summary import Spread, Summary
+from multinode.analyse.spread import Spread
+from multinode.analyse.summary import Summary
 from multinode.core.run import Failure, NodeRun, Run
 from multinode.core.stall import Stall
 from multinode.report.launch_document import launch_document, launch_sentence

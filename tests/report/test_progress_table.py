@@ -3,9 +3,12 @@ from __future__ import annotations
 import io
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from multinode.core.progress import NodeProgress, RunProgress
+from multinode.core.recent_steps import RecentSteps
+from multinode.core.samples import GpuSample
 from multinode.core.stall import Stall
 from multinode.report.progress_table import progress_line, progress_table
 
@@ -23,6 +26,15 @@ BUSY = NodeProgress(
     net_in_gbit_per_s=0.25,
     net_out_gbit_per_s=0.5,
     link_gbit_per_s=1.0,
+)
+PROFILED = msgspec.structs.replace(
+    BUSY,
+    gpus={
+        6: GpuSample(
+            time_s=0, mono_ns=0, index=6, sm_percent=92.0, memory_used_gib=21.3, power_w=380.0, temperature_c=71.0
+        )
+    },
+    workers={0: RecentSteps(times_us={1: 1e6}, tokens={1: 4096}, ddp_us={1: 290_000.0})},
 )
 
 
@@ -43,8 +55,9 @@ def row(text: str, name: str) -> list[str]:
 
 def test_a_node_that_trains_shows_all_its_figures_with_units_in_the_header() -> None:
     text = rendered(BUSY, WAITING)
-    assert "sft.yaml  run r  1 min 05 s" in text
-    assert text.count("(Gbit/s)") == 2
+    assert "sft.yaml  run r" in text
+    assert "1 min 05 s, about 26.4 s left" in text
+    assert text.count("Gbit/s") == 2
     assert "(ms)" in text
     assert row(text, "box1") == [
         "box1", "0-1", "running", "12/100", "300.0", "26.7", "1.235", "0.250", "0.500", "50%",
@@ -55,12 +68,46 @@ def test_what_is_not_known_is_a_dash_and_never_a_nought() -> None:
     assert row(rendered(BUSY, WAITING), "box2") == ["box2", "2-3", "waiting", *"-------"]
 
 
-def test_the_gpu_has_a_column_only_where_there_is_one() -> None:
-    assert "GPU" not in rendered(BUSY, WAITING)
-    text = rendered(msgspec.structs.replace(BUSY, gpus={6: 90.0, 7: 95.0}), WAITING)
-    assert "GPU" in text
-    assert row(text, "box1")[-2:] == ["92", "%"]
+def test_a_column_that_has_nothing_on_any_node_is_left_out() -> None:
+    text = rendered(BUSY, WAITING)
+    assert not any(name in text for name in ("TGS", "SM", "exposed", "power"))
+    assert "samples" not in rendered(WAITING)
+
+
+def test_tokens_exposed_communication_and_gpus_are_shown_where_they_are_known() -> None:
+    text = rendered(PROFILED, WAITING)
+    assert row(text, "box1") == [
+        "box1", "0-1", "running", "12/100", "300.0", "26.7", "4096", "1.235", "29%", "0.250", "0.500", "50%", "92",
+        "21.3", "380", "71",
+    ]  # fmt: skip
     assert row(text, "box2")[-1] == "-"
+    assert "exposed communication 29% (of the worker that waited least)" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "kept", "left_out"),
+    [(120, ("TGS", "exposed", "SM"), ()), (80, ("exposed", "link", "samples"), ("TGS", "(W)", "(C)"))],
+)
+def test_on_a_narrow_terminal_the_least_important_columns_go_and_none_is_cut(
+    width: int, kept: tuple[str, ...], left_out: tuple[str, ...]
+) -> None:
+    far = msgspec.structs.replace(
+        PROFILED, name="box1.example", step=120_000, total_steps=900_000, recent_us=(1_234_567.0,)
+    )
+    text = rendered(far, WAITING, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(name in text for name in kept)
+    assert not any(name in text for name in left_out)
+    assert "\u2026" not in text
+    assert "120000/900000" in text
+
+
+def test_the_others_of_many_nodes_are_summed_up_in_the_same_columns() -> None:
+    nodes = [msgspec.structs.replace(PROFILED, name=f"n{index}", node_rank=index) for index in range(20)]
+    others = row(rendered(*nodes), "others")
+    assert "160.0" not in others
+    assert others[-4:] == ["92", "-", "-", "-"]
+    assert "29%" in others
 
 
 def test_an_end_or_a_lost_contact_stands_in_place_of_the_state() -> None:
@@ -73,6 +120,12 @@ def test_names_and_messages_are_text_and_no_markup() -> None:
     text = rendered(odd)
     assert "[red]box[/red]" in text
     assert "[link=x]end[/]" in text
+
+
+def test_no_name_and_no_message_moves_the_cursor() -> None:
+    odd = msgspec.structs.replace(BUSY, name="box\x1b[2J", message="end\x1b]0;title\x07\r")
+    assert "\x1b" not in rendered(odd)
+    assert "\x07" not in progress_line(progress(odd))
 
 
 def test_one_line_says_it_all_where_there_is_no_terminal() -> None:

@@ -11,11 +11,20 @@ import math
 import os
 import sys
 import time
-from typing import Any, Dict, List, Tuple
+import weakref
+from typing import Any, Callable, List, Tuple
 
+import multinode_batches
+import multinode_cards
+import multinode_ddp
 import multinode_guard
+import multinode_memory
+import multinode_model
 import multinode_recorder
 import multinode_stacks
+import multinode_timing
+import multinode_trace
+import multinode_traffic
 from multinode_imports import Action, AfterImport
 from multinode_steps import Steps
 
@@ -33,7 +42,18 @@ def install() -> None:
     if "MULTINODE_FAILURES_ONLY" in os.environ:
         return
     steps = Steps(recorder, guard)
+    traffic = multinode_traffic.Traffic(steps, guard)
+    steps.meters.append(multinode_memory.meter())
+    cards = multinode_cards.meter(guard, os.environ)
+    if cards is not None:
+        steps.meters.append(cards)
     hooks: List[Tuple[str, Action]] = [
+        *multinode_timing.hooks(steps, guard),
+        *multinode_batches.hooks(steps, guard),
+        *traffic.hooks(),
+        *multinode_ddp.hooks(steps, guard, traffic),
+        *multinode_model.hooks(steps, guard),
+        *multinode_trace.hooks(steps, guard),
         ("transformers.trainer", functools.partial(_hook_trainer, steps, guard)),
         ("deepspeed.runtime.engine", functools.partial(_hook_deepspeed, steps, guard)),
         ("torch.optim.optimizer", functools.partial(_hook_optimizer, steps, guard)),
@@ -106,9 +126,9 @@ def _hook_deepspeed(steps: Steps, guard: multinode_guard.Guard, module: Any) -> 
 
     @functools.wraps(step)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self.global_steps
+        before = getattr(self, "global_steps", None)
         result = step(self, *args, **kwargs)
-        if self.global_steps != before:
+        if getattr(self, "global_steps", None) != before:
             guard.quietly(record)(self)
         return result
 
@@ -116,11 +136,36 @@ def _hook_deepspeed(steps: Steps, guard: multinode_guard.Guard, module: Any) -> 
 
 
 def _hook_optimizer(steps: Steps, guard: multinode_guard.Guard, module: Any) -> None:
-    first: Dict[str, int] = {}
+    choice = _OneOptimizer()
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        # A training with two optimizers steps both; one of them is enough to count by.
-        if first.setdefault("id", id(optimizer)) == id(optimizer):
+        if choice.is_counted(optimizer):
             steps.step("optimizer")
 
     module.register_optimizer_step_post_hook(guard.quietly(after_step))
+
+
+class _OneOptimizer:
+    """Chooses the optimizer to count steps by: the first that steps, until it is gone or others step without it.
+
+    A training with two optimizers steps both; one of them is enough.
+    """
+
+    _PATIENCE = 50
+
+    def __init__(self) -> None:
+        self._chosen: Callable[[], Any] = lambda: None
+        self._others = 0
+
+    def is_counted(self, optimizer: Any) -> bool:
+        """Whether the step of this optimizer counts."""
+        chosen = self._chosen()
+        if chosen is optimizer:
+            self._others = 0
+            return True
+        self._others += 1
+        if chosen is not None and self._others <= self._PATIENCE:
+            return False
+        self._chosen = weakref.ref(optimizer)
+        self._others = 0
+        return True

@@ -37,8 +37,8 @@ class Steps:
     """
 
     def __init__(self, recorder: multinode_recorder.Recorder, guard: multinode_guard.Guard) -> None:
-        self.meters: List[Meter] = []
-        self.phases = PhaseClock()
+        self.phases = PhaseClock(guard)
+        self.meters: List[Meter] = [self._phases_us]
         self.count = 0
         self._recorder = recorder
         self._guard = guard
@@ -69,7 +69,6 @@ class Steps:
         record: Dict[str, Any] = {"time_s": time.time(), "mono_ns": now, "step_time_us": elapsed_us}
         for meter in list(self.meters):
             self._ask(meter, number, record)
-        record["phases_us"] = self.phases.take_us()
         record.update({name: value for name, value in fields.items() if value is not None})
         self._last_ns = now
         self._recorder.write("step", record)
@@ -82,6 +81,9 @@ class Steps:
         """The next step is measured from now; what was metered before belongs to none."""
         self._last_ns = time.monotonic_ns()
         self.phases.take_us()
+
+    def _phases_us(self, _step: int) -> Dict[str, Any]:
+        return {"phases_us": self.phases.take_us()}
 
     def _ask(self, meter: Meter, number: int, record: Dict[str, Any]) -> None:
         try:

@@ -1,8 +1,9 @@
-"""Take one thing of the lab away at a time, and give it back: link, port, sshd, disk, file, clock and others."""
+"""Take one thing of the lab away at a time, and give it back: link, port, sshd, processor, disk, file and others."""
 
 from multinode.lab.faults.kinds import (
     Address,
     Clock,
+    Cpu,
     DiskFull,
     Fault,
     FileMissing,
@@ -23,6 +24,7 @@ from multinode.lab.faults.making import clear_faults, list_faults, make_fault
 __all__ = [
     "Address",
     "Clock",
+    "Cpu",
     "DiskFull",
     "Fault",
     "FileMissing",

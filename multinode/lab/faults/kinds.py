@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 
@@ -17,6 +18,7 @@ __all__ = [
     "SECOND_IFNAME",
     "Address",
     "Clock",
+    "Cpu",
     "DiskFull",
     "Fault",
     "FileMissing",
@@ -31,9 +33,6 @@ __all__ = [
     "Route",
     "SshdState",
     "Variable",
-    "parse_offset",
-    "parse_pair",
-    "parse_ports",
 ]
 
 # What every port of the switch passes.
@@ -44,9 +43,9 @@ SECOND_IFNAME = "ens1f1"
 _MAX_MTU = 65535
 _MAX_PORT = 65535
 _MAX_IFNAME = 15
+# sshd must still answer within the time that clients give it.
+_LEAST_SHARE = 0.05
 _CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
-_OFFSET = re.compile(r"(?P<number>[+-]\d+(?:\.\d+)?)(?P<unit>s|m|h|d)")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # PEP 440 in outline: release, then pre-, post- and development release, then the local part.
@@ -184,6 +183,21 @@ class NodeState(_Fault, frozen=True, kw_only=True, tag="node"):
         return _NODE_WORDS[self.how]
 
 
+class Cpu(_Fault, frozen=True, kw_only=True, tag="cpu"):
+    """All processes of the node together get this much of a core, 0.3 of one: a quota, as containers have it."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        """Judge the share."""
+        good = _LEAST_SHARE <= self.share < math.inf
+        _require(good, f"a node cannot do with {self.share:g} of a core", f"{_LEAST_SHARE} or more, for example 0.3")
+
+    def describe(self) -> str:
+        """A few words."""
+        return f"its processes get {self.share:g} of a core together"
+
+
 class DiskFull(_Fault, frozen=True, kw_only=True, tag="disk"):
     """Nothing more can be written to the node's disk."""
 
@@ -319,6 +333,7 @@ Fault = (
     | Ports
     | SshdState
     | NodeState
+    | Cpu
     | DiskFull
     | Package
     | FileMissing
@@ -329,42 +344,6 @@ Fault = (
     | Address
     | Route
 )
-
-
-def parse_ports(text: str) -> tuple[int, int]:
-    """One port or a range, `29500` or `30000-60999`, as its first and its last.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    first, _, last = text.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
-        raise ValueError(f"{text!r} is not a range of ports; write it as 29500 or 30000-60999")
-    return int(first), int(last or first)
-
-
-def parse_offset(text: str) -> float:
-    """How far a clock is off, `+90s`, `-5m`, `+2h` or `+1d`, in seconds.
-
-    Raises:
-        ValueError: it is not that.
-    """
-    match = _OFFSET.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} does not say how far a clock is off; write it as +90s, -5m, +2h or +1d")
-    return float(match["number"]) * _UNIT_S[match["unit"]]
-
-
-def parse_pair(text: str) -> tuple[str, str]:
-    """`NAME=VALUE` as its two parts.
-
-    Raises:
-        ValueError: there is no name, or no `=`.
-    """
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ValueError(f"{text!r} has no name and value; write it as NAME=VALUE")
-    return name, value
 
 
 def _check_card(ifname: str) -> None:

@@ -1,0 +1,181 @@
+"""Batches: how many forward passes, samples and tokens a step had, by the inputs of the model that trains.
+
+The outermost call that is given a batch counts it: the Trainer's training step, else that of the wrapped model
+(multinode_forward). A bare model in a loop of one's own is not seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import multinode_forward
+from multinode_counts import Poll, start_count
+from multinode_guard import COMPILER_HOOKS, Guard
+from multinode_imports import Action
+from multinode_phases import PhaseClock
+from multinode_steps import Steps
+
+__all__ = ["Batches", "hooks"]
+
+_DEEPEST = 3
+
+
+def hooks(steps: Steps, guard: Guard) -> List[Tuple[str, Action]]:
+    """Count the batches of each step; the meter is added to those of `steps`."""
+    batches = Batches(steps.phases)
+    steps.meters.append(batches)
+
+    def watch(call: Callable[..., Any]) -> Callable[..., Any]:
+        return guard.around(call, batches.begin, batches.end)
+
+    def watch_trainer(module: Any) -> None:
+        step = getattr(module.Trainer, "training_step", None)
+        if step is not None:
+            module.Trainer.training_step = guard.around(step, batches.begin_trainer, batches.end)
+
+    return [
+        *COMPILER_HOOKS,
+        ("transformers.trainer", watch_trainer),
+        *multinode_forward.hooks(watch),
+    ]
+
+
+class _Look(NamedTuple):
+    """What is to be seen of one batch; None is unknown."""
+
+    samples: Optional[int] = None
+    tokens: Optional[int] = None
+    mask: Any = None
+
+
+class Batches:
+    """Counts the batches of one model: that which was given one first, until it is gone or rests for a whole step.
+
+    Samples are rows: of packed rows, each of which holds several texts, too. Tokens are those of `input_ids` alone,
+    where the model has a decoder besides. Effective tokens are what the attention mask does not hide; without a mask of
+    their shape they are unknown, as in packed batches, which tell their borders by other means. On a GPU they are
+    counted there and known some steps later: `effective_tokens` of a step are those that have become known since the
+    step before. Sums over many steps are right but for the last few steps.
+
+    Args:
+        clock: knows whether the training is inside a backward pass, where forward passes recompute what was counted.
+        start: begins to count a mask (multinode_counts).
+    """
+
+    def __init__(self, clock: PhaseClock, start: Callable[[Any, Any], Optional[Poll]] = start_count) -> None:
+        self._clock = clock
+        self._start = start
+        self._inside = False
+        self._model: Callable[[], Any] = lambda: None
+        self._idle = True
+        self._looks: List[_Look] = []
+        self._unknown_effective = False
+        self._pending: Deque[Poll] = deque()
+
+    def begin(self, model: Any, *args: Any, **kwargs: Any) -> bool:
+        """A model is called; False where the call belongs to one that is watched already, or is none of training."""
+        torch = sys.modules.get("torch")
+        if self._inside or torch is None or not (model.training and torch.is_grad_enabled()):
+            return False
+        if self._clock.within("backward"):
+            return False
+        self._inside = True
+        try:
+            self._count(torch, model, args, kwargs)
+        except Exception:
+            self._inside = False
+            raise
+        return True
+
+    def begin_trainer(self, trainer: Any, _model: Any, inputs: Any = None, *_: Any, **__: Any) -> bool:
+        """The Trainer has a batch to train on."""
+        torch = sys.modules.get("torch")
+        if self._inside or torch is None:
+            return False
+        self._inside = True
+        try:
+            self._count(torch, trainer, (inputs,), {})
+        except Exception:
+            self._inside = False
+            raise
+        return True
+
+    def end(self) -> None:
+        """What began has ended."""
+        self._inside = False
+
+    def __call__(self, _step: int) -> Dict[str, Any]:
+        """The fields of a step: what was counted since the step before; none where nothing was."""
+        looks, self._looks = self._looks, []
+        unknown, self._unknown_effective = self._unknown_effective, False
+        self._idle = not looks
+        effective = self._take_counts()
+        if not looks:
+            return {}
+        return {
+            "micro_steps": len(looks),
+            "samples": _sum(look.samples for look in looks),
+            "tokens": _sum(look.tokens for look in looks),
+            "effective_tokens": None if unknown else effective,
+        }
+
+    def _count(self, torch: Any, model: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        ours = self._model()
+        if ours is not model:
+            if ours is not None and not self._idle:
+                return
+            self._model = weakref.ref(model)
+        self._idle = False
+        look = _look(torch, args, kwargs)
+        self._looks.append(look)
+        poll = None if look.mask is None else self._start(torch, look.mask)
+        if poll is None:
+            self._unknown_effective = True
+        else:
+            self._pending.append(poll)
+
+    def _take_counts(self) -> int:
+        total = 0
+        while self._pending:
+            count = self._pending[0]()
+            if count is None:
+                break
+            total += count
+            self._pending.popleft()
+        return total
+
+
+def _look(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> _Look:
+    named = next((each for each in (kwargs, *args) if isinstance(each, Mapping) and "input_ids" in each), None)
+    if named is not None and isinstance(named["input_ids"], torch.Tensor):
+        shape = tuple(named["input_ids"].shape)
+        mask = named.get("attention_mask")
+        same = isinstance(mask, torch.Tensor) and tuple(mask.shape) == shape
+        # Without rows (all texts of a batch in one line), nobody says how many samples it holds.
+        return _Look(shape[0] if len(shape) > 1 else None, named["input_ids"].numel(), mask if same else None)
+    first = next(_tensors(torch, (args, kwargs), 0), None)
+    if first is None or not first.ndim:
+        return _Look()
+    whole = not (first.is_floating_point() or first.is_complex() or first.dtype is torch.bool)
+    return _Look(first.shape[0], first.numel() if whole and first.ndim == 2 else None)  # noqa: PLR2004 - rows of ids
+
+
+def _tensors(torch: Any, value: Any, depth: int) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < _DEEPEST and isinstance(value, (tuple, list, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(torch, each, depth + 1)
+
+
+def _sum(numbers: Iterator[Optional[int]]) -> Optional[int]:
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total

@@ -1,0 +1,27 @@
+"""Credible: which figures of a node can be true at all. Nodes are not trusted; what cannot be is as good as missing.
+
+Knows bounds alone; whether figures agree with each other is for who compares them.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["credible_count", "credible_us"]
+
+# Eleven days: no step, and no part of one, takes longer; sums of such figures stay far from what a float can hold.
+_LONGEST_US = 1e12
+_LARGEST_COUNT = 1 << 60
+
+
+def credible_us(value: float | None) -> float | None:
+    """A duration in microseconds; None where it is missing, negative, not finite or longer than eleven days."""
+    # The comparison comes first: an integer of a thousand digits cannot be made a float.
+    if value is None or not 0 <= value <= _LONGEST_US or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def credible_count(value: int | None) -> int | None:
+    """A number of things; None where it is missing, negative or above 2**60."""
+    return value if value is not None and 0 <= value <= _LARGEST_COUNT else None

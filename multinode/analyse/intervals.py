@@ -1,0 +1,73 @@
+"""Intervals: union, intersection and difference of spans of time. What they are spans of is not known here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Interval", "clip", "gaps", "intersect", "length", "merge", "subtract"]
+
+Interval = tuple[float, float]
+"""Start and end; merged intervals are in order, not empty, and do not touch."""
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union of whatever intervals; those that are empty or turned round are left out."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
+    """What is in both of two merged lists."""
+    common: list[Interval] = []
+    one = other = 0
+    while one < len(left) and other < len(right):
+        start = max(left[one][0], right[other][0])
+        end = min(left[one][1], right[other][1])
+        if start < end:
+            common.append((start, end))
+        if left[one][1] < right[other][1]:
+            one += 1
+        else:
+            other += 1
+    return common
+
+
+def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
+    """What is in the first of two merged lists and not in the second."""
+    if not left:
+        return []
+    return intersect(left, gaps(right, (left[0][0], left[-1][1])))
+
+
+def gaps(intervals: Sequence[Interval], within: Interval) -> list[Interval]:
+    """What of a span merged intervals leave free."""
+    start, end = within
+    free: list[Interval] = []
+    for busy_from, busy_to in intervals:
+        if busy_to <= start:
+            continue
+        if busy_from >= end:
+            break
+        if busy_from > start:
+            free.append((start, busy_from))
+        start = busy_to
+    if start < end:
+        free.append((start, end))
+    return free
+
+
+def clip(intervals: Sequence[Interval], within: Interval) -> list[Interval]:
+    """What of merged intervals lies in a span."""
+    return intersect(intervals, [within]) if within[0] < within[1] else []
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """How long merged intervals are together."""
+    return sum(end - start for start, end in intervals)

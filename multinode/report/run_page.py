@@ -1,0 +1,146 @@
+"""run_page: runs as one self-contained page: verdict and key figures, then the curves, then every table."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from multinode.analyse.observed import Observed
+from multinode.analyse.summary import Summary
+from multinode.analyse.sweep import SweepReport
+from multinode.core.run import Run
+from multinode.report.foreign_text import plain
+from multinode.report.page import chart_html, page, section_html, sheet_html, text_html
+from multinode.report.run_charts import loss_chart, split_chart, step_time_chart
+from multinode.report.sheet import UNKNOWN, Column, Sheet, figure, percent
+from multinode.report.summary_sheets import summary_sheets, verdict_sheet
+from multinode.report.sweep_chart import sweep_chart
+from multinode.report.sweep_text import sweep_lines
+from multinode.report.timeline import timeline
+from multinode.units import format_duration
+
+__all__ = ["ReportedRun", "run_page"]
+
+_CLOCKS = (
+    "Times are in seconds since the end of the run's first step, each node's by its own wall clock; shaded is what "
+    "counts. Of long curves each stretch is drawn by its least and its greatest value."
+)
+
+
+class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and all that is known of it.
+
+    Attributes:
+        run: its record.
+        summary: its figures; None where it never got so far.
+        observed: its samples; None where it has no nodes of its own, as a contrast.
+        sweep: what an nccl-test measured; None of any other run.
+    """
+
+    run: Run
+    summary: Summary | None = None
+    observed: Observed | None = None
+    sweep: SweepReport | None = None
+
+
+def run_page(runs: Sequence[ReportedRun]) -> str:
+    """The page; at least one run."""
+    title = " and ".join(one.run.run_id for one in runs)
+    overview = [sheet_html(_overview(runs))] if len(runs) > 1 else []
+    sections = (_section(one, f"run-{number}") for number, one in enumerate(runs, 1))
+    return page(f"multinode: {title}", [*overview, *sections])
+
+
+def _overview(runs: Sequence[ReportedRun]) -> Sheet:
+    names = ["run", "state"]
+    tiles = [dict(_key_figures(one.summary)) if one.summary is not None else {} for one in runs]
+    shown = list(dict.fromkeys(name for one in tiles for name in one))
+    rows = [
+        (one.run.run_id, one.run.status, *(mine.get(name, UNKNOWN) for name in shown), one.run.job)
+        for one, mine in zip(runs, tiles, strict=True)
+    ]
+    columns = [Column(name, words=True) for name in names] + [Column(name) for name in shown]
+    return Sheet(title="runs", columns=(*columns, Column("job", words=True)), rows=tuple(rows))
+
+
+def _section(one: ReportedRun, name: str) -> str:
+    return f'<section class="run" id="{name}">\n{"".join(_parts(one, name))}</section>\n'
+
+
+def _parts(one: ReportedRun, name: str) -> Iterator[str]:
+    yield _head(one.run)
+    summary, observed = one.summary, one.observed
+    if summary is not None:
+        yield _tiles(summary)
+        yield sheet_html(verdict_sheet(summary))
+    if one.sweep is not None:
+        chart = chart_html(sweep_chart(one.sweep.rows, one.sweep.levels, ""), f"{name}-sweep", rows=2)
+        yield section_html(f"collectives: {one.sweep.title}", [chart, text_html("\n".join(sweep_lines(one.sweep)))])
+    if observed is None or not any(node.samples for node in observed.nodes):
+        yield "<p>Nothing was recorded of this run: it has no samples.</p>\n"
+    else:
+        yield from _curves(observed, summary, name)
+    if summary is not None:
+        yield from (sheet_html(sheet) for sheet in summary_sheets(summary) if sheet.title != "verdict")
+
+
+def _curves(observed: Observed, summary: Summary | None, name: str) -> Iterator[str]:
+    steps = step_time_chart(observed)
+    if steps is not None:
+        note = f'<p class="note">{html.escape(observed.rule)}</p>\n'
+        yield section_html("step time", [chart_html(steps, f"{name}-steps"), note])
+    split = split_chart(summary.split) if summary is not None else None
+    if split is not None and summary is not None:
+        bars = -(-len(summary.split.workers) // 8)
+        yield section_html("where each worker's step goes", [chart_html(split, f"{name}-split", rows=bars)])
+    lanes = timeline(observed)
+    if lanes is not None:
+        note = f'<p class="note">{_CLOCKS}</p>\n'
+        yield section_html("machines over time", [chart_html(lanes[0], f"{name}-time", rows=lanes[1]), note])
+    loss = loss_chart(observed)
+    if loss is not None:
+        yield section_html("loss", [chart_html(loss, f"{name}-loss")])
+
+
+def _head(run: Run) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_s))
+    took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
+    workers = f"{run.world_size} workers on {len(run.nodes)} nodes: {', '.join(node.name for node in run.nodes)}"
+    lines = [
+        f"<h1>{_text(run.job)}</h1>\n",
+        f'<p class="note">run {_text(run.run_id)}, {_text(run.status)}; {_text(workers)}; began {started}{took}</p>\n',
+    ]
+    if run.first_failure is not None:
+        lines.append(f"<p><b>{_text(run.first_failure.node)}: {_text(run.first_failure.message)}</b></p>\n")
+    return "".join(lines)
+
+
+def _tiles(summary: Summary) -> str:
+    tiles = (
+        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
+        for name, value in _key_figures(summary)
+    )
+    return f'<div class="tiles">{"".join(tiles)}</div>\n'
+
+
+def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
+    """What is known of the figures that one looks at first."""
+    used = summary.utilisation
+    shares = [card.share for node in summary.nodes for card in node.cards if card.share is not None]
+    figures = (
+        ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
+        ("samples/s", figure(summary.samples_per_s)),
+        ("TGS (tokens/s a worker)", figure(summary.tgs, ",.1f")),
+        ("exposed communication", percent(summary.comm.exposed_share)),
+        ("of the busiest link", percent(max(shares, default=None))),
+        ("MFU", percent(used.mfu if used else None)),
+        ("TFLOP/s a GPU", figure(used.model_tflops if used else None)),
+    )
+    yield from ((name, value) for name, value in figures if value != UNKNOWN)
+
+
+def _text(text: str) -> str:
+    return html.escape(plain(text))

@@ -1,0 +1,85 @@
+"""report: stored runs -> one page, or CSV files. Reads and writes disk; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from multinode.analyse.sweep import SweepReport
+from multinode.core.plan import LaunchPlan
+from multinode.errors import MultinodeError
+from multinode.report.export import csv_files
+from multinode.report.run_page import ReportedRun, run_page
+from multinode.store.run_directory import RunDirectory
+from multinode.store.text_file import write_text
+from multinode.workflows.observe import observe_run
+from multinode.workflows.runs import load_run
+
+__all__ = ["Report", "load_report", "write_csv", "write_page"]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that are reported on.
+
+    Attributes:
+        runs: each with all that is known of it.
+        directories: where they lie; their raw samples are in `samples` there, a JSON object a line.
+    """
+
+    runs: tuple[ReportedRun, ...]
+    directories: tuple[Path, ...]
+
+
+def load_report(root: Path, names: Sequence[str]) -> Report:
+    """Read runs back: an id each, the beginning of one, or `last`. One that is named twice is read once.
+
+    Raises:
+        UsageError: there is no such run.
+        MultinodeError: a file of it cannot be read.
+    """
+    found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
+    return Report(
+        runs=tuple(_load(stored.directory) for stored in found.values()),
+        directories=tuple(stored.directory for stored in found.values()),
+    )
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page; one of an earlier time is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_text(path, run_page(report.runs))
+
+
+def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
+    """Write the CSV files into a directory, which is made where it is missing; those of an earlier time are replaced.
+
+    Raises:
+        UsageError: one cannot be written.
+        MultinodeError: the directory cannot be made.
+    """
+    files = csv_files(one.observed for one in report.runs if one.observed is not None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MultinodeError(f"{folder} cannot be made: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return tuple(folder / name for name in files)
+
+
+def _load(path: Path) -> ReportedRun:
+    stored = load_run(path.parent, path.name)
+    directory = RunDirectory(path)
+    plan = directory.read("plan.json", LaunchPlan)
+    return ReportedRun(
+        run=stored.run,
+        summary=stored.summary,
+        # A contrast has no nodes of its own: its two runs lie beside it.
+        observed=observe_run(directory, plan) if plan is not None else None,
+        sweep=directory.read("nccl-test.json", SweepReport),
+    )

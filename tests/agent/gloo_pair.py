@@ -1,0 +1,102 @@
+"""Two workers on this machine that train together over gloo, with the instrumentation's modules on their path."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import multinode
+from multinode.core.samples import Sample, parse_samples
+
+INSTRUMENT = Path(multinode.__file__).parent / "agent" / "instrument"
+DEADLINE_S = 110.0
+PRELUDE = """
+import json, os, sys
+RANK = int(os.environ["RANK"])
+FOLDER = os.environ["FOLDER"]
+# Not on PYTHONPATH: there its sitecustomize would install all there is.
+sys.path.insert(0, os.environ["INSTRUMENT"])
+import multinode_guard, multinode_recorder, multinode_steps
+from multinode_imports import AfterImport
+recorder = multinode_recorder.Recorder(FOLDER, RANK)
+guard = multinode_guard.Guard(recorder)
+steps = multinode_steps.Steps(recorder, guard)
+
+def watch(hooks):
+    sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
+
+def begin():
+    import torch, torch.distributed
+    torch.set_num_threads(1)
+    torch.manual_seed(RANK)
+    store = torch.distributed.FileStore(FOLDER + "/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=2)
+    return torch
+
+def tell(told):
+    with open(FOLDER + "/told-%d.json" % RANK, "w") as file:
+        json.dump(told, file)
+"""
+
+
+class Told:
+    """What one worker told.
+
+    Attributes:
+        said: by the script itself, through `tell`.
+        samples: by the instrumentation.
+        stderr: all that it wrote.
+    """
+
+    def __init__(self, folder: Path, rank: int, stderr: str) -> None:
+        self.said: Any = json.loads((folder / f"told-{rank}.json").read_bytes())
+        path = folder / f"rank-{rank}.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        self.samples: list[Sample] = list(parse_samples(lines))
+        # One that could not be read would be passed over.
+        assert len(self.samples) == len(lines)
+        self.stderr = stderr
+
+
+def run_pair(folder: Path, script: str, workers: int = 2, **environ: str) -> list[Told]:
+    """Run a script, after the prelude, in each worker; what they told, by rank."""
+    folder.mkdir(parents=True)
+    started = [_start(folder, PRELUDE + script, rank, environ) for rank in range(workers)]
+    told = []
+    try:
+        for rank, process in enumerate(started):
+            status = process.wait(DEADLINE_S)
+            stderr = (folder / f"stderr-{rank}").read_text()
+            assert status == 0, stderr
+            told.append(Told(folder, rank, stderr))
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return told
+
+
+def _start(folder: Path, script: str, rank: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (folder / f"stderr-{rank}").open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(folder),
+                "PYTHONPATH": str(folder.parent / "modules"),
+                "INSTRUMENT": str(INSTRUMENT),
+                "FOLDER": str(folder),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                **environ,
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )

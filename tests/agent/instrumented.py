@@ -1,0 +1,114 @@
+"""A training worker under the instrumentation, which stands first on PYTHONPATH in a built archive, as on a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 100.0
+VARIABLES = {"LOCAL_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}
+
+
+class Worker:
+    """Runs scripts as a worker of a run does.
+
+    Attributes:
+        samples: where the records go.
+        modules: where scripts can import from.
+        instrument: where the instrumentation's modules lie, inside the archive.
+    """
+
+    def __init__(self, folder: Path, archive: Path) -> None:
+        self.samples = folder / "samples"
+        self.samples.mkdir()
+        self.modules = folder / "modules"
+        self.modules.mkdir()
+        self.instrument = archive / "multinode_agent" / "instrument"
+
+    def module(self, name: str, text: str) -> None:
+        """Put a module where scripts can import it; the packages above it are made."""
+        path = self.modules.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for package in path.relative_to(self.modules).parents[:-1]:
+            (self.modules / package / "__init__.py").touch()
+        path.write_text(text)
+
+    def run(self, script: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a script under the instrumentation; `changes` are made to its environment, None removes."""
+        path = self.modules.parent / "script.py"
+        path.write_text(script)
+        return subprocess.run(
+            [sys.executable, str(path)],
+            env=self.environ(**changes),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def environ(self, **changes: str | None) -> dict[str, str]:
+        """What a worker of a run has in its environment."""
+        environ: dict[str, str | None] = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{self.instrument}:{self.modules}",
+            "MULTINODE_SAMPLES": str(self.samples),
+            "OMP_NUM_THREADS": "1",
+            **VARIABLES,
+            **changes,
+        }
+        return {name: value for name, value in environ.items() if value is not None}
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The records of rank 3, which must be the only file."""
+        assert [path.name for path in self.samples.iterdir()] == ["rank-3.jsonl"]
+        lines = (self.samples / "rank-3.jsonl").read_bytes().splitlines()
+        return [record for record in map(json.loads, lines) if kind in {None, record["kind"]}]
+
+    def run_wired(self, script: str) -> list[dict[str, Any]]:
+        """Run a script with the meters of batches and the phases alone, put in place by hand; what it said with `say`.
+
+        The script finds `torch`, `steps`, `guard`, `batches`, a process group of one (after `meet()`) and `step()`,
+        which ends a step and says its record.
+        """
+        done = self.run(_WIRING + script, LOCAL_RANK=None, RANK="0", INSTRUMENT=str(self.instrument))
+        assert done.returncode == 0, done.stderr
+        assert "multinode: " not in done.stderr
+        return [json.loads(line) for line in (self.samples / "said").read_bytes().splitlines()]
+
+
+_WIRING = """
+import json, os, sys
+sys.path.insert(0, os.environ["INSTRUMENT"])
+import multinode_guard, multinode_recorder, multinode_steps, multinode_timing, multinode_batches
+from multinode_imports import AfterImport
+
+os.environ["LOCAL_RANK"] = "0"
+said = open(os.environ["MULTINODE_SAMPLES"] + "/said", "w")
+
+class Recorder(multinode_recorder.Recorder):
+    def write(self, kind, fields):
+        if kind != "worker":
+            say(fields)
+
+guard = multinode_guard.Guard(Recorder(os.environ["MULTINODE_SAMPLES"], 0))
+steps = multinode_steps.Steps(guard._recorder, guard)
+hooks = [*multinode_timing.hooks(steps, guard), *multinode_batches.hooks(steps, guard)]
+batches = steps.meters[-1]
+sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
+import torch
+
+def step():
+    steps.step("trainer")
+
+def say(fields):
+    said.write(json.dumps(fields) + "\\n")
+    said.flush()
+
+def meet():
+    store = torch.distributed.FileStore(os.environ["MULTINODE_SAMPLES"] + "/store", 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+"""

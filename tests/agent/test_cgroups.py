@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.agent.cgroups import CpuLimit, Hierarchy, find_hierarchy, group_of, read_cpu_limit
+
+
+def group(place: Path, **files: str) -> Path:
+    """A control group with these files; `cpu_stat` is cpu.stat."""
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in {"cgroup_procs": "", **files}.items():
+        (place / name.replace("_", ".", 1)).write_text(f"{text}\n")
+    return place
+
+
+def mountinfo(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "mountinfo"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def test_version_1_with_the_cpu_controller_comes_before_version_2(tmp_path: Path) -> None:
+    for name in ("cpu,cpuacct", "unified", "memory"):
+        group(tmp_path / name)
+    mounts = mountinfo(
+        tmp_path,
+        "22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/sda rw",
+        f"31 22 0:27 / {tmp_path}/unified rw shared:5 - cgroup2 cgroup2 rw,nsdelegate",
+        f"32 22 0:28 / {tmp_path}/memory rw - cgroup cgroup rw,memory",
+        f"33 22 0:29 /docker/4f {tmp_path}/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct",
+    )
+    assert find_hierarchy(mounts) == Hierarchy(unified=False, root="/docker/4f", place=f"{tmp_path}/cpu,cpuacct")
+
+
+def test_a_mount_with_a_blank_in_its_name_is_found_and_a_hidden_one_is_not(tmp_path: Path) -> None:
+    group(tmp_path / "all groups")
+    mounts = mountinfo(
+        tmp_path,
+        f"31 22 0:27 / {tmp_path}/all\\040groups rw - cgroup2 cgroup2 rw",
+        f"33 22 0:29 / {tmp_path}/hidden rw - cgroup cgroup rw,cpu",
+    )
+    assert find_hierarchy(mounts) == Hierarchy(unified=True, root="/", place=f"{tmp_path}/all groups")
+    assert find_hierarchy(mountinfo(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("root", "membership", "found"),
+    [
+        ("/", "4:cpu,cpuacct:/a/b\n3:memory:/m\n0::/u\n", "/place/a/b"),
+        ("/", "4:cpu:/\n0::/u\n", "/place"),
+        ("/docker/4f", "4:cpu:/docker/4f/job\n", "/place/job"),
+        ("/docker/4f", "4:cpu:/docker/4f\n", "/place"),
+        ("/docker/4f", "4:cpu:/docker/4ff\n", None),
+        ("/", "4:cpu:/../other\n", None),
+        ("/", "4:cpuset:/a\n0::/u\n", None),
+    ],
+)
+def test_the_group_is_looked_for_below_what_is_mounted(root: str, membership: str, found: str | None) -> None:
+    assert group_of(Hierarchy(unified=False, root=root, place="/place"), membership) == found
+
+
+def test_version_2_takes_the_line_without_controllers() -> None:
+    hierarchy = Hierarchy(unified=True, root="/", place="/place")
+    assert group_of(hierarchy, "1:name=systemd:/s\n0::/user.slice/a:b\n") == "/place/user.slice/a:b"
+
+
+def test_the_nearest_group_with_a_quota_is_the_one_that_counts(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(unified=True, root="/", place=str(tmp_path))
+    group(tmp_path)
+    group(
+        tmp_path / "slice",
+        cpu_max="150000 100000",
+        cpu_stat="usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 1234",
+    )
+    group(tmp_path / "slice/job", cpu_max="max 100000", cpu_stat="nr_periods 0\nnr_throttled 0\nthrottled_usec 0")
+    assert read_cpu_limit(hierarchy, f"{tmp_path}/slice/job") == {
+        "kind": "cgroup",
+        "quota_cores": 1.5,
+        "throttled_us": 1234,
+        "periods": 40,
+        "throttled_periods": 30,
+    }
+
+
+def test_version_1_counts_nanoseconds(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(unified=False, root="/", place=str(tmp_path))
+    group(tmp_path, cpu_cfs_quota_us="-1", cpu_cfs_period_us="100000")
+    stat = "nr_periods 10\nnr_throttled 9\nthrottled_time 7000000\nwait_sum 1"
+    group(tmp_path / "job", cpu_cfs_quota_us="30000", cpu_cfs_period_us="100000", cpu_stat=stat)
+    record = read_cpu_limit(hierarchy, f"{tmp_path}/job")
+    assert (record["quota_cores"], record["throttled_us"]) == (0.3, pytest.approx(7000))
+    assert (record["periods"], record["throttled_periods"]) == (10, 9)
+
+
+def test_without_a_quota_anywhere_there_is_no_limit(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(unified=True, root="/", place=str(tmp_path))
+    group(tmp_path / "job", cpu_max="max 100000")
+    record = read_cpu_limit(hierarchy, f"{tmp_path}/job")
+    assert (record["quota_cores"], record["throttled_us"], record["periods"]) == (None, 0, 0)
+
+
+def test_a_process_that_is_gone_is_answered_for_by_ourselves() -> None:
+    limit = CpuLimit()
+    try:
+        own = limit.read(None)
+    except OSError as error:
+        # As in a container that shows no control groups.
+        assert "no control group" in str(error)  # noqa: PT017 - both answers are right, and this machine decides which
+    else:
+        assert limit.read(1 << 30)["quota_cores"] == own["quota_cores"]

@@ -1,0 +1,227 @@
+"""Micro-steps, samples and tokens, counted in real trainings of torch and transformers on one worker."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .instrumented import Worker
+
+pytestmark = pytest.mark.torch
+
+NAMES = ("micro_steps", "samples", "tokens", "effective_tokens")
+# Each is what a model is called with, and the samples, tokens and effective tokens that this is.
+INPUTS = {
+    "input_ids and a mask": ("input_ids=ids, attention_mask=mask", (2, 6, 4)),
+    "input_ids alone": ("input_ids=ids", (2, 6, None)),
+    "a mapping": ("{'input_ids': ids, 'attention_mask': mask}", (2, 6, 4)),
+    "a mapping that is no dict": ("Mapped(input_ids=ids, attention_mask=mask)", (2, 6, 4)),
+    "rows packed by position": ("input_ids=ids, position_ids=torch.tensor([[0, 1, 0]] * 2)", (2, 6, None)),
+    "rows packed by segment": ("input_ids=ids, attention_mask=torch.tensor([[1, 1, 2], [1, 2, 0]])", (2, 6, 5)),
+    "all in one line": ("input_ids=ids.flatten()", (None, 6, None)),
+    "a mask of all pairs": ("input_ids=ids, attention_mask=torch.ones(2, 1, 3, 3)", (2, 6, None)),
+    "a mask that is a subclass": ("input_ids=ids, attention_mask=mask.as_subclass(Sub)", (2, 6, None)),
+    "a decoder besides": ("input_ids=ids, attention_mask=mask, decoder_input_ids=torch.ones(2, 9).long()", (2, 6, 4)),
+    "ids by position": ("ids, ids", (2, 6, None)),
+    "images": ("torch.ones(5, 3, 8, 8)", (5, None, None)),
+    "a table": ("torch.ones(5, 3)", (5, None, None)),
+    "images in a list": ("[torch.ones(5, 3, 8, 8), torch.ones(5)]", (5, None, None)),
+    "a number": ("torch.tensor(3.0)", (None, None, None)),
+    "nothing": ("", (None, None, None)),
+    "text": ("['some', 'text']", (None, None, None)),
+}
+CALLS = """
+import collections
+class Mapped(collections.UserDict):
+    def __init__(self, **fields): super().__init__(fields)
+class Sub(torch.Tensor): pass
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def forward(self, *args, **kwargs): return self.weight.sum()
+ids = torch.tensor([[5, 6, 7], [5, 0, 0]])
+mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, archive: Path) -> Worker:
+    return Worker(tmp_path, archive)
+
+
+def counted(records: list[dict[str, Any]]) -> list[tuple[int | None, ...]]:
+    return [tuple(record.get(name) for name in NAMES) for record in records]
+
+
+def test_each_kind_of_input_is_counted_for_what_it_is(worker: Worker) -> None:
+    calls = "".join(f"model({arguments})\nstep()\n" for arguments, _ in INPUTS.values())
+    records = worker.run_wired(f"{CALLS}meet()\nmodel = torch.nn.parallel.DistributedDataParallel(Net())\n{calls}")
+    assert dict(zip(INPUTS, counted(records), strict=True)) == {
+        name: (1, *expected) for name, (_, expected) in INPUTS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "wrapping",
+    [
+        "model = torch.nn.parallel.DistributedDataParallel(Net())",
+        "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(Deep(), auto_wrap_policy=every)",
+        "from torch.distributed.fsdp import fully_shard\nmodel = Deep()\nfully_shard(model.inner)\nfully_shard(model)",
+        "from deepspeed.runtime.engine import DeepSpeedEngine\nmodel = DeepSpeedEngine(Net())",
+        "model = torch.compile(torch.nn.parallel.DistributedDataParallel(Net()), backend='eager')",
+    ],
+)
+def test_a_step_counts_the_batches_that_were_trained_on_once_each(worker: Worker, wrapping: str) -> None:
+    worker.module(
+        "deepspeed.runtime.engine",
+        "import torch\nclass DeepSpeedEngine(torch.nn.Module):\n"
+        "    def __init__(self, module): super().__init__(); self.module = module\n"
+        "    def forward(self, *args, **kwargs): return self.module(*args, **kwargs)\n",
+    )
+    records = worker.run_wired(f"""{CALLS}
+from torch.utils.checkpoint import checkpoint
+every = lambda module, recurse, nonwrapped_numel: True
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 3)
+        self.outer = torch.nn.Linear(3, 3)
+    def forward(self, input_ids, attention_mask):
+        hidden = checkpoint(self.inner, input_ids.float(), use_reentrant=False)
+        return self.outer(hidden).sum()
+meet()
+{wrapping}
+for _ in range(3):
+    for _ in range(2):
+        model(input_ids=ids, attention_mask=mask).backward()
+    with torch.no_grad():
+        model(input_ids=ids, attention_mask=mask)
+    model.eval()
+    model(input_ids=ids, attention_mask=mask)
+    model.train()
+    step()
+""")
+    assert counted(records) == [(2, 4, 12, 8)] * 3
+
+
+def test_the_trainer_counts_each_batch_once_and_knows_its_samples_best(worker: Worker) -> None:
+    records = worker.run_wired("""
+import multinode_hooks
+import transformers.trainer
+multinode_hooks._hook_trainer(steps, guard, transformers.trainer)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 4)
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        return {"loss": self.embed(input_ids).pow(2).mean()}
+rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 0], "labels": [1, 2, 3]}] * 12
+from transformers import Trainer, TrainingArguments
+import tempfile
+arguments = TrainingArguments(
+    output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, gradient_accumulation_steps=3, use_cpu=True,
+    num_train_epochs=1, report_to=[], disable_tqdm=True, save_strategy="no", logging_strategy="no",
+)
+Trainer(model=Net(), args=arguments, train_dataset=rows).train()
+""")
+    stepped = [record for record in records if "mono_ns" in record]
+    assert counted(stepped) == [(3, 6, 18, 12)] * 2
+    for record in stepped:
+        assert set(record["phases_us"]) == {"data", "forward", "backward", "optimizer"}
+
+
+def test_of_two_models_one_is_counted_and_the_other_once_it_is_the_only_one(worker: Worker) -> None:
+    records = worker.run_wired(f"""{CALLS}
+meet()
+one, other = (torch.nn.parallel.DistributedDataParallel(Net()) for _ in range(2))
+for _ in range(2):
+    one(input_ids=ids); other(torch.ones(7, 3)); other(torch.ones(7, 3)); step()
+for _ in range(3):
+    other(torch.ones(7, 3)); step()
+del one
+other(torch.ones(7, 3)); step()
+""")
+    seen = counted(records)
+    assert seen[:2] == [(1, 2, 6, None)] * 2
+    # In the step in which the first rests, nobody knows yet that it is over.
+    assert seen[2] == (None,) * 4
+    assert seen[3:] == [(1, 7, None, None)] * 3
+
+
+def test_a_bare_model_in_a_loop_of_ones_own_is_not_guessed_at(worker: Worker) -> None:
+    assert counted(worker.run_wired(f"{CALLS}Net()(ids).backward()\nstep()\n")) == [(None,) * 4]
+
+
+def test_a_batch_that_cannot_be_looked_at_trains_on_and_the_next_one_is_counted(worker: Worker) -> None:
+    records = worker.run_wired(f"""{CALLS}
+class Odd(dict):
+    def __contains__(self, name): raise RuntimeError("odd")
+meet()
+model = torch.nn.parallel.DistributedDataParallel(Net())
+sys.stderr = open(os.devnull, "w")
+assert model(Odd()).item() == 1.0
+step()
+model(input_ids=ids, attention_mask=mask)
+step()
+""")
+    assert "odd" in records[0]["message"]
+    assert counted(records[1:]) == [(None,) * 4, (1, 2, 6, 4)]
+
+
+def test_counts_of_a_device_are_reported_when_they_are_known_and_sum_up(worker: Worker) -> None:
+    records = worker.run_wired(f"""{CALLS}
+asked = []
+class Later:
+    def __init__(self, count): self.count, self.known = count, False
+    def __call__(self): return self.count if self.known else None
+def start(torch, mask):
+    asked.append(Later(int(mask.sum())))
+    return asked[-1]
+batches = multinode_batches.Batches(steps.phases, start)
+model = Net()
+for number in range(5):
+    batches.begin(model, input_ids=ids, attention_mask=mask); batches.end()
+    # The device is two steps behind.
+    if number >= 2:
+        asked[number - 2].known = True
+    say(batches(number))
+""")
+    assert [record["effective_tokens"] for record in records] == [0, 0, 4, 4, 4]
+
+
+def test_a_count_on_a_gpu_is_copied_to_pinned_memory_and_nothing_waits_for_it(worker: Worker) -> None:
+    (record,) = worker.run_wired("""
+import multinode_counts
+from types import SimpleNamespace
+calls = []
+class Number:
+    value = 0
+    def copy_(self, source, non_blocking): calls.append(["copy", source, non_blocking]); self.value = source
+    def __int__(self): return self.value
+class Mask:
+    device = SimpleNamespace(type="cuda")
+    def ne(self, _): return self
+    def sum(self): return 42
+class Event:
+    done = False
+    def record(self, stream): calls.append(["record", stream])
+    def query(self): return Event.done
+def empty(shape, dtype, pin_memory):
+    calls.append(["empty", pin_memory])
+    return Number()
+capturing = False
+stand_in = SimpleNamespace(Tensor=Mask, int64=0, empty=empty, cuda=SimpleNamespace(
+    Event=Event, current_stream=lambda device: device.type, is_current_stream_capturing=lambda: capturing))
+poll = multinode_counts.start_count(stand_in, Mask())
+before = poll()
+Event.done = True
+after = poll()
+capturing = True
+say({"before": before, "after": after, "calls": calls, "captured": multinode_counts.start_count(stand_in, Mask())})
+""")
+    assert operator.itemgetter("before", "after", "captured")(record) == (None, 42, None)
+    assert record["calls"] == [["empty", True], ["copy", 42, True], ["record", "cuda"]]

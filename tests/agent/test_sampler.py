@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from multinode.core.profile_samples import NoteSample
+from multinode.core.samples import CgroupSample, CpuSample, NicSample, TcpSample, parse_samples
+
+from .localnode import LocalNode
+
+BUSY = """
+import time
+end = time.monotonic() + 2.6
+while time.monotonic() < end:
+    pass
+"""
+# Sends over the loopback for a second.
+TALKING = """
+import socket, threading, time
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+other, _ = server.accept()
+end = time.monotonic() + 1.2
+while time.monotonic() < end:
+    client.sendall(bytes(1000))
+    other.recv(1000)
+    time.sleep(0.01)
+"""
+
+
+def records(node: LocalNode, source: str, **changes: Any) -> list[dict[str, Any]]:
+    """What the samplers recorded while a program ran; every line is one that the controller understands."""
+    with node.talk("supervise", node.request("r", node.script(source), **changes)) as talk:
+        assert talk.read_all()[-1]["exit_code"] == 0
+    lines = talk.data("samples/node.jsonl").splitlines()
+    kinds = (NicSample, CpuSample, TcpSample, CgroupSample, NoteSample)
+    samples = list(parse_samples(lines))
+    assert len(samples) == len(lines)
+    assert all(isinstance(sample, kinds) for sample in samples)
+    return [json.loads(line) for line in lines]
+
+
+def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in found if record["kind"] == kind]
+
+
+def test_the_cores_that_a_job_uses_are_its_own(node: LocalNode) -> None:
+    processor = of_kind(records(node, BUSY, sample_interval_s=0.2), "cpu")
+    told = [(record["mono_ns"], record["job_cores"]) for record in processor if record["job_cores"] is not None]
+    assert 2 <= len(told) <= 4
+    # One loop; on a busy machine it may get less than a core, and it never has more.
+    assert all(cores <= 1.2 for _, cores in told)
+    assert max(cores for _, cores in told) >= 0.2
+    last = processor[-1]
+    assert 0 < last["memory_available_gib"] <= last["memory_total_gib"]
+    assert 0 <= last["iowait_percent"] <= 100
+    assert 0 <= last["steal_percent"] <= 100
+
+
+def test_cards_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) -> None:
+    found = records(node, BUSY, sample_ifnames=["lo"], sample_interval_s=60.0)
+    times = [record["mono_ns"] for record in of_kind(found, "nic")]
+    assert times == sorted(times)
+    early = [time for time in times if time - times[0] < 1.9e9]
+    # Ten of them on a quiet machine; then nothing until the end.
+    assert 4 <= len(early) <= 11
+    assert times[-1] - times[-2] >= 0.5e9
+
+
+def test_what_goes_out_is_counted_by_cards_and_by_tcp(node: LocalNode) -> None:
+    found = records(node, TALKING, sample_ifnames=["lo"], sample_interval_s=0.1)
+    cards, tcp = of_kind(found, "nic"), of_kind(found, "tcp")
+    assert cards[-1]["tx_bytes"] - cards[0]["tx_bytes"] >= 10_000
+    assert tcp[-1]["sent_segments"] > tcp[0]["sent_segments"]
+    # Ten times a second are for the cards alone.
+    assert len(tcp) <= len(cards) / 2
+    assert all(later["mono_ns"] > one["mono_ns"] for one, later in pairwise(cards))
+
+
+def test_control_groups_are_sampled_or_missed_in_one_note(node: LocalNode) -> None:
+    found = records(node, "import time; time.sleep(1.3)", sample_interval_s=0.2)
+    limits = of_kind(found, "cgroup")
+    missed = [note["message"] for note in of_kind(found, "note") if note["message"].startswith("no cgroup samples: ")]
+    assert len(missed) == (0 if limits else 1)
+    assert all(record["throttled_us"] >= 0 for record in limits)
+
+
+@pytest.mark.parametrize("interval_s", [0.001, 0.0])
+def test_no_interval_makes_the_sampler_busy(node: LocalNode, interval_s: float) -> None:
+    found = records(node, "import time; time.sleep(0.5)", sample_ifnames=["lo"], sample_interval_s=interval_s)
+    assert 3 <= len(of_kind(found, "nic")) <= 12
