@@ -27,7 +27,7 @@ _KIB_PER_GIB = 1 << 20
 _LEAST_INTERVAL_S = 0.1
 # What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.
 _IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
-# Of what costs more to read, and need not be finer.
+# Of all but the cards: the kernel takes a while to write down what each of many cores did, and means need no more.
 _SLOW_INTERVAL_S = 1.0
 
 
@@ -69,12 +69,12 @@ class SampleFile:
 
 
 class NodeSampler:
-    """Samples cards and processors at an interval, and never disturbs its caller.
+    """Samples cards at an interval and the rest once a second, and never disturbs its caller.
 
     Args:
         run: whose samples; they go to samples/node.jsonl.
         ifnames: the network cards to read; RDMA ports that are active are read as well.
-        interval_s: from one sample to the next.
+        interval_s: from one sample of the cards to the next.
         spared: children of the caller that are none of the job's.
 
     Attributes:
@@ -109,17 +109,19 @@ class NodeSampler:
             self._sample(is_slow_due=now >= self._slow_due)
 
     def sample_last(self) -> None:
-        """Take the last sample, of everything, now."""
+        """Take the last sample, of all there is, now."""
         self._sample(is_slow_due=True)
 
     def _sample(self, *, is_slow_due: bool) -> None:
         readers: list[Callable[[], Record]] = [partial(_read_card, name, read_interface) for name in self._ifnames]
         readers += [partial(_read_card, name, read_rdma_port) for name in self._rdma_ports]
-        readers.append(partial(self._read_processors, is_slow_due=is_slow_due))
+        if is_slow_due:
+            # Half an interval early: a sample that comes a little before the second must not make it two.
+            self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
+            readers += [self._read_processors, read_tcp]
         records = [record for read in readers for record in self._try(read)]
         if is_slow_due:
-            self._slow_due = time.monotonic() + _SLOW_INTERVAL_S
-            records += self._try(read_tcp) + self._read_limit()
+            records += self._read_limit()
         self._try(partial(self._file.append, records))
 
     def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:
@@ -130,12 +132,12 @@ class NodeSampler:
             return []
         return [] if record is None else [record]
 
-    def _read_processors(self, *, is_slow_due: bool) -> Record:
+    def _read_processors(self) -> Record:
         before, self._ticks = self._ticks, read_ticks()
         return {
             "kind": "cpu",
             **_shares(before, self._ticks),
-            "job_cores": self._clock.read_cores() if is_slow_due else None,
+            "job_cores": self._clock.read_cores(),
             **_read_memory(),
         }
 

@@ -18,7 +18,7 @@ from multinode.analyse.observed import Observed
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.samples import StepSample
 
-__all__ = ["Exposure", "WorkerStep", "find_exposure"]
+__all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
 
 # A checkpoint now and then is not what a step spends its time on. What comes more often than in one step of twenty is
 # the training's own rhythm (a loader that refills its queue), and stays.
@@ -30,6 +30,21 @@ _CREDIBLE_EXCESS = 1.1
 _LEAST_TIMED = 0.9
 
 _TRACE_TELLS = "a trace tells (--trace)"
+
+
+class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What DDP's counters say of one step of one worker, its iterations and DDP modules added up.
+
+    Attributes:
+        iterations: of the reducer; one, unless micro-batches are reduced one by one or there are several modules.
+        compute_us: forward pass and backward computation.
+        comm_us: from the first bucket to the last; `exposed_us` what of it the backward computation did not overlap.
+    """
+
+    iterations: int
+    compute_us: float
+    comm_us: float
+    exposed_us: float
 
 
 class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +60,7 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     record: StepSample
     step_us: float
     exposed_us: float | None = None
-    ddp: DdpSample | None = None
+    ddp: DdpTimes | None = None
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +94,8 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     wrapped_by_ddp: bool
     device: str | None
-    ddp: dict[tuple[int, int], DdpSample]
-    waits: dict[tuple[int, int], DeviceWaitSample]
+    ddp: dict[tuple[int, int], list[DdpSample]]
+    waits: dict[tuple[int, int], list[DeviceWaitSample]]
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,28 +223,33 @@ def _tell(source: str, steps: Iterable[_Step], exposed: Callable[[WorkerStep], f
     return _Answer(source=source, steps=tuple(told)) if told else None
 
 
-def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpSample | None:
-    ddp = evidence.ddp.get((worker.record.rank, worker.record.step))
-    if ddp is None:
+def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
+    """What the counters say; None where they are missing, or one of them cannot be true."""
+    told = evidence.ddp.get((worker.record.rank, worker.record.step), [])
+    figures = [figure for one in told for figure in (one.forward_us, one.backward_us, one.comm_us, one.overlap_us)]
+    if not told or any(credible_us(figure) is None for figure in figures):
         return None
-    figures = [credible_us(value) for value in (ddp.forward_us, ddp.backward_us, ddp.comm_us, ddp.overlap_us)]
-    limit = _CREDIBLE_EXCESS * worker.step_us
-    return ddp if all(figure is not None and figure <= limit for figure in figures) else None
+    times = DdpTimes(
+        iterations=len(told),
+        compute_us=sum(one.forward_us + one.backward_us for one in told),
+        comm_us=sum(one.comm_us for one in told),
+        exposed_us=sum(max(0.0, one.comm_us - one.overlap_us) for one in told),
+    )
+    return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
 
 
 def _ddp_exposed(worker: WorkerStep, evidence: _Evidence) -> float | None:
     if worker.ddp is None:
         return None
-    # Host time blocked in a call is exposed on a CPU alone; on a GPU events tell it, where they were recorded.
+    # Host time blocked in a call is exposed on a CPU alone; on a GPU events tell it, where there are any.
     beside = _blocked(worker) if evidence.device == "cpu" else _waited(worker, evidence)
-    return max(0.0, worker.ddp.comm_us - worker.ddp.overlap_us) + (beside or 0.0)
+    return worker.ddp.exposed_us + (beside or 0.0)
 
 
 def _waited(worker: WorkerStep, evidence: _Evidence) -> float | None:
-    wait = evidence.waits.get((worker.record.rank, worker.record.step))
-    if wait is None or wait.calls < _LEAST_TIMED * wait.of_calls:
-        return None
-    return credible_us(wait.wait_us)
+    for wait in evidence.waits.get((worker.record.rank, worker.record.step), []):
+        return credible_us(wait.wait_us) if wait.calls >= _LEAST_TIMED * wait.of_calls else None
+    return None
 
 
 def _blocked(worker: WorkerStep) -> float | None:

@@ -42,8 +42,8 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         busbw_gb_per_s: factor x bytes of a step's all-reduces / the time that they took; None is unknown.
         sizes_bytes: of a step's all-reduces; empty is unknown.
-        source: `trace` (spans of a profiler window), `ddp span` (first bucket to last, waiting for buckets included: a
-            lower bound, good where the link is the limit) or `blocked` (host blocked in calls that hide nothing).
+        source: `trace` (transfers in a profiler window) or `ddp span` (first bucket to last, waiting for buckets
+            included: a lower bound, good where the link is the limit).
         alone: nccl-test's figure, where a run of the same nodes and workers is stored.
         sentence: both in words.
         reason: why there is none.

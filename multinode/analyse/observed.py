@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from multinode.analyse.steady import SteadyState, find_steady_state
+from multinode.analyse.steady import find_steady_state
+from multinode.core.profile_samples import TraceSample
 from multinode.core.samples import Sample, StepSample
 
 __all__ = ["Observed", "ObservedNode", "observe"]
@@ -89,13 +90,14 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
     steps = {number: steps[number] for number in sorted(steps)}
     timed = [number for number, workers in steps.items() if _times(workers)]
     steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
+    counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
     return Observed(
         run_id=run_id,
         world_size=sum(len(node.ranks) for node in nodes),
         nodes=tuple(nodes),
         steps=steps,
-        counted=tuple(timed[steady.first :]),
-        rule=steady.rule,
+        counted=counted,
+        rule=rule,
     )
 
 
@@ -103,3 +105,14 @@ def _times(workers: dict[int, StepSample]) -> list[float]:
     return [sample.step_time_us for sample in workers.values() if sample.step_time_us is not None]
 
 
+def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule: str) -> tuple[tuple[int, ...], str]:
+    """Those that no profiler's window has slowed, on any worker: the others waited for it. All, where none is left."""
+    windows = [sample for node in nodes for sample in node.of(TraceSample) if sample.first_step and sample.last_step]
+    if not windows:
+        return tuple(counted), rule
+    first = min(window.first_step or 0 for window in windows) - 1
+    last = max(window.disturbed_to or (window.last_step or 0) + 1 for window in windows)
+    left = tuple(number for number in counted if not first <= number <= last)
+    if not left:
+        return tuple(counted), f"{rule}; the profiler slowed steps {first} to {last}, and there are no others"
+    return left, f"{rule}, nor do steps {first} to {last}, which the profiler slowed"

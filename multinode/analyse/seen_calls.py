@@ -90,7 +90,7 @@ class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def asked_bytes(self) -> float:
         """What all of them ask the worker to send in a step."""
-        return sum(kind.asked_bytes for kind in self.kinds)
+        return sum((kind.asked_bytes for kind in self.kinds), 0.0)
 
 
 def asked_factor(op: str, ranks: int) -> float:

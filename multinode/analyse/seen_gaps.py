@@ -98,12 +98,13 @@ def why_card_differs(
         flows: what is expected of them; None where that is not known.
     """
     read = [node for node in cards if node.carried is not None]
-    if not read:
-        return []
     notes = [*_about_counters(read), *_about_idle(read)]
     if len(observed.nodes) == 1:
-        return [*notes, "All workers are on one node: what its card counted is other traffic."]
-    if flows is None:
+        return [
+            *notes,
+            "All workers are on one node: their calls stay there, and its card counts other traffic.",
+        ]
+    if flows is None or not read:
         return notes
     gaps = _gaps(flows, cards)
     if not flows.most:

@@ -98,7 +98,7 @@ def see_traffic(observed: Observed) -> SeenTraffic:
     }
     known = {name: figure for name, figure in told.items() if not isinstance(figure, str)}
     explained = why_card_differs(observed, calls, cards, flows if "expected" in known else None)
-    if busiest is not None and "expected" in known:
+    if busiest is not None and "expected" in known and len(observed.nodes) > 1:
         explained = [*why_expected_differs(busiest, flows), *explained]
     return SeenTraffic(
         bytes_per_step=BytesPerStep(**known),

@@ -144,27 +144,23 @@ def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> f
     if exposure.device == "cpu" and {"forward", "backward"} <= set(seen):
         phases = _phase(worker, "forward") + _phase(worker, "backward")
         # DDP waits for its last bucket inside of the backward pass; what calls of Python waited is not in these phases.
-        return max(0.0, phases - _ddp_exposed(worker))
+        return max(0.0, phases - (worker.ddp.exposed_us if worker.ddp is not None else 0.0))
     micro_steps = worker.record.micro_steps or exposure.accumulation.get(worker.record.rank)
     if worker.ddp is None or not micro_steps:
         return None
-    # The counters are of one micro-batch, the last; all of a step are of one size, more or less.
-    return credible_us((worker.ddp.forward_us + worker.ddp.backward_us) * micro_steps)
+    # The counters are of the micro-batches that were reduced, as a rule the last: all of a step are about as long.
+    return credible_us(worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations))
 
 
 def _phase(worker: WorkerStep, phase: str) -> float:
     return credible_us((worker.record.phases_us or {}).get(phase)) or 0.0
 
 
-def _ddp_exposed(worker: WorkerStep) -> float:
-    return max(0.0, worker.ddp.comm_us - worker.ddp.overlap_us) if worker.ddp is not None else 0.0
-
-
 def _overlap(steps: Iterable[WorkerStep]) -> float | None:
     """What of DDP's communication was hidden, of all steps together."""
     counters = [worker.ddp for worker in steps if worker.ddp is not None]
     comm_us = math.fsum(ddp.comm_us for ddp in counters)
-    return math.fsum(min(ddp.overlap_us, ddp.comm_us) for ddp in counters) / comm_us if comm_us else None
+    return 1 - math.fsum(ddp.exposed_us for ddp in counters) / comm_us if comm_us else None
 
 
 def _mean_ms(times_us: Sequence[float | None]) -> float | None:
@@ -196,7 +192,7 @@ def _comm_ms(exposure: Exposure) -> float | None:
 
 
 def _hidden(worker: WorkerStep) -> float:
-    return min(worker.ddp.overlap_us, worker.ddp.comm_us) if worker.ddp is not None else 0.0
+    return worker.ddp.comm_us - worker.ddp.exposed_us if worker.ddp is not None else 0.0
 
 
 def _missing(exposure: Exposure, mean: WorkerSplit, comm_ms: float | None) -> dict[str, str]:

@@ -16,10 +16,6 @@ from multinode.core.samples import StepSample
 
 __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]
 
-# A GPU's worker learns some steps late what is padding, and then for several steps at once: some of its records have no
-# figure. Where more than half have none, the training does not say it.
-_LEAST_KNOWN = 0.5
-
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """How fast a training is; sums over sums, never means of rates.
@@ -48,11 +44,10 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is counted: the field of a record, what it means, and in what part of the records it must stand."""
+    """What is counted: the field of a record, and what it says, in words."""
 
     of: Callable[[StepSample], int | None]
     meaning: str
-    least_known: float = 1.0
 
 
 class _Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,10 +60,9 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 _SAMPLES = _Work(of=lambda record: credible_count(record.samples), meaning="how many samples a step has")
 _TOKENS = _Work(of=lambda record: credible_count(record.tokens), meaning="how many tokens a step has")
+# A GPU's worker knows them some steps late: a step's figure may be of others. Sums over many steps are right all the same.
 _EFFECTIVE = _Work(
-    of=lambda record: credible_count(record.effective_tokens),
-    meaning="how many of its tokens are no padding",
-    least_known=_LEAST_KNOWN,
+    of=lambda record: credible_count(record.effective_tokens), meaning="how many of its tokens are no padding"
 )
 
 
@@ -117,7 +111,7 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         known = [count for count in counts if count is not None]
         if not records:
             return _Rate(reason=f"rank {rank} recorded no step that counts")
-        if not known or len(known) < work.least_known * len(counts):
+        if len(known) < len(counts):
             return _Rate(reason=f"the training does not say {work.meaning} (rank {rank})")
         total += sum(known)
         per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6

@@ -156,6 +156,7 @@ class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     Attributes:
         rank: global rank.
         first_step: the first step in it; `last_step` the last.
+        disturbed_to: the last step that recording, ending and writing it may have slowed.
         file: the trace's name in the run directory's `traces`; None where it failed.
         error: why it failed.
     """
@@ -163,5 +164,6 @@ class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     rank: int
     first_step: int | None = None
     last_step: int | None = None
+    disturbed_to: int | None = None
     file: str | None = None
     error: str | None = None

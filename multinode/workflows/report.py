@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.analyse.sweep import SweepReport
 from multinode.core.plan import LaunchPlan
-from multinode.errors import MultinodeError
+from multinode.errors import UsageError
 from multinode.report.export import csv_files
 from multinode.report.run_page import ReportedRun, run_page
 from multinode.store.run_directory import RunDirectory
@@ -59,14 +59,13 @@ def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
     """Write the CSV files into a directory, which is made where it is missing; those of an earlier time are replaced.
 
     Raises:
-        UsageError: one cannot be written.
-        MultinodeError: the directory cannot be made.
+        UsageError: one cannot be written, or the directory cannot be made.
     """
     files = csv_files(one.observed for one in report.runs if one.observed is not None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MultinodeError(f"{folder} cannot be made: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
+        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
     for name, text in files.items():
         write_text(folder / name, text)
     return tuple(folder / name for name in files)

@@ -68,13 +68,14 @@ class Worker:
         lines = (self.samples / "rank-3.jsonl").read_bytes().splitlines()
         return [record for record in map(json.loads, lines) if kind in {None, record["kind"]}]
 
-    def run_wired(self, script: str) -> list[dict[str, Any]]:
+    def run_wired(self, script: str, *, watched: bool = True) -> list[dict[str, Any]]:
         """Run a script with the meters of batches and the phases alone, put in place by hand; what it said with `say`.
 
         The script finds `torch`, `steps`, `guard`, `batches`, a process group of one (after `meet()`) and `step()`,
-        which ends a step and says its record.
+        which ends a step and says its record. Not `watched` is the same training without any of it.
         """
-        done = self.run(_WIRING + script, LOCAL_RANK=None, RANK="0", INSTRUMENT=str(self.instrument))
+        wiring = _WIRING + (_WATCHING if watched else "import torch\ndef step(): pass\n")
+        done = self.run(wiring + script, LOCAL_RANK=None, RANK="0", INSTRUMENT=str(self.instrument))
         assert done.returncode == 0, done.stderr
         assert "multinode: " not in done.stderr
         return [json.loads(line) for line in (self.samples / "said").read_bytes().splitlines()]
@@ -98,12 +99,6 @@ guard = multinode_guard.Guard(Recorder(os.environ["MULTINODE_SAMPLES"], 0))
 steps = multinode_steps.Steps(guard._recorder, guard)
 hooks = [*multinode_timing.hooks(steps, guard), *multinode_batches.hooks(steps, guard)]
 batches = steps.meters[-1]
-sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
-import torch
-
-def step():
-    steps.step("trainer")
-
 def say(fields):
     said.write(json.dumps(fields) + "\\n")
     said.flush()
@@ -111,4 +106,11 @@ def say(fields):
 def meet():
     store = torch.distributed.FileStore(os.environ["MULTINODE_SAMPLES"] + "/store", 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+"""
+_WATCHING = """
+sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
+import torch
+
+def step():
+    steps.step("trainer")
 """

@@ -69,7 +69,7 @@ def test_each_kind_of_input_is_counted_for_what_it_is(worker: Worker) -> None:
     "wrapping",
     [
         "model = torch.nn.parallel.DistributedDataParallel(Net())",
-        "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(Deep(), auto_wrap_policy=every)",
+        "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(Deep(), auto_wrap_policy=every, device_id=cpu)",
         "from torch.distributed.fsdp import fully_shard\nmodel = Deep()\nfully_shard(model.inner)\nfully_shard(model)",
         "from deepspeed.runtime.engine import DeepSpeedEngine\nmodel = DeepSpeedEngine(Net())",
         "model = torch.compile(torch.nn.parallel.DistributedDataParallel(Net()), backend='eager')",
@@ -84,6 +84,7 @@ def test_a_step_counts_the_batches_that_were_trained_on_once_each(worker: Worker
     )
     records = worker.run_wired(f"""{CALLS}
 from torch.utils.checkpoint import checkpoint
+cpu = torch.device('cpu')
 every = lambda module, recurse, nonwrapped_numel: True
 class Deep(torch.nn.Module):
     def __init__(self):
@@ -111,6 +112,7 @@ for _ in range(3):
 def test_the_trainer_counts_each_batch_once_and_knows_its_samples_best(worker: Worker) -> None:
     records = worker.run_wired("""
 import multinode_hooks
+os.environ["LOCAL_RANK"] = "-1"
 import transformers.trainer
 multinode_hooks._hook_trainer(steps, guard, transformers.trainer)
 class Net(torch.nn.Module):

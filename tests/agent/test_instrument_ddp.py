@@ -252,7 +252,13 @@ if os.environ["WATCHED"] == "yes":
     import multinode_ddp
     watch(multinode_ddp.hooks(steps, guard, Traffic()))
 torch = begin()
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return self.layer(x).tanh()
+model = torch.nn.parallel.DistributedDataParallel(Net())
 run = torch.compile(model, backend="eager")
 for _ in range(12):
     run(torch.ones(2, 8)).sum().backward()
@@ -266,7 +272,8 @@ tell({"added": added, "graphs": counters["stats"]["unique_graphs"], "again": cou
 def test_a_compiled_model_is_counted_and_not_compiled_again(tmp_path: Path) -> None:
     ours, theirs = (run_pair(tmp_path / watched, COMPILED, WATCHED=watched)[0] for watched in ("yes", "no"))
     assert [each for each in ours.said["added"] if each[0] == "all_reduce"] == [["all_reduce", 288, 1]] * 12
-    assert (ours.said["graphs"], ours.said["again"]) == (theirs.said["graphs"], {}) == (1, {})
+    for told in (ours, theirs):
+        assert (told.said["graphs"], told.said["again"]) == (1, {})
 
 
 # A stand-in for torch on a GPU, that does what reducer.cpp, logger.cpp and reducer_cuda.cpp do with the sample rate.

@@ -21,17 +21,23 @@ hooks, samples, meeting, rank, watched = sys.argv[1:]
 rank, watched = int(rank), watched == "watched"
 sys.path.insert(0, hooks)
 os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-import multinode_guard, multinode_imports, multinode_recorder, multinode_steps, multinode_traffic
+import multinode_device_waits, multinode_guard, multinode_imports, multinode_recorder, multinode_steps, multinode_traffic
 recorder = multinode_recorder.Recorder(samples, rank)
 guard = multinode_guard.Guard(recorder)
 steps = multinode_steps.Steps(recorder, guard)
+"""
+INSTALL = """
 if watched:
-    traffic = multinode_traffic.Traffic(steps, guard)
+    device = multinode_device_waits.DeviceWaits(steps, stream)
+    traffic = multinode_traffic.Traffic(steps, guard, device)
     actions = [(name, guard.quietly(action)) for name, action in traffic.hooks()]
     sys.meta_path.insert(0, multinode_imports.AfterImport(actions))
 import torch
 import torch.distributed as dist
 torch.manual_seed(0)
+"""
+CUDA_STREAM = """
+stream = multinode_device_waits.CudaStream()
 """
 MEET = """
 dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
@@ -199,3 +205,271 @@ for _ in range(3):
     steps.step("deepspeed")
 print(hashlib.sha256(repr([p.tolist() for p in model.parameters()]).encode()).hexdigest())
 """
+# Graphs as the compiler cuts them, and how many calls were counted, of functions that a compiler knows, or breaks at.
+COMPILED = """
+import json
+import torch.distributed._functional_collectives as functional
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+def rewritten(x):
+    y = x * 2
+    dist.all_reduce(y)
+    return y + 1
+
+def gathered(x):
+    y = torch.empty_like(x)
+    dist.all_gather_into_tensor(y, x * 2)
+    return y + 1
+
+def broken(x):
+    y = x * 2
+    dist.broadcast(y, 0)
+    return y + 1
+
+def asynchronous(x):
+    y = x * 2
+    dist.all_reduce(y, async_op=True).wait()
+    return y + 1
+
+def inlined(x):
+    return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+graphs = []
+
+def backend(graph, _inputs):
+    graphs.append([getattr(node.target, "__name__", str(node.target)) for node in graph.graph.nodes if node.op == "call_function"])
+    return graph
+
+for function in (rewritten, gathered, broken, asynchronous, inlined):
+    torch._dynamo.reset()
+    graphs.append(function.__name__)
+    compiled = torch.compile(function, backend=backend, fullgraph=function in (rewritten, gathered, inlined))
+    for size in (3, 3, 4, 5):
+        assert compiled(torch.ones(size)).tolist() == [3.0] * size
+    steps.step("optimizer")
+print(json.dumps(graphs))
+"""
+# A stream whose events come to pass three steps later, 0.5 ms after each other; and a tensor that says it is on a GPU.
+FAKE_STREAM = """
+class Event:
+    made = []
+    def __init__(self):
+        self.made.append(self)
+    def record(self):
+        stream.now += 1
+        self.at, self.over = stream.now, steps.count + 3
+    def query(self):
+        return steps.count >= self.over
+    def elapsed_time(self, end):
+        assert self.query() and end.query()
+        return (end.at - self.at) * 0.5
+
+class Stream:
+    now, current = 0, True
+    def in_use(self): return True
+    def is_current(self): return self.current
+    def event(self): return Event()
+
+stream = Stream()
+"""
+ON_GPU = """
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+class OnGpu(torch.Tensor):
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+x = torch.ones(10).as_subclass(OnGpu)
+
+def step(*calls):
+    for call in calls:
+        call()
+    steps.step("optimizer")
+
+step(lambda: dist.all_reduce(x), lambda: dist.all_reduce(x))
+step(lambda: dist.all_reduce(x, async_op=True).wait())
+stream.current = False
+step(lambda: dist.all_reduce(x))
+stream.current = True
+step(*[lambda: dist.all_reduce(x)] * 600)
+for _ in range(4):
+    step()
+print(len(Event.made))
+"""
+
+
+class Recorded(NamedTuple):
+    """What one worker printed and recorded."""
+
+    stdout: str
+    samples: list[dict[str, Any]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [sample for sample in self.samples if sample["kind"] == kind]
+
+    def calls(self, *fields: str) -> list[list[tuple[Any, ...]]]:
+        """Of each step, those fields of what it called."""
+        records = {record["traffic"]: record["calls"] for record in self.of("traffic")}
+        assert sorted(records) == list(range(len(records)))
+        return [
+            [tuple(call[field] for field in fields) for call in records[step["traffic"]]] for step in self.of("step")
+        ]
+
+
+def train(
+    folder: Path, archive: Path, script: str, *, watched: bool = True, workers: int = 2, stream: str = CUDA_STREAM
+) -> list[Recorded]:
+    """Run the script in so many workers; none may fail, and none may say a word of trouble."""
+    samples = folder / ("watched" if watched else "bare")
+    samples.mkdir()
+    hooks = archive / "multinode_agent" / "instrument"
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "STATEMENTS": json.dumps(list(STATEMENTS.values())),
+    }
+    begin = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        PRELUDE + stream + INSTALL + script + LEAVE,
+        str(hooks),
+        str(samples),
+    ]
+    running = [
+        subprocess.Popen(
+            [*begin, str(samples / "meeting"), str(rank), "watched" if watched else "bare"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(workers)
+    ]
+    try:
+        done = [process.communicate(timeout=DEADLINE_S) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for process, (_stdout, stderr) in zip(running, done, strict=True):
+        assert process.returncode == 0, stderr
+        assert "multinode:" not in stderr
+    return [Recorded(stdout, _read(samples / f"rank-{rank}.jsonl")) for rank, (stdout, _) in enumerate(done)]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> list[Recorded]:
+    """Two workers that have called all of STATEMENTS."""
+    return train(tmp_path_factory.mktemp("called"), archive, MEET + SCRIPT)
+
+
+def _step(recorded: Recorded, name: str) -> dict[str, Any]:
+    return recorded.of("step")[list(STATEMENTS).index(name)]
+
+
+def _calls(recorded: Recorded, name: str, *fields: str) -> list[tuple[Any, ...]]:
+    return recorded.calls(*fields)[list(STATEMENTS).index(name)]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_call_is_counted_once_with_its_size(called: list[Recorded], name: str) -> None:
+    for worker in called:
+        assert _calls(worker, name, "op", "size_bytes", "count") == EXPECTED[name]
+
+
+def test_send_and_receive_are_told_apart(called: list[Recorded]) -> None:
+    assert [_calls(worker, "send and recv", "op", "size_bytes") for worker in called] == [[("send", S)], [("recv", S)]]
+
+
+def test_objects_are_gathered_by_their_size_and_their_bytes(called: list[Recorded]) -> None:
+    gathered = _calls(called[0], "all_gather_object", "op", "count")
+    assert gathered == [("all_gather", 1), ("all_gather", 1)]
+
+
+def test_equal_steps_have_the_number_of_one_record(called: list[Recorded]) -> None:
+    (worker, _) = called
+    assert _step(worker, "what was called before")["traffic"] == _step(worker, "all_reduce")["traffic"]
+    calls = [json.dumps(record["calls"]) for record in worker.of("traffic")]
+    assert len(set(calls)) == len(calls) < len(STATEMENTS)
+
+
+def test_groups_are_told_once_by_their_members(called: list[Recorded]) -> None:
+    for rank, worker in enumerate(called):
+        groups = {record["group"]: (record["ranks"], record["backend"]) for record in worker.of("group")}
+        assert len(groups) == len(worker.of("group")) == 2
+        ((whole,),) = _calls(worker, "all_reduce", "group")
+        ((alone,),) = _calls(worker, "a group of one", "group")
+        assert (groups[whole], groups[alone]) == (([0, 1], "gloo"), ([rank], "gloo"))
+
+
+@pytest.mark.parametrize("name", ["a late peer", "a late peer, asynchronous"])
+def test_time_blocked_in_a_collective_is_the_phase_comm(called: list[Recorded], name: str) -> None:
+    assert _step(called[0], name)["phases_us"]["comm"] > 200_000
+    assert "comm" not in _step(called[0], "nothing")["phases_us"]
+
+
+def test_a_thread_that_does_not_train_is_counted_and_not_timed(called: list[Recorded]) -> None:
+    assert "comm" not in _step(called[0], "from another thread")["phases_us"]
+
+
+def test_what_the_collectives_compute_is_the_same_without_hooks(
+    called: list[Recorded], tmp_path: Path, archive: Path
+) -> None:
+    bare = train(tmp_path, archive, MEET + SCRIPT, watched=False)
+    assert [worker.stdout for worker in called] == [worker.stdout for worker in bare]
+    assert bare[0].of("traffic") == []
+
+
+def test_fsdp2_gathers_twice_and_reduces_once_and_its_clipping_is_seen(tmp_path: Path, archive: Path) -> None:
+    watched = train(tmp_path, archive, MEET + FSDP2)
+    bare = train(tmp_path, archive, MEET + FSDP2, watched=False)
+    assert [worker.stdout for worker in watched] == [worker.stdout for worker in bare]
+    first, second = 4 * 8 * 16, 4 * 16 * 4
+    assert watched[0].calls("op", "size_bytes", "count")[1:] == 2 * [
+        [
+            ("all_gather", second, 2),
+            ("all_gather", first, 2),
+            ("all_reduce", 8, 1),
+            ("reduce_scatter", second, 1),
+            ("reduce_scatter", first, 1),
+        ]
+    ]
+
+
+def test_deepspeed_takes_the_functions_that_count(tmp_path: Path, archive: Path) -> None:
+    (worker, _) = train(tmp_path, archive, MEET + ZERO2)
+    gradients = 4 * (8 * 16 + 16 * 4)
+    flags = ("all_reduce", 4, 1)
+    assert worker.calls("op", "size_bytes", "count")[1:] == 2 * [
+        [("all_gather", gradients, 1), flags, ("all_reduce", gradients, 1)]
+    ]
+
+
+def test_what_is_compiled_is_compiled_as_ever_and_what_is_not_is_counted(tmp_path: Path, archive: Path) -> None:
+    (watched,) = train(tmp_path, archive, COMPILED, workers=1)
+    (bare,) = train(tmp_path, archive, COMPILED, watched=False, workers=1)
+    assert json.loads(watched.stdout) == json.loads(bare.stdout)
+    rewritten, gathered, broken, asynchronous, inlined = watched.calls("op", "count")
+    assert (rewritten, gathered, inlined) == ([], [], [])
+    assert sum(count for _op, count in broken) == sum(count for _op, count in asynchronous) == 4
+
+
+def test_waits_of_the_computing_stream_are_recorded_when_they_are_over(tmp_path: Path, archive: Path) -> None:
+    (worker,) = train(tmp_path, archive, ON_GPU, workers=1, stream=FAKE_STREAM)
+    waits = [
+        tuple(record[field] for field in ("step", "wait_us", "calls", "of_calls"))
+        for record in worker.of("device_wait")
+    ]
+    # The third step's call was on another stream; of the fourth one, as many were timed as are kept.
+    assert waits == [(1, 1000.0, 2, 2), (2, 500.0, 1, 1), (4, 256_000.0, 512, 600)]
+    assert all("comm" not in step["phases_us"] for step in worker.of("step")[:1])
+    recorded_at = [sample["kind"] for sample in worker.samples if sample["kind"] in {"step", "device_wait"}]
+    assert recorded_at.index("device_wait") > 3
+    assert int(worker.stdout) == 2 * 512

@@ -88,6 +88,13 @@ def test_control_groups_are_sampled_or_missed_in_one_note(node: LocalNode) -> No
     assert all(record["throttled_us"] >= 0 for record in limits)
 
 
+def test_at_an_interval_of_a_second_everything_is_read_each_second(node: LocalNode) -> None:
+    found = records(node, "import time; time.sleep(5.1)", sample_ifnames=["lo"], sample_interval_s=1.0)
+    for kind in ("nic", "cpu", "tcp"):
+        late = [one["mono_ns"] for one in of_kind(found, kind) if one["mono_ns"] > found[0]["mono_ns"] + 2.5e9]
+        assert len(late) >= 3, kind
+
+
 @pytest.mark.parametrize("interval_s", [0.001, 0.0])
 def test_no_interval_makes_the_sampler_busy(node: LocalNode, interval_s: float) -> None:
     found = records(node, "import time; time.sleep(0.5)", sample_ifnames=["lo"], sample_interval_s=interval_s)

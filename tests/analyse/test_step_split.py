@@ -80,6 +80,38 @@ def test_a_gpu_under_ddp_computes_what_its_counters_say_times_the_micro_batches(
     assert (split.mean.compute_ms, split.mean.exposed_ms) == pytest.approx((100.0, 10.0))
 
 
+@pytest.mark.parametrize(("device", "micro_steps"), [("cuda", 2), ("cuda", 1), ("cpu", 2)])
+def test_reductions_of_one_step_are_added_up(device: str, micro_steps: int) -> None:
+    """Two micro-batches that are reduced one by one, or two models in turn."""
+    observed = MadeUp(device=device, micro_steps=micro_steps).observed()
+    halves = [
+        msgspec.structs.replace(
+            node,
+            samples=tuple(
+                part
+                for sample in node.samples
+                for part in ([_half(sample, micro_steps)] * 2 if isinstance(sample, DdpSample) else [sample])
+            ),
+        )
+        for node in observed.nodes
+    ]
+    split = split_steps(msgspec.structs.replace(observed, nodes=tuple(halves)))
+    assert split.mean is not None
+    assert (split.mean.compute_ms, split.mean.exposed_ms) == pytest.approx((100.0, 10.0))
+    assert split.mean.overlap == pytest.approx(20 / 30)
+
+
+def _half(sample: DdpSample, micro_steps: int) -> DdpSample:
+    parts = 2 / micro_steps  # what was made up is of one micro-batch already
+    return msgspec.structs.replace(
+        sample,
+        forward_us=sample.forward_us / parts,
+        backward_us=sample.backward_us / parts,
+        comm_us=sample.comm_us / 2,
+        overlap_us=sample.overlap_us / 2,
+    )
+
+
 def test_what_a_host_does_while_its_gpu_computes_is_not_counted_twice() -> None:
     """The host runs ahead and stands in the loader for most of the step, while the GPU computes."""
 

@@ -64,7 +64,8 @@ def test_communication_is_exposed_where_nothing_is_computed() -> None:
 
 
 def test_the_kernels_of_a_gpu_give_the_figures_that_can_be_read_off_them() -> None:
-    view = view_traces({0: read_trace((TRACES / "nccl.json").read_bytes())}, 4)
+    # Of eight workers; the group of its collectives has four.
+    view = view_traces({0: read_trace((TRACES / "nccl.json").read_bytes())}, 8)
     (worker,) = view.workers
     assert (worker.steps, worker.step_ms, worker.compute_ms) == (2, 1.0, 0.5)
     # 1500 to 2100, 2400 to 2700 and 2950 to 3200; hidden are 1500 to 1600, 2000 to 2100 and 2400 to 2700.

@@ -1,7 +1,7 @@
 """Collective hooks: wraps torch.distributed's functions, to count their calls and to time who waits in them.
 
-On the CPU the host waits, in the phase `comm`; on a GPU the computing stream does (multinode_device_waits). Which functions
-these are is multinode_collective_calls' to say.
+On the CPU the host waits, in the phase `comm`; on a GPU the computing stream does (multinode_device_waits). Which
+functions these are is multinode_collective_calls' to say.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multinode_imports import Action
 __all__ = ["CollectiveHooks"]
 
 _Ended = Callable[[], None]
+_GroupOf = Callable[[Any, Any], Any]
 _Count = Callable[[str, Any, float], None]
 
 
@@ -77,7 +78,7 @@ class CollectiveHooks:
         self._replace(module, calls.FUNCTIONAL, functools.partial(_group_of, module))
         module.wait_tensor = self._timed(module.wait_tensor)
 
-    def _replace(self, module: Any, kinds: Dict[str, calls.Kind], group_of: Optional[Callable[..., Any]] = None) -> None:
+    def _replace(self, module: Any, kinds: Dict[str, calls.Kind], group_of: Optional[_GroupOf] = None) -> None:
         for name, kind in calls.present(module, kinds).items():
             function = getattr(module, name)
             try:
@@ -86,7 +87,7 @@ class CollectiveHooks:
                 self._guard.tell("counting the calls of %s.%s" % (module.__name__, name), error)
 
     def _counted(
-        self, function: Callable[..., Any], call: calls.Call, group_of: Optional[Callable[..., Any]]
+        self, function: Callable[..., Any], call: calls.Call, group_of: Optional[_GroupOf]
     ) -> Callable[..., Any]:
         """The function, with its outermost calls counted and timed."""
         torch = sys.modules["torch"]
@@ -141,9 +142,7 @@ class CollectiveHooks:
 
         return timed
 
-    def _begin(
-        self, call: calls.Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Optional[_Ended]:
+    def _begin(self, call: calls.Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Ended]:
         try:
             while isinstance(tensors, (list, tuple)) and tensors:
                 tensors = tensors[0]

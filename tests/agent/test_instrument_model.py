@@ -1,0 +1,263 @@
+"""What is recorded of a model and of how it is spread, by the wrappers themselves on two gloo workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multinode.core.profile_samples import ModelSample
+
+from .gloo_pair import run_pair
+
+BEGIN = """
+if os.environ.get("WATCHED", "yes") == "yes":
+    import multinode_model
+    watch(multinode_model.hooks(steps, guard))
+torch = begin()
+
+class Net(torch.nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
+        self.frozen = torch.nn.Linear(width, 5).bfloat16().requires_grad_(False)
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+def train(run, optimizer, steps_to_do=3):
+    for _ in range(steps_to_do):
+        run(torch.randn(2, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.step("optimizer")
+"""
+TRAINABLE = 3 * (64 * 64 + 64)
+FROZEN = 64 * 5 + 5
+WHOLE: dict[str, Any] = {
+    "parameters": TRAINABLE + FROZEN,
+    "trainable": TRAINABLE,
+    "dtypes": {"float32": TRAINABLE, "bfloat16": FROZEN},
+    "trainable_dtypes": {"float32": TRAINABLE},
+    "device": "cpu",
+}
+
+
+def models_of(folder: Path, script: str, workers: int = 2, **environ: str) -> list[ModelSample]:
+    """The records of the first worker, which must be those of the second, too."""
+    told = run_pair(folder / "run", BEGIN + script, workers, **environ)
+    records = [[each for each in worker.samples if isinstance(each, ModelSample)] for worker in told]
+    assert [worker.stderr for worker in told if "multinode:" in worker.stderr] == []
+    for rank, samples in enumerate(records):
+        assert [each.rank for each in samples] == [rank] * len(samples)
+        assert [(each.wrapper, each.parameters) for each in samples] == [
+            (each.wrapper, each.parameters) for each in records[0]
+        ]
+    return records[0]
+
+
+def described(sample: ModelSample) -> dict[str, Any]:
+    return {name: getattr(sample, name) for name in WHOLE}
+
+
+@pytest.mark.torch
+def test_ddp_with_its_settings_and_what_is_frozen_later(tmp_path: Path) -> None:
+    script = """
+model = torch.nn.parallel.DistributedDataParallel(Net(), bucket_cap_mb=3, find_unused_parameters=True)
+model._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.FP16_COMPRESS)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train(model, optimizer)
+model.module.layers[0].requires_grad_(False)
+train(model, optimizer, 5)
+tell(steps.count)
+"""
+    first, later = models_of(tmp_path, script)
+    assert described(first) == WHOLE
+    assert (first.wrapper, first.zero_stage, first.accumulation, first.device_name) == ("ddp", None, None, None)
+    assert first.settings == {
+        "bucket_cap_mb": 3.0,
+        "find_unused_parameters": True,
+        "static_graph": False,
+        "gradient_as_bucket_view": False,
+        "comm_hooks": "BuiltinCommHookType.FP16_COMPRESS",
+    }
+    assert (later.parameters, later.trainable) == (TRAINABLE + FROZEN, TRAINABLE * 2 // 3)
+
+
+@pytest.mark.torch
+def test_two_ddp_models_are_trained_together(tmp_path: Path) -> None:
+    script = """
+models = [torch.nn.parallel.DistributedDataParallel(Net(), gradient_as_bucket_view=first) for first in (False, True)]
+train(lambda x: models[0](x) + models[1](x), torch.optim.SGD([*models[0].parameters(), *models[1].parameters()]))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert (sample.parameters, sample.trainable) == (2 * (TRAINABLE + FROZEN), 2 * TRAINABLE)
+
+
+@pytest.mark.torch
+def test_a_model_that_was_thrown_away_is_not_told(tmp_path: Path) -> None:
+    script = """
+import gc
+torch.nn.parallel.DistributedDataParallel(Net(128))
+gc.collect()
+model = torch.nn.parallel.DistributedDataParallel(Net())
+train(model, torch.optim.SGD(model.parameters()))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert sample.parameters == TRAINABLE + FROZEN
+
+
+@pytest.mark.torch
+def test_fully_shard_with_its_settings_and_whole_sizes(tmp_path: Path) -> None:
+    script = """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+model = Net().float()
+model.frozen.requires_grad_(False)
+mesh = init_device_mesh("cpu", (2,))
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+for layer in model.layers:
+    fully_shard(layer, mesh=mesh, mp_policy=policy)
+fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert sample.wrapper == "fsdp2"
+    assert (sample.parameters, sample.trainable) == (TRAINABLE + FROZEN, TRAINABLE)
+    assert sample.dtypes == {"float32": TRAINABLE + FROZEN}
+    assert sample.settings == {
+        "reshard_after_forward": True,
+        "param_dtype": "bfloat16",
+        "reduce_dtype": "float32",
+        "mesh": "2",
+        "offload_param": "none",
+    }
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("use_orig_params", ["True", "False"])
+def test_fsdp_with_its_settings_and_whole_sizes(tmp_path: Path, use_orig_params: str) -> None:
+    script = f"""
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+model = Net().float()
+model.frozen.requires_grad_(False)
+policy = ModuleWrapPolicy([torch.nn.Linear])
+model = FSDP(model, auto_wrap_policy=policy, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+             device_id=torch.device("cpu"), use_orig_params={use_orig_params})
+train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert sample.wrapper == "fsdp"
+    assert (sample.parameters, sample.trainable) == (TRAINABLE + FROZEN, TRAINABLE)
+    assert (sample.settings["sharding_strategy"], sample.settings["reshard_after_forward"]) == ("SHARD_GRAD_OP", False)
+
+
+DEEPSPEED = """
+import deepspeed
+model = Net()
+model.frozen.float()
+config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": STAGE,
+          "reduce_bucket_size": 5000, "allgather_bucket_size": 7000, "overlap_comm": False}, "bf16": {"enabled": True},
+          "zero_allow_untested_optimizer": True}
+if STAGE == 3:
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = Net()
+parameters = [each for each in model.parameters() if each.requires_grad]
+engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=torch.optim.SGD(parameters, lr=0.1))
+for _ in range(4):
+    engine.backward(engine(torch.randn(2, 64).bfloat16()).square().mean())
+    engine.step()
+    if engine.is_gradient_accumulation_boundary():
+        steps.step("deepspeed")
+tell(None)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_with_its_stage_settings_and_whole_sizes(tmp_path: Path, stage: int) -> None:
+    environ = {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29688"}
+    (sample,) = models_of(tmp_path, f"STAGE = {stage}\n{DEEPSPEED}", **environ)
+    assert (sample.wrapper, sample.zero_stage, sample.accumulation) == ("deepspeed", stage, 2)
+    assert (sample.parameters, sample.trainable, sample.device) == (TRAINABLE + FROZEN, TRAINABLE, "cpu")
+    assert sample.dtypes == {"bfloat16": TRAINABLE + FROZEN}
+    expected = {
+        "reduce_bucket_size": 5000,
+        "allgather_bucket_size": 7000,
+        "overlap_comm": False,
+        "communication_dtype": "bfloat16",
+        "offload_optimizer": "none",
+    }
+    assert {name: sample.settings[name] for name in expected} == expected
+
+
+@pytest.mark.torch
+def test_a_model_that_nothing_wraps_is_what_its_optimizer_trains(tmp_path: Path) -> None:
+    script = """
+model = Net()
+train(model, torch.optim.SGD(model.layers.parameters(), lr=0.1))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert (sample.wrapper, sample.parameters, sample.trainable) == ("none", TRAINABLE, TRAINABLE)
+    assert sample.settings == {}
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self, model, args):
+        self.model, self.args = model, args
+"""
+
+
+@pytest.mark.torch
+def test_a_trainer_knows_the_whole_model_and_the_accumulation(tmp_path: Path) -> None:
+    module = tmp_path / "modules" / "transformers" / "trainer.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(TRAINER)
+    script = """
+import types
+from transformers.trainer import Trainer
+trainer = Trainer(Net(), types.SimpleNamespace(gradient_accumulation_steps=8))
+train(trainer.model, torch.optim.SGD(trainer.model.layers.parameters(), lr=0.1))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert described(sample) == WHOLE
+    assert (sample.wrapper, sample.accumulation) == ("none", 8)
+
+
+@pytest.mark.torch
+def test_accelerate_knows_the_accumulation_that_it_was_given(tmp_path: Path) -> None:
+    script = """
+import accelerate
+model = Net()
+train(model, torch.optim.SGD(model.parameters()), 1)
+accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+train(model, torch.optim.SGD(model.parameters()), 1)
+tell(None)
+"""
+    before, after = models_of(tmp_path, script, MASTER_ADDR="127.0.0.1", MASTER_PORT="29689")
+    assert (before.accumulation, after.accumulation) == (None, 4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("wrap", ["torch.nn.parallel.DistributedDataParallel", "fsdp.fully_shard"])
+def test_the_training_is_the_same_bit_for_bit(tmp_path: Path, wrap: str) -> None:
+    script = f"""
+import torch.distributed.fsdp as fsdp
+model = {wrap}(Net().float())
+train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+weights = [getattr(each, "to_local", lambda: each)() for each in model.parameters()]
+tell([each.double().square().sum().item() for each in weights])
+"""
+    watched, unwatched = (run_pair(tmp_path / each, BEGIN + script, WATCHED=each) for each in ("yes", "no"))
+    assert [told.said for told in watched] == [told.said for told in unwatched]
+    assert [len(told.samples) for told in watched] == [len(told.samples) + 1 for told in unwatched]

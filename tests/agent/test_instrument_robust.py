@@ -1,0 +1,241 @@
+"""A training under the instrumentation ends as it would without: same exit, same output, same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .instrumented import DEADLINE_S, Worker
+
+pytestmark = pytest.mark.torch
+
+# Trains a wrapped model on a loader, and says what it came to.
+TRAINING = """
+import hashlib, os, tempfile, torch, torch.distributed
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 12
+    def __getitem__(self, index): return torch.full((3,), float(index))
+
+def train(model, workers=0, context=None):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for rows in torch.utils.data.DataLoader(
+        Rows(), batch_size=4, shuffle=True, num_workers=workers, multiprocessing_context=context
+    ):
+        model(rows).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+def wrapped():
+    torch.manual_seed(7)
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()))
+
+def tell(model):
+    flat = torch.cat([value.detach().flatten() for value in model.parameters()])
+    print(hashlib.sha256(flat.numpy().tobytes()).hexdigest(), torch.rand(1).item(), flush=True)
+
+def main(**settings):
+    store = torch.distributed.FileStore(tempfile.mkdtemp() + "/store", 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = wrapped()
+    train(model, **settings)
+    tell(model)
+    torch.distributed.destroy_process_group()
+"""
+PLAIN = f"{TRAINING}\nif __name__ == '__main__': main()\n"
+# What a worker of ours calls while it trains, by module and class.
+PARTS = (
+    ("multinode_steps", "Steps", "step"),
+    ("multinode_steps", "Steps", "begin"),
+    ("multinode_phases", "PhaseClock", "enter"),
+    ("multinode_phases", "PhaseClock", "unwind"),
+    ("multinode_phases", "PhaseClock", "within"),
+    ("multinode_phases", "PhaseClock", "take_us"),
+    ("multinode_batches", "Batches", "begin"),
+    ("multinode_batches", "Batches", "end"),
+    ("multinode_batches", "Batches", "__call__"),
+    ("multinode_cards", "Cards", "__call__"),
+    ("multinode_recorder", "Recorder", "write"),
+    ("multinode_recorder", "Recorder", "flush"),
+)
+
+
+@pytest.fixture
+def worker(tmp_path: Path, archive: Path) -> Worker:
+    return Worker(tmp_path, archive)
+
+
+def run_both(worker: Worker, script: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """Run it with the instrumentation and without; what differs fails the test."""
+    watched = worker.run(script, MULTINODE_IFNAMES="lo", LOCAL_RANK="0", **changes)
+    alone = worker.run(script, MULTINODE_SAMPLES=None, LOCAL_RANK="0", **changes)
+    assert "multinode: " not in alone.stderr
+    assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout), watched.stderr
+    return watched
+
+
+def test_a_training_is_the_same_bit_for_bit_and_recorded(worker: Worker) -> None:
+    done = run_both(worker, PLAIN)
+    assert (done.returncode, len(done.stdout.split())) == (0, 2)
+    assert "multinode: " not in done.stderr
+    steps = worker.records("step")
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert (step["micro_steps"], step["samples"]) == (1, 4)
+        assert set(step["phases_us"]) >= {"data", "forward", "backward", "optimizer"}
+    assert steps[0]["peak_memory_bytes"] > 1_000_000
+    assert set(steps[0]["cards"]["lo"]) == {"tx_bytes", "rx_bytes", "tx_packets", "rx_packets"}
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[1]}.{part[2]}")
+def test_whatever_of_ours_raises_is_told_and_the_training_goes_on(worker: Worker, part: tuple[str, str, str]) -> None:
+    module, owner, name = part
+    worker.module(
+        "sitecustomize",
+        "import sys\n"
+        "def fail(*_, **__): raise RuntimeError('made to fail')\n"
+        f"if {module!r} in sys.modules: setattr(sys.modules[{module!r}].{owner}, {name!r}, fail)\n",
+    )
+    done = run_both(worker, PLAIN)
+    assert (done.returncode, len(done.stdout.split())) == (0, 2)
+    assert "made to fail" in done.stderr
+
+
+@pytest.mark.parametrize("trouble", ["a folder that is a file", "a full disk", "no room for half a line"])
+def test_records_that_cannot_be_written_are_lost_and_nothing_else(worker: Worker, trouble: str) -> None:
+    folder = worker.samples / "none"
+    script = PLAIN
+    if trouble == "a folder that is a file":
+        folder.write_text("")
+    elif trouble == "a full disk":
+        folder.mkdir()
+        (folder / "rank-3.jsonl").symlink_to("/dev/full")
+    else:
+        folder.mkdir()
+        # A file that may not grow beyond this size is as good as a disk that has no more.
+        limit = "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        script = f"{limit}resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n{PLAIN}"
+    watched = worker.run(script, MULTINODE_SAMPLES=str(folder))
+    alone = worker.run(script, MULTINODE_SAMPLES=None)
+    assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout) == (0, alone.stdout)
+    assert watched.stderr.count("records are lost") == 1
+    if trouble == "no room for half a line":
+        assert whole_lines(folder / "rank-3.jsonl")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_record_nothing_and_end_as_ever(worker: Worker, context: str) -> None:
+    done = run_both(worker, f"{TRAINING}\nif __name__ == '__main__': main(workers=2, context={context!r})\n")
+    assert done.returncode == 0
+    assert [step["step"] for step in worker.records("step")] == [1, 2, 3]
+
+
+def test_a_process_that_a_worker_forks_records_nothing_of_its_own_training(worker: Worker) -> None:
+    done = run_both(
+        worker,
+        f"""{TRAINING}
+model = torch.nn.Linear(3, 3)
+torch.nn.init.ones_(model.weight)
+train(model)
+child = os.fork()
+if child == 0:
+    train(model)
+    raise SystemExit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""",
+    )
+    assert (done.returncode, done.stdout) == (0, "5\n")
+    assert [step["step"] for step in worker.records("step")] == [1, 2, 3]
+
+
+def test_a_worker_that_never_steps_records_nothing(worker: Worker) -> None:
+    done = run_both(worker, f"{TRAINING}\ntorch.manual_seed(0)\ntell(torch.nn.Linear(3, 3))\nraise SystemExit(3)\n")
+    assert done.returncode == 3
+    assert list(worker.samples.iterdir()) == []
+
+
+def test_of_a_worker_that_is_killed_what_was_recorded_before_is_whole(worker: Worker) -> None:
+    script = worker.modules / "killed.py"
+    script.write_text(
+        f"{TRAINING}\nmodel = torch.nn.Linear(3, 3)\n"
+        "for number in range(10**9):\n    train(model)\n    if number == 2: print('trains', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=worker.environ(LOCAL_RANK="0"), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"trains\n"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    recorded = whole_lines(worker.samples / "rank-3.jsonl")
+    assert recorded > 1
+    # Started again, it goes on behind whatever was left.
+    with (worker.samples / "rank-3.jsonl").open("ab") as file:
+        file.write(b'{"kind":"st')
+    assert worker.run(PLAIN).returncode == 0
+    lines = (worker.samples / "rank-3.jsonl").read_bytes().splitlines()
+    assert len(lines) > recorded + 1 + 3
+    assert all(json.loads(line) for line in lines[recorded + 1 :])
+
+
+def test_an_exception_that_ends_a_training_is_recorded_behind_its_steps(worker: Worker) -> None:
+    done = run_both(worker, f"{TRAINING}\ntrain(torch.nn.Linear(3, 3))\nraise ValueError('theirs')\n")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: theirs\n")
+    assert [record["kind"] for record in worker.records()][-4:] == ["step", "step", "step", "exception"]
+
+
+RECORDER = """
+import os, sys, time
+sys.path.insert(0, os.environ["INSTRUMENT"])
+import multinode_recorder
+recorder = multinode_recorder.Recorder(os.environ["MULTINODE_SAMPLES"], 3, most_queued=5)
+"""
+
+
+def test_a_burst_is_cut_and_counted(worker: Worker) -> None:
+    # A fifo that nobody reads is a disk that hangs.
+    os.mkfifo(worker.samples / "rank-3.jsonl")
+    done = worker.run(
+        f"""{RECORDER}
+for number in range(100): recorder.write("loss", {{"step": number}})
+os.unlink(sys.argv[0] + ".none") if False else None
+import threading
+lines = []
+def read():
+    with open(os.environ["MULTINODE_SAMPLES"] + "/rank-3.jsonl") as file:
+        lines.extend(file)
+""",
+        LOCAL_RANK=None,
+        INSTRUMENT=str(worker.instrument),
+    )
+    assert done.returncode == 0
+
+
+def test_a_record_that_is_no_json_is_lost_alone(worker: Worker) -> None:
+    done = worker.run(
+        f"""{RECORDER}
+class Odd:
+    def __repr__(self): return "Odd()"
+for value in (1.5, Odd(), float("nan"), {{1: 2}}, 2.5): recorder.write("loss", {{"loss": value}})
+""",
+        LOCAL_RANK=None,
+        INSTRUMENT=str(worker.instrument),
+    )
+    assert done.returncode == 0
+    assert [record["loss"] for record in worker.records()] == [1.5, {"1": 2}, 2.5]
+    assert "a loss record is lost" in done.stderr
+
+
+def whole_lines(path: Path) -> int:
+    """How many lines there are, all of which must be whole."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return len([json.loads(line) for line in data.splitlines()])

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from multinode.analyse.bottleneck import Bottleneck, find_bottleneck
+from multinode.analyse.step_split import StepSplit, split_steps
+from multinode.analyse.stragglers import find_stragglers
+from tests.analyse.made_up_steps import MadeUp, always
+
+
+def bottleneck(made_up: MadeUp) -> Bottleneck:
+    observed = made_up.observed()
+    split = split_steps(observed)
+    return find_bottleneck(split, find_stragglers(observed, split, ()))
+
+
+def test_a_slow_network_is_told_with_its_figures() -> None:
+    found = bottleneck(MadeUp(transfer_ms=always(298.0), compute_ms=always(206.0)))
+    assert found.kind == "network"
+    assert found.share == 298 / 512
+    assert found.sentence == "of 512 ms a step, 298 ms (58%) are communication that nothing hides"
+
+
+def test_a_straggler_costs_what_it_is_late_and_not_what_the_workers_wait_in_the_mean() -> None:
+    found = bottleneck(MadeUp(transfer_ms=always(150.0), compute_ms=always(100.0, r1=300.0)))
+    assert found.kind == "straggler"
+    assert found.sentence.startswith("of 458 ms a step, 200 ms (44%) are waiting for node1: ")
+
+
+def test_a_slow_loader_on_every_node_is_the_data() -> None:
+    found = bottleneck(MadeUp(data_ms=always(150.0)))
+    assert (found.kind, found.sentence) == ("data", "of 266 ms a step, 150 ms (56%) are waiting for batches")
+
+
+def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> None:
+    found = bottleneck(MadeUp(compute_ms=lambda rank, step: 250.0 if (rank + step) % 2 else 100.0))
+    assert found.kind == "straggler"
+    assert "no single node is to blame" in found.sentence
+
+
+def test_what_python_does_between_the_phases_is_the_host() -> None:
+    assert bottleneck(MadeUp(host_ms=60.0)).kind == "host"
+
+
+def test_a_training_that_nothing_holds_up_computes() -> None:
+    found = bottleneck(MadeUp(transfer_ms=always(4.0)))
+    assert found.kind == "compute"
+    assert found.sentence == ("of 112 ms a step, 105 ms (94%) are its own computing; nothing else takes more than 5%")
+
+
+def test_what_could_not_be_told_is_said_where_nothing_else_is_found() -> None:
+    found = bottleneck(MadeUp(device="cuda", told_by="device", transfer_ms=always(1.0)))
+    assert (found.kind, found.share) == ("compute", None)
+    assert found.sentence.endswith("nothing that could be told holds up more than 5%; not told: host")
+
+
+def test_without_the_exposed_communication_nothing_is_said() -> None:
+    found = bottleneck(MadeUp(device="cuda", told_by="nothing", data_ms=always(400.0)))
+    assert (found.kind, found.share) == ("unknown", None)
+    assert "--trace" in found.sentence
+
+
+def test_no_step_is_unknown() -> None:
+    assert find_bottleneck(StepSplit()).kind == "unknown"

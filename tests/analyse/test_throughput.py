@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.analyse.observed import Observed, ObservedNode, observe
+from multinode.analyse.throughput import all_steps_samples_per_s, measure_throughput
+from multinode.core.samples import StepSample
+
+
+def steps(rank: int, times_ms: Sequence[float | None], **fields: Any) -> list[StepSample]:
+    known = {"samples": 8, "tokens": 800, "effective_tokens": 600, "micro_steps": 2} | fields
+    return [
+        StepSample(
+            rank=rank,
+            step=number,
+            time_s=0,
+            mono_ns=0,
+            step_time_us=None if time_ms is None else time_ms * 1000,
+            **known,
+        )
+        for number, time_ms in enumerate(times_ms, start=1)
+    ]
+
+
+def observed(*workers: list[StepSample]) -> Observed:
+    """A node for each worker."""
+    nodes = [
+        ObservedNode(name=f"node{rank}", node_rank=rank, ranks=(rank,), samples=tuple(samples))
+        for rank, samples in enumerate(workers)
+    ]
+    return observe("r", nodes)
+
+
+def test_workers_are_added_and_a_tgs_is_of_one() -> None:
+    found = measure_throughput(observed(steps(0, [100.0] * 20), steps(1, [100.0] * 20)))
+    assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
+    assert (found.tokens_per_s, found.tgs) == pytest.approx((16000.0, 8000.0))
+    assert (found.effective_tokens_per_s, found.effective_tgs) == pytest.approx((12000.0, 6000.0))
+    assert (found.tokens_per_sample, found.micro_steps) == (100.0, 2.0)
+    assert found.missing == {}
+
+
+def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
+    seen = observed(steps(0, [1000.0] * 5 + [100.0] * 15))
+    assert measure_throughput(seen).samples_per_s == pytest.approx(80.0)
+    assert all_steps_samples_per_s(seen) == pytest.approx(20 * 8 / 6.5)
+
+
+def test_the_rate_is_all_samples_over_all_time_and_not_the_mean_of_rates() -> None:
+    found = measure_throughput(observed(steps(0, [100.0, 300.0] * 10)))
+    assert found.samples_per_s == pytest.approx(15 * 8 / (8 * 0.3 + 7 * 0.1))
+
+
+def test_a_first_step_without_a_time_is_in_no_rate() -> None:
+    seen = observed(steps(0, [None, *[100.0] * 20]))
+    assert all_steps_samples_per_s(seen) == pytest.approx(80.0)
+    assert measure_throughput(seen).samples_per_s == pytest.approx(80.0)
+
+
+def test_a_lost_record_takes_its_time_along_with_its_samples() -> None:
+    whole = steps(0, [100.0] * 20)
+    found = measure_throughput(observed(whole, [step for step in steps(1, [100.0] * 20) if step.step != 12]))
+    assert found.samples_per_s == pytest.approx(160.0)
+
+
+def test_a_worker_that_does_not_say_its_samples_leaves_the_whole_without() -> None:
+    seen = observed(steps(0, [100.0] * 20), steps(1, [100.0] * 20, samples=None))
+    found = measure_throughput(seen)
+    assert (found.samples_per_s, found.tokens_per_sample) == (None, None)
+    assert found.tgs == pytest.approx(8000.0)
+    assert all_steps_samples_per_s(seen) is None
+    reason = "the training does not say how many samples a step has (rank 1)"
+    assert found.missing == {"samples_per_s": reason, "tokens_per_sample": reason}
+
+
+def test_a_worker_that_recorded_nothing_leaves_the_whole_without() -> None:
+    found = measure_throughput(observed(steps(0, [100.0] * 20), []))
+    assert found.samples_per_s is None
+    assert found.missing["tgs"] == "rank 1 recorded no step that counts"
+
+
+def test_no_step_at_all_is_said() -> None:
+    found = measure_throughput(observed([], []))
+    assert (found.samples_per_s, found.micro_steps) == (None, None)
+    assert found.missing["samples_per_s"] == "no worker recorded a step"
+    assert all_steps_samples_per_s(observed([])) is None
+
+
+def test_tokens_without_padding_that_come_some_steps_late_are_counted() -> None:
+    """A GPU's worker learns of several steps at once, and says so in every second record."""
+    late = [
+        msgspec.structs.replace(step, effective_tokens=1200 if step.step % 2 else 0) for step in steps(0, [100.0] * 25)
+    ]
+    found = measure_throughput(observed(late))
+    assert found.effective_tokens_per_s == pytest.approx(6000.0)
+
+
+def test_a_batch_without_a_mask_leaves_what_is_padding_unknown() -> None:
+    gaps = [
+        msgspec.structs.replace(step, effective_tokens=None if step.step == 20 else 600)
+        for step in steps(0, [100.0] * 25)
+    ]
+    found = measure_throughput(observed(gaps))
+    assert (found.effective_tokens_per_s, found.effective_tgs) == (None, None)
+    assert found.missing["effective_tgs"] == "the training does not say how many of its tokens are no padding (rank 0)"
+    assert found.tgs == pytest.approx(8000.0)
+
+
+def test_a_training_that_counts_no_sample_has_no_rate() -> None:
+    found = measure_throughput(observed(steps(0, [100.0] * 20, samples=0)))
+    assert found.samples_per_s is None
+    assert found.missing["samples_per_s"].endswith("it counted none")
+
+
+@pytest.mark.parametrize("time_ms", [0.0, -5.0, math.nan, math.inf, 1e300])
+def test_a_time_that_cannot_be_true_is_as_a_lost_record(time_ms: float) -> None:
+    lying = steps(1, [time_ms if number == 14 else 100.0 for number in range(20)])
+    found = measure_throughput(observed(steps(0, [100.0] * 20), lying))
+    assert found.samples_per_s == pytest.approx(160.0)
+
+
+@pytest.mark.parametrize("count", [-1, 10**400])
+def test_a_count_that_cannot_be_true_is_not_said(count: int) -> None:
+    found = measure_throughput(observed(steps(0, [100.0] * 20, samples=count, tokens=count)))
+    assert (found.samples_per_s, found.tgs, found.tokens_per_sample) == (None, None, None)
+
+
+@given(st.permutations([0, 1, 2]), st.lists(st.floats(1, 1e5), min_size=30, max_size=30))
+def test_renaming_nodes_changes_nothing(order: list[int], times_ms: list[float]) -> None:
+    def worker(rank: int, name: int) -> list[StepSample]:
+        return steps(name, times_ms[10 * rank : 10 * rank + 10], samples=rank + 1)
+
+    before = measure_throughput(observed(*(worker(rank, rank) for rank in range(3))))
+    after = measure_throughput(observed(*(worker(order[name], name) for name in range(3))))
+    assert before.samples_per_s == pytest.approx(after.samples_per_s)
+    assert before.tokens_per_sample == after.tokens_per_sample

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from multinode.cli.main import build_app
+from multinode.core.command import Command
+from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.errors import UsageError
+from multinode.store.run_directory import RunDirectory
+from tests.report.observing import RUN, SUMMARY, observed
+
+PLAN = LaunchPlan(
+    run_id=RUN.run_id,
+    engine="torchrun",
+    job=RUN.job,
+    master_addr="10.0.0.1",
+    master_port=29500,
+    nproc_per_node=2,
+    world_size=4,
+    nodes=tuple(
+        NodePlan(
+            node=node.name,
+            node_rank=node.node_rank,
+            ranks=node.ranks,
+            addr=None,
+            ifname=node.ifname,
+            link_gbit_per_s=node.link_gbit_per_s,
+            run_dir="/r",
+            command=Command(argv=("true",)),
+        )
+        for node in observed().nodes
+    ),
+)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with one run in it that was recorded, and one that never got so far; the first is named first."""
+    root = tmp_path / "runs"
+    monkeypatch.setenv("MULTINODE_RUNS", str(root))
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory.create(root, RUN.run_id)
+    directory.write("run.json", RUN)
+    directory.write("plan.json", PLAN)
+    directory.write("summary.json", SUMMARY)
+    for node in observed().nodes:
+        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in node.samples)
+        directory.append_samples(node.node_rank, "all.jsonl", lines + b'{"kind": "torn')
+    RunDirectory.create(root, "20260103-bb").write("run.json", msgspec.structs.replace(RUN, run_id="20260103-bb"))
+    return root
+
+
+def report(*args: str) -> str:
+    result = CliRunner().invoke(build_app(), ["report", *args], catch_exceptions=False, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_the_page_of_a_run_lies_here_under_its_name(runs: Path, tmp_path: Path) -> None:
+    assert report("20260102") == "20260102-aa.html\n"
+    page = (tmp_path / "20260102-aa.html").read_text()
+    assert "box1 ens1f0" in page
+    assert "<b>401.2</b>" in page
+    assert runs.is_dir()
+
+
+def test_the_page_lies_where_it_was_asked_for_and_replaces_an_earlier_one(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.html").write_text("old")
+    document = json.loads(report("20260102", "20260103", "-o", "out.html", "--json"))
+    assert document["schema"] == "multinode.report/1"
+    assert (document["path"], document["runs"]) == ("out.html", ["20260102-aa", "20260103-bb"])
+    assert document["samples"][0] == str(runs / "20260102-aa" / "samples")
+    page = (tmp_path / "out.html").read_text()
+    assert page.count('<section class="run"') == 2
+    assert "Nothing was recorded of this run" in page
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_same_run_named_twice_is_reported_once(tmp_path: Path) -> None:
+    report("20260102", "20260102-aa")
+    assert (tmp_path / "20260102-aa.html").read_text().count('<section class="run"') == 1
+
+
+@pytest.mark.usefixtures("runs")
+def test_csv_files_lie_in_a_directory_that_is_made(tmp_path: Path) -> None:
+    written = report("20260102", "--csv", "a/b").split()
+    assert written == [
+        "a/b/steps.csv",
+        "a/b/network.csv",
+        "a/b/gpus.csv",
+        "a/b/cpu.csv",
+        "a/b/collectives.csv",
+        "a/b/calls.csv",
+    ]
+    assert len((tmp_path / "a/b/steps.csv").read_text().splitlines()) == 161
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("2027",), "no run begins with"),
+        (("-o", "nowhere/out.html"), "nowhere is no directory"),
+        (("-o", "out.html", "--csv", "d"), "-o names a page"),
+        (("--csv", "file/d"), "cannot be made"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path, args: tuple[str, ...], said: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=said):
+        report(*args)
+
+
+@pytest.mark.usefixtures("runs")
+def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
+    runner = CliRunner()
+    shown = runner.invoke(build_app(), ["show", "20260102"]).stdout
+    assert shown.index("state") < shown.index("the network: 120 of 401 ms") < shown.index("step time")
+    document = json.loads(runner.invoke(build_app(), ["show", "20260102", "--json"]).stdout)
+    assert set(document) == {"schema", "run", "directory", "summary"}
+    assert document["schema"] == "multinode.show/1"
+    assert document["summary"]["comm"]["exposed_ms"] == 120.5

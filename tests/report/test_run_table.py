@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from multinode.core.run import Failure, Run
+from multinode.report.run_table import run_table
+from tests.report.observing import RUN
+
+
+def shown(run: Run) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80, color_system=None).print(run_table(run))
+    return output.getvalue()
+
+
+def test_it_says_how_the_run_ended_on_each_node() -> None:
+    lines = [" ".join(line.split()) for line in shown(RUN).splitlines()]
+    assert lines == [
+        "run 20260102-aa",
+        "job sft.yaml (LLaMA-Factory sft)",
+        "state succeeded",
+        "node 0 box1: exit code 0",
+        "node 1 box2: exit code 0",
+    ]
+
+
+def test_a_failure_is_shown_as_text_and_moves_no_cursor() -> None:
+    failure = Failure(node="box[1]", node_rank=0, message="\x1b[2J[red]it broke[/]")
+    text = shown(msgspec.structs.replace(RUN, status="failed", first_failure=failure))
+    assert "box[1]: ?[2J[red]it broke[/]" in text
