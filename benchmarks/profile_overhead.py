@@ -1,7 +1,7 @@
 """What profiling costs a training: pairs of runs on the lab, with and without it, in turn.
 
-The figure is LLaMA-Factory's own (train_samples_per_second, of its whole training loop), so that both sides are measured
-by somebody else. The order within a pair changes from one pair to the next, so that drift of the machine hits both alike.
+The figure is LLaMA-Factory's own (train_samples_per_second, of its whole training loop), so that both sides are
+measured by somebody else. The order within a pair changes from one to the next: drift of the machine hits both alike.
 
 Run as root, with a lab of two nodes up and nothing else on the machine:
 
@@ -56,7 +56,17 @@ def main() -> None:
 
 def _measure(*, profiled: bool, steps: int) -> float:
     """Samples a second of one training on both nodes."""
-    command = [BIN / "multinode", "launch", "--hosts", "lab", JOB, "--workers-per-node", "1", "--no-check", "--json"]
+    command = [
+        str(BIN / "multinode"),
+        "launch",
+        "--hosts",
+        "lab",
+        JOB,
+        "--workers-per-node",
+        "1",
+        "--no-check",
+        "--json",
+    ]
     command += ["--set", f"max_steps={steps}", "--profile" if profiled else "--no-profile"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     log = Path(json.loads(done.stdout)["directory"], "logs", "node-0.log").read_text()

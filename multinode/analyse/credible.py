@@ -5,8 +5,6 @@ Knows bounds alone; whether figures agree with each other is for who compares th
 
 from __future__ import annotations
 
-import math
-
 __all__ = ["credible_count", "credible_us"]
 
 # Eleven days: no step, and no part of one, takes longer; sums of such figures stay far from what a float can hold.
@@ -16,10 +14,8 @@ _LARGEST_COUNT = 1 << 60
 
 def credible_us(value: float | None) -> float | None:
     """A duration in microseconds; None where it is missing, negative, not finite or longer than eleven days."""
-    # The comparison comes first: an integer of a thousand digits cannot be made a float.
-    if value is None or not 0 <= value <= _LONGEST_US or not math.isfinite(value):
-        return None
-    return float(value)
+    # What is no number is in no range; an integer of a thousand digits is compared before it is made a float.
+    return float(value) if value is not None and 0 <= value <= _LONGEST_US else None
 
 
 def credible_count(value: int | None) -> int | None:

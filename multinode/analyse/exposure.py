@@ -151,11 +151,14 @@ def _models(observed: Observed) -> dict[int, ModelSample]:
     return {model.rank: model for node in observed.nodes for model in node.of(ModelSample) if model.rank in node.ranks}
 
 
-def _by_step(observed: Observed, kind: type[_Told]) -> dict[tuple[int, int], _Told]:
+def _by_step(observed: Observed, kind: type[_Told]) -> dict[tuple[int, int], list[_Told]]:
     """A node is believed about its own workers alone."""
-    return {
-        (told.rank, told.step): told for node in observed.nodes for told in node.of(kind) if told.rank in node.ranks
-    }
+    found: dict[tuple[int, int], list[_Told]] = {}
+    for node in observed.nodes:
+        for told in node.of(kind):
+            if told.rank in node.ranks:
+                found.setdefault((told.rank, told.step), []).append(told)
+    return found
 
 
 def _alone(steps: Sequence[_Step], evidence: _Evidence) -> _Answer | None:

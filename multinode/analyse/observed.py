@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from multinode.analyse.credible import credible_us
 from multinode.analyse.steady import find_steady_state
 from multinode.core.profile_samples import TraceSample
 from multinode.core.samples import Sample, StepSample
@@ -86,7 +87,7 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
     for node in nodes:
         for sample in node.of(StepSample):
             if sample.rank in node.ranks:
-                steps.setdefault(sample.step, {})[sample.rank] = sample
+                steps.setdefault(sample.step, {})[sample.rank] = _believed(sample)
     steps = {number: steps[number] for number in sorted(steps)}
     timed = [number for number, workers in steps.items() if _times(workers)]
     steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
@@ -99,6 +100,11 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
         counted=counted,
         rule=rule,
     )
+
+
+def _believed(sample: StepSample) -> StepSample:
+    """Without a time that cannot be."""
+    return msgspec.structs.replace(sample, step_time_us=credible_us(sample.step_time_us))
 
 
 def _times(workers: dict[int, StepSample]) -> list[float]:

@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.machine_use import GpuUse, NodeUse
 from multinode.analyse.step_split import WorkerSplit
 
-__all__ = ["Case", "Clue", "find_clues", "name_compared"]
+__all__ = ["Case", "Clue", "compute_longer", "find_clues", "name_compared"]
 
 # A cause has to account for half of the delay: what explains less has company, and that would be the cause.
 _EXPLAINS = 0.5
@@ -74,18 +74,29 @@ def find_clues(case: Case) -> tuple[Clue, ...]:
 
 def name_compared(case: Case) -> tuple[str, ...]:
     """What was known of both sides and could be compared, in words."""
-    use = case.use or NodeUse(node=case.node, node_rank=0, ranks=())
-    ranks = {worker.rank for worker in (*case.mine, *case.theirs)}
+    workers = (*case.mine, *case.theirs)
     known = {
-        case.work_unit: bool(ranks) and ranks <= set(case.work),
-        "waits for batches": all(worker.data_ms is not None for worker in (*case.mine, *case.theirs)),
-        "processors": use.job_cores is not None and any(other.job_cores is not None for other in case.others),
-        "GPUs": bool(use.gpus and _peers(case, use)),
-        "waits for a disk": use.cpu_iowait_percent is not None
-        and any(other.cpu_iowait_percent is not None for other in case.others),
-        "memory": use.memory_available_gib is not None,
+        case.work_unit: all(worker.rank in case.work for worker in workers),
+        "waits for batches": all(worker.data_ms is not None for worker in workers),
+        "processors": _both_know(case, lambda use: use.job_cores is not None),
+        "GPUs": case.use is not None and bool(_peers(case, case.use)),
+        "waits for a disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
+        "memory": _both_know(case, lambda use: use.memory_available_gib is not None),
     }
     return tuple(name for name, is_known in known.items() if is_known)
+
+
+def compute_longer(case: Case) -> str:
+    """That it computed longer, in words, which is what is to be explained and no cause; empty where it did not."""
+    mine = max((worker.compute_ms for worker in case.mine if worker.compute_ms is not None), default=None)
+    theirs = _median(worker.compute_ms for worker in case.theirs)
+    if mine is None or theirs is None or mine - theirs < _EXPLAINS * case.late_ms:
+        return ""
+    return f"{_workers(case)} computed {mine:.0f} ms a step where {case.they} computed {theirs:.0f} ms"
+
+
+def _both_know(case: Case, knows: Callable[[NodeUse], bool]) -> bool:
+    return case.use is not None and knows(case.use) and any(knows(other) for other in case.others)
 
 
 def _work(case: Case) -> Iterator[Clue]:
@@ -122,7 +133,7 @@ def _held(case: Case, use: NodeUse) -> Iterator[Clue]:
     if use.throttled_share is None or not case.others or use.throttled_share < (theirs or 0.0) + _HELD_MORE:
         return
     limit = f" ({_figure(use.quota_cores)} cores)" if use.quota_cores is not None else ""
-    beside = f"{case.they} did for {theirs:.0%}" if theirs is not None else f"{case.they} had no limit to be seen"
+    beside = f"{case.they} had for {theirs:.0%}" if theirs is not None else f"{case.they} had no limit to be seen"
     yield Clue(
         cause="cpu",
         sentence=f"{case.node} had used up its cgroup's processor limit{limit} for {use.throttled_share:.0%} of the "
@@ -236,7 +247,8 @@ def _fewer_cores(case: Case, use: NodeUse) -> Iterator[Clue]:
     why = f", and {use.cpu_busy_percent:.0f} % of its processors' time is taken" if crowded else ""
     yield Clue(
         cause="cpu",
-        sentence=f"{case.node}'s job used {_figure(mine)} cores{when} where {case.they} used {_figure(theirs)}{why}",
+        sentence=f"{case.node}'s job used {_figure(mine)} cores{when} where {_figure(theirs)} were used on "
+        f"{case.they}{why}",
         hint=f"see who else computes there: ssh {case.node} top -b -n 1"
         if crowded
         else f"see whether the job may use fewer processors on {case.node}: a cgroup, taskset, OMP_NUM_THREADS",

@@ -16,7 +16,7 @@ from multinode.analyse.exposure import Exposure, WorkerStep, find_exposure
 from multinode.analyse.machine_use import NodeUse
 from multinode.analyse.observed import Observed
 from multinode.analyse.step_split import StepSplit
-from multinode.analyse.straggler_causes import Case, find_clues, name_compared
+from multinode.analyse.straggler_causes import Case, compute_longer, find_clues, name_compared
 from multinode.core.samples import StepSample
 
 __all__ = ["Straggler", "find_stragglers"]
@@ -26,9 +26,11 @@ _LATE = 0.05
 # Nodes that take turns are late in half of the steps, or in fewer where there are more of them.
 _OFTEN = 0.7
 # By chance one of two is the late one in 7 of 10 steps every third time: its lateness has to stand out from its own
-# scatter, too, by this many standard errors.
-_ERRORS = 3
-_LEAST_STEPS = 3
+# scatter, too, by this many standard errors. Few steps tell little of the scatter: as if there were three fewer, chance
+# does that about once in a thousand nodes, as Student's t has it.
+_ERRORS = 3.5
+_FEWER = 3
+_LEAST_STEPS = 4
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ def _lateness(exposure: Exposure, ranks: Sequence[int], others: Sequence[Sequenc
 def _stands_out(exposure: Exposure, late_us: Sequence[float]) -> bool:
     """Whether it is late in most steps, by more than chance makes of it."""
     often = sum(late > _LATE * _step_us(step) for late, step in zip(late_us, exposure.steps, strict=True))
-    error = statistics.stdev(late_us) / math.sqrt(len(late_us))
+    error = statistics.stdev(late_us) / math.sqrt(len(late_us) - _FEWER)
     return often >= _OFTEN * len(late_us) and statistics.fmean(late_us) > _ERRORS * error
 
 
@@ -165,9 +167,10 @@ def _watch(case: Case) -> str:
 
 def _nothing_differs(case: Case) -> str:
     compared = name_compared(case)
+    slower = f"{said}; " if (said := compute_longer(case)) else ""
     if not compared:
-        return f"nothing that {case.node} recorded of itself can be compared with {case.they}"
-    return f"nothing that was compared with {case.they} differs enough: {', '.join(compared)}"
+        return f"{slower}nothing else that {case.node} recorded of itself can be compared with {case.they}"
+    return f"{slower}nothing else that was compared with {case.they} differs enough: {', '.join(compared)}"
 
 
 def _case(late: _Late, slow: Collection[int], seen: _Seen) -> Case:

@@ -60,7 +60,7 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 _SAMPLES = _Work(of=lambda record: credible_count(record.samples), meaning="how many samples a step has")
 _TOKENS = _Work(of=lambda record: credible_count(record.tokens), meaning="how many tokens a step has")
-# A GPU's worker knows them some steps late: a step's figure may be of others. Sums over many steps are right all the same.
+# A GPU's worker knows them some steps late, so that a step's figure is of earlier ones; sums over many steps are right.
 _EFFECTIVE = _Work(
     of=lambda record: credible_count(record.effective_tokens), meaning="how many of its tokens are no padding"
 )

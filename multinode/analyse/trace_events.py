@@ -27,6 +27,8 @@ _LATEST_US = 1e16
 _MOST_ELEMENTS = 1 << 50
 _MOST_DIMENSIONS = 64
 _LONGEST_NAME = 300
+# Of a wait, by which the end of the span that ended it may come after it.
+_LATE_END = 0.1
 # multinode_trace writes these marks.
 _MARK = re.compile(r"multinode step (\d{1,15}) ends")
 _GLOO = "gloo:"
@@ -299,8 +301,12 @@ def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEve
 
 def _hiding(computing: Sequence[Interval], spans: Iterable[_Event], window: Interval) -> list[Interval]:
     ends = sorted(event.end for event in spans)
-    idle = gaps(computing, window)
-    waited = [(start, end) for start, end in idle if bisect.bisect_right(ends, end) > bisect.bisect_left(ends, start)]
+    waited = [
+        (start, end)
+        for start, end in gaps(computing, window)
+        # Gloo's thread wakes who waits before it notes that its span has ended.
+        if bisect.bisect_right(ends, end + _LATE_END * (end - start)) > bisect.bisect_left(ends, start)
+    ]
     return gaps(waited, window)
 
 

@@ -5,10 +5,13 @@ Raw, as `samples` has them all; read by `parse_samples` there. Nothing is comput
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 __all__ = [
     "CallCount",
+    "Count",
     "DdpSample",
     "DeviceWaitSample",
     "GroupSample",
@@ -18,12 +21,15 @@ __all__ = [
     "TrafficSample",
 ]
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+"""What a node counts, from nothing on. A larger figure is none: sums of these stay far from what a float can hold."""
+
 
 class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="note"):
     """Something that could not be recorded, and why; `rank` is None where a sampler of the node says so."""
 
     message: str
-    rank: int | None = None
+    rank: Count | None = None
 
 
 class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model"):
@@ -44,14 +50,14 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
             `reshard_after_forward`.
     """
 
-    rank: int
+    rank: Count
     wrapper: str
-    zero_stage: int | None = None
-    parameters: int
-    trainable: int
-    dtypes: dict[str, int] = {}
-    trainable_dtypes: dict[str, int] = {}
-    accumulation: int | None = None
+    zero_stage: Count | None = None
+    parameters: Count
+    trainable: Count
+    dtypes: dict[str, Count] = {}
+    trainable_dtypes: dict[str, Count] = {}
+    accumulation: Count | None = None
     device: str | None = None
     device_name: str | None = None
     settings: dict[str, str | int | float | bool | None] = {}
@@ -67,9 +73,9 @@ class GroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         backend: `nccl` or `gloo`, as torch names it.
     """
 
-    rank: int
+    rank: Count
     group: str
-    ranks: tuple[int, ...]
+    ranks: tuple[Count, ...]
     backend: str
 
 
@@ -90,7 +96,7 @@ class CallCount(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     group: str
     size_bytes: float
-    count: int
+    count: Count
     source: str = "call"
 
 
@@ -103,8 +109,8 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         calls: what a step called; empty is nothing.
     """
 
-    rank: int
-    traffic: int
+    rank: Count
+    traffic: Count
     calls: tuple[CallCount, ...]
 
 
@@ -122,10 +128,10 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
         overlap_us: what of that passed while the backward computation went on. Exposed is `comm_us - overlap_us`.
     """
 
-    rank: int
-    step: int
-    iteration: int
-    bucket_sizes_bytes: tuple[int, ...]
+    rank: Count
+    step: Count
+    iteration: Count
+    bucket_sizes_bytes: tuple[Count, ...]
     forward_us: float
     backward_us: float
     comm_us: float
@@ -143,11 +149,11 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
         of_calls: see `calls`.
     """
 
-    rank: int
-    step: int
+    rank: Count
+    step: Count
     wait_us: float
-    calls: int
-    of_calls: int
+    calls: Count
+    of_calls: Count
 
 
 class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
@@ -161,9 +167,9 @@ class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         error: why it failed.
     """
 
-    rank: int
-    first_step: int | None = None
-    last_step: int | None = None
-    disturbed_to: int | None = None
+    rank: Count
+    first_step: Count | None = None
+    last_step: Count | None = None
+    disturbed_to: Count | None = None
     file: str | None = None
     error: str | None = None

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.core.profile_samples import (
+    Count,
     DdpSample,
     DeviceWaitSample,
     GroupSample,
@@ -51,13 +52,13 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
         begun_mono_ns: the node's monotonic clock when this worker's interpreter started.
     """
 
-    rank: int
-    local_rank: int
-    world_size: int
+    rank: Count
+    local_rank: Count
+    world_size: Count
     time_s: float
     source: str
     versions: dict[str, str] = {}
-    begun_mono_ns: int | None = None
+    begun_mono_ns: Count | None = None
 
 
 class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,10 +69,10 @@ class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
         tx_packets: likewise; None where packets are not counted (RDMA, which counts payload).
     """
 
-    tx_bytes: int
-    rx_bytes: int
-    tx_packets: int | None = None
-    rx_packets: int | None = None
+    tx_bytes: Count
+    rx_bytes: Count
+    tx_packets: Count | None = None
+    rx_packets: Count | None = None
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
@@ -95,27 +96,27 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         peak_memory_bytes: allocated on the GPU so far, else resident in the worker's process; once a second at most.
     """
 
-    rank: int
-    step: int
+    rank: Count
+    step: Count
     time_s: float
-    mono_ns: int
+    mono_ns: Count
     step_time_us: float | None = None
-    total_steps: int | None = None
-    samples: int | None = None
-    micro_steps: int | None = None
-    tokens: int | None = None
-    effective_tokens: int | None = None
+    total_steps: Count | None = None
+    samples: Count | None = None
+    micro_steps: Count | None = None
+    tokens: Count | None = None
+    effective_tokens: Count | None = None
     phases_us: dict[str, float] | None = None
-    traffic: int | None = None
+    traffic: Count | None = None
     cards: dict[str, CardBytes] | None = None
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Count | None = None
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
     """A loss that the framework logged; None is NaN or infinity: the training has diverged."""
 
-    rank: int
-    step: int
+    rank: Count
+    step: Count
     loss: float | None
 
 
@@ -129,7 +130,7 @@ class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
         train_samples_per_s: the Trainer's own: nominal, warm-up included, cluster-wide.
     """
 
-    rank: int
+    rank: Count
     time_s: float
     train_runtime_s: float | None = None
     train_samples_per_s: float | None = None
@@ -138,7 +139,7 @@ class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="exception"):
     """An exception that ended a worker."""
 
-    rank: int
+    rank: Count
     time_s: float
     type: str
     message: str
@@ -149,25 +150,25 @@ class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up."""
 
     time_s: float
-    mono_ns: int
+    mono_ns: Count
     ifname: str
-    rx_bytes: int
-    tx_bytes: int
-    rx_packets: int | None = None
-    tx_packets: int | None = None
-    rx_errors: int | None = None
-    tx_errors: int | None = None
-    rx_dropped: int | None = None
-    tx_dropped: int | None = None
+    rx_bytes: Count
+    tx_bytes: Count
+    rx_packets: Count | None = None
+    tx_packets: Count | None = None
+    rx_errors: Count | None = None
+    tx_errors: Count | None = None
+    rx_dropped: Count | None = None
+    tx_dropped: Count | None = None
 
 
 class TcpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tcp"):
     """The node's TCP counters, of all its cards together, since it started (/proc/net/snmp)."""
 
     time_s: float
-    mono_ns: int
-    sent_segments: int
-    retransmitted_segments: int
+    mono_ns: Count
+    sent_segments: Count
+    retransmitted_segments: Count
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cgroup"):
@@ -181,11 +182,11 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     """
 
     time_s: float
-    mono_ns: int
+    mono_ns: Count
     quota_cores: float | None = None
     throttled_us: float
-    periods: int
-    throttled_periods: int
+    periods: Count
+    throttled_periods: Count
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cpu"):
@@ -200,7 +201,7 @@ class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     """
 
     time_s: float
-    mono_ns: int
+    mono_ns: Count
     busy_percent: float | None = None
     iowait_percent: float | None = None
     steal_percent: float | None = None
@@ -227,8 +228,8 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     """
 
     time_s: float
-    mono_ns: int
-    index: int
+    mono_ns: Count
+    index: Count
     sm_percent: float | None = None
     memory_used_gib: float | None = None
     memory_total_gib: float | None = None
@@ -237,10 +238,10 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     sm_clock_mhz: float | None = None
     sm_clock_max_mhz: float | None = None
     temperature_c: float | None = None
-    pcie_gen: int | None = None
-    pcie_gen_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
+    pcie_gen: Count | None = None
+    pcie_gen_max: Count | None = None
+    pcie_width: Count | None = None
+    pcie_width_max: Count | None = None
     pcie_rx_gb_per_s: float | None = None
     pcie_tx_gb_per_s: float | None = None
     throttle: tuple[str, ...] = ()
@@ -263,18 +264,18 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
         index: of the message in the request.
     """
 
-    rank: int
-    local_rank: int = 0
+    rank: Count
+    local_rank: Count = 0
     collective: str
     dtype: str
     redop: str = "sum"
-    size_bytes: int
-    count: int
+    size_bytes: Count
+    count: Count
     times_us: tuple[float, ...]
-    num_wrong: int | None = None
+    num_wrong: Count | None = None
     cards: dict[str, CardBytes] | None = None
-    card_iters: int = 0
-    index: int = 0
+    card_iters: Count = 0
+    index: Count = 0
 
 
 class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="benchmark"):
@@ -288,8 +289,8 @@ class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
         device: the GPU's name, or None.
     """
 
-    rank: int
-    world_size: int
+    rank: Count
+    world_size: Count
     backend: str
     timer: str = "clock"
     device: str | None = None
@@ -298,7 +299,7 @@ class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 class NcclSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl"):
     """What NCCL wrote down about its connections in one worker: the telling lines of its log."""
 
-    rank: int
+    rank: Count
     lines: tuple[str, ...]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -128,9 +129,19 @@ def _mounts() -> list[str]:
 
 def _forget_netns_dir() -> None:
     """Undo what the first `ip netns add` on a machine does to this directory, once it is empty again."""
-    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     if _NETNS_DIR.is_dir() and not any(_NETNS_DIR.iterdir()):
-        for place in mounted:
-            if place == str(_NETNS_DIR):
-                run_program(["umount", place])
+        while _is_mount_point(_NETNS_DIR):
+            run_program(["umount", str(_NETNS_DIR)])
         _NETNS_DIR.rmdir()
+
+
+def _is_mount_point(path: Path) -> bool:
+    """Whether what can be seen there is a mount: the table also has those that another mount above them hides."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+    finally:
+        os.close(fd)
+    number = next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return any(mount[0] == number and mount[4] == str(path) for mount in mounts)

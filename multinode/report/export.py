@@ -23,13 +23,14 @@ from multinode.core.samples import (
     TcpSample,
 )
 from multinode.report.card_rates import CardRate, card_rates
+from multinode.report.foreign_text import plain
 
 __all__ = ["FILES", "csv_files"]
 
 _Row = dict[str, Any]
 
 # Where a spreadsheet begins to calculate.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 _PHASES = ("data", "forward", "backward", "optimizer", "comm")
 _NODE = ("run_id", "node", "node_rank")
 _STEP_FIELDS = ("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens")
@@ -197,4 +198,7 @@ def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> st
 
 
 def _harmless(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

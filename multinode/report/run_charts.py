@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import statistics
 from collections.abc import Iterator
 
@@ -36,11 +37,10 @@ def step_time_chart(observed: Observed) -> Figure | None:
             figure.add_trace(Scatter(x=steps, y=milliseconds, mode="lines", name=label(node.name)))
     if not figure.data:
         return None
-    first, last = min(observed.steps), observed.counted[0] if observed.counted else max(observed.steps) + 1
-    if last > first:
+    for first, last in _uncounted(observed):
         figure.add_vrect(
             x0=first - 0.5,
-            x1=last - 0.5,
+            x1=last + 0.5,
             fillcolor="rgba(128,128,128,0.18)",
             line_width=0,
             annotation_text="does not count",
@@ -81,9 +81,18 @@ def split_chart(split: StepSplit) -> Figure | None:
             )
     if not figure.data:
         return None
-    figure.update_layout(barmode="stack")
+    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_xaxes(title_text="ms of a step, median")
     return figure
+
+
+def _uncounted(observed: Observed) -> Iterator[tuple[int, int]]:
+    """Stretches of steps that do not count: first and last number of each."""
+    counted = set(observed.counted)
+    for counts, stretch in itertools.groupby(observed.steps, key=lambda number: number in counted):
+        if not counts:
+            numbers = list(stretch)
+            yield numbers[0], numbers[-1]
 
 
 def node_step_times(observed: Observed, node: ObservedNode) -> Iterator[tuple[int, float]]:

@@ -214,17 +214,24 @@ def _missing_sheet(summary: Summary) -> Sheet:
     names: dict[str, dict[str, None]] = {}
     for name, reason in _missing(summary):
         names.setdefault(reason, {})[name] = None
-    return Sheet(title="missing", rows=tuple((", ".join(named), reason) for reason, named in names.items()))
+    return Sheet(
+        title="missing",
+        columns=(Column("figure", words=True), Column("why", words=True)),
+        rows=tuple((", ".join(named), reason) for reason, named in names.items()),
+    )
 
 
 def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Those of the whole, then those of its parts that are told nowhere above, each node's by its name."""
     yield from summary.missing.items()
     known = set(summary.missing)
-    inner = [summary.split.missing, summary.trace.missing if summary.trace is not None else {}]
-    for missing in inner:
+    for missing in (summary.comm.missing, summary.split.missing, summary.trace.missing if summary.trace else {}):
         yield from ((name, reason) for name, reason in missing.items() if name not in known)
-    seen = summary.comm.in_training
-    if seen.busbw_gb_per_s is None and seen.reason and "in_training_gb_per_s" not in known:
-        yield "in_training_gb_per_s", seen.reason
+        known |= set(missing)
+    nodes: dict[tuple[str, str], list[str]] = {}
     for node in summary.nodes:
-        yield from ((f"{node.node}: {name}", reason) for name, reason in node.missing.items())
+        for told in node.missing.items():
+            nodes.setdefault(told, []).append(node.node)
+    for (name, reason), where in nodes.items():
+        everywhere = len(where) == len(summary.nodes)
+        yield name if everywhere else f"{name} ({', '.join(where)})", reason

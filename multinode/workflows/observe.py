@@ -51,7 +51,7 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
         work=directory.read(_MODEL, ModelWork) or ModelWork(),
         traces=traces,
         sweep=_latest_sweep(directory, plan),
-        missing=unread,
+        unread=unread,
     )
     directory.write("summary.json", summary)
     return summary
@@ -108,14 +108,16 @@ def _read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[in
 
 
 def _latest_sweep(directory: RunDirectory, plan: LaunchPlan) -> SweepReport | None:
-    """The newest nccl-test of the same nodes and as many workers; None where there is none that can be read."""
+    """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
     names = [node.node for node in plan.nodes]
+    links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
+    alike = (names, plan.world_size, min(links) if len(links) == len(names) else None)
     for path in reversed(list_runs(directory.path.parent)):
         try:
             report = RunDirectory(path).read(_SWEEP, SweepReport)
         except MultinodeError:
             # Of an older release: what it measured is not worth failing a run that went well.
             continue
-        if report is not None and list(report.nodes) == names and report.world_size == plan.world_size:
+        if report is not None and (list(report.nodes), report.world_size, report.link_gbit_per_s) == alike:
             return report
     return None

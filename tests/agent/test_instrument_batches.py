@@ -69,7 +69,7 @@ def test_each_kind_of_input_is_counted_for_what_it_is(worker: Worker) -> None:
     "wrapping",
     [
         "model = torch.nn.parallel.DistributedDataParallel(Net())",
-        "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(Deep(), auto_wrap_policy=every, device_id=cpu)",
+        "import torch.distributed.fsdp as f\nmodel = f.FullyShardedDataParallel(Deep(), **units)",
         "from torch.distributed.fsdp import fully_shard\nmodel = Deep()\nfully_shard(model.inner)\nfully_shard(model)",
         "from deepspeed.runtime.engine import DeepSpeedEngine\nmodel = DeepSpeedEngine(Net())",
         "model = torch.compile(torch.nn.parallel.DistributedDataParallel(Net()), backend='eager')",
@@ -84,8 +84,7 @@ def test_a_step_counts_the_batches_that_were_trained_on_once_each(worker: Worker
     )
     records = worker.run_wired(f"""{CALLS}
 from torch.utils.checkpoint import checkpoint
-cpu = torch.device('cpu')
-every = lambda module, recurse, nonwrapped_numel: True
+units = dict(device_id=torch.device('cpu'), auto_wrap_policy=lambda **_: True)
 class Deep(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -109,10 +108,25 @@ for _ in range(3):
     assert counted(records) == [(2, 4, 12, 8)] * 3
 
 
+def test_a_forward_pass_that_is_computed_again_is_no_other_batch(worker: Worker) -> None:
+    records = worker.run_wired(f"""{CALLS}
+from torch.utils.checkpoint import checkpoint
+class Saving(Net):
+    def forward(self, input_ids): return (self.weight * input_ids * self.weight).sum()
+meet()
+model = torch.nn.parallel.DistributedDataParallel(Saving())
+checkpoint(model, ids, use_reentrant=False).backward()
+step()
+""")
+    assert counted(records) == [(1, 2, 6, None)]
+
+
 def test_the_trainer_counts_each_batch_once_and_knows_its_samples_best(worker: Worker) -> None:
     records = worker.run_wired("""
 import multinode_hooks
+# A worker of none: the Trainer would want to meet the others.
 os.environ["LOCAL_RANK"] = "-1"
+del os.environ["RANK"], os.environ["WORLD_SIZE"]
 import transformers.trainer
 multinode_hooks._hook_trainer(steps, guard, transformers.trainer)
 class Net(torch.nn.Module):

@@ -1,50 +1,17 @@
-"""What workers call on torch.distributed, counted in two real processes on gloo; waits on a GPU with a stand-in."""
+"""Each collective of torch.distributed, called by two real processes on gloo, and what of it was counted."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from .traffic_workers import MEET, Recorded, train
+
 pytestmark = pytest.mark.torch
 
-DEADLINE_S = 100.0
-# Each worker installs the hooks by hand, as multinode_hooks does, and ends a step where the script says so.
-PRELUDE = """
-import os, sys
-hooks, samples, meeting, rank, watched = sys.argv[1:]
-rank, watched = int(rank), watched == "watched"
-sys.path.insert(0, hooks)
-os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-import multinode_device_waits, multinode_guard, multinode_imports, multinode_recorder, multinode_steps, multinode_traffic
-recorder = multinode_recorder.Recorder(samples, rank)
-guard = multinode_guard.Guard(recorder)
-steps = multinode_steps.Steps(recorder, guard)
-"""
-INSTALL = """
-if watched:
-    device = multinode_device_waits.DeviceWaits(steps, stream)
-    traffic = multinode_traffic.Traffic(steps, guard, device)
-    actions = [(name, guard.quietly(action)) for name, action in traffic.hooks()]
-    sys.meta_path.insert(0, multinode_imports.AfterImport(actions))
-import torch
-import torch.distributed as dist
-torch.manual_seed(0)
-"""
-CUDA_STREAM = """
-stream = multinode_device_waits.CudaStream()
-"""
-MEET = """
-dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
-"""
-LEAVE = """
-dist.destroy_process_group()
-"""
 # Every statement is one step. `x` is 10 float32: 40 bytes; `both` twice as much; `self_` and `peer` are the ranks.
 STATEMENTS = {
     "nothing": "",
@@ -89,7 +56,7 @@ STATEMENTS = {
     "the sizes of a long list": "[dist.all_reduce(torch.ones(size)) for size in range(1, 101)]",
     "what was called before": "dist.all_reduce(x)",
 }
-SCRIPT = """
+CALL_ALL = """
 import hashlib, json, threading, time, warnings
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
@@ -120,13 +87,14 @@ def coalesced():
     manager.wait()
 
 results = []
-for number, statement in enumerate(json.loads(os.environ["STATEMENTS"]), 1):
+for statement in STATEMENTS:
     x, both = torch.arange(10.0) + rank, torch.arange(20.0) * (rank + 1)
     exec(statement)
     results.append([x.tolist(), both.tolist()])
     steps.step("optimizer")
 print(hashlib.sha256(json.dumps(results).encode()).hexdigest())
 """
+SCRIPT = f"STATEMENTS = {list(STATEMENTS.values())!r}\n{CALL_ALL}"
 S, BOTH = 40, 80
 WORLD = "0"
 EXPECTED: dict[str, list[tuple[str, float, int]]] = {
@@ -168,200 +136,6 @@ EXPECTED: dict[str, list[tuple[str, float, int]]] = {
     "the sizes of a long list": [("all_reduce", 202.0, 100)],
     "what was called before": [("all_reduce", S, 1)],
 }
-
-FSDP2 = """
-import hashlib
-from torch.distributed.fsdp import fully_shard
-model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False))
-mesh = dist.init_device_mesh("cpu", (2,))
-for layer in (*model, model):
-    fully_shard(layer, mesh=mesh)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(2, 8) * (rank + 1)).sum().backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    steps.step("optimizer")
-print(hashlib.sha256(repr([p.to_local().tolist() for p in model.parameters()]).encode()).hexdigest())
-"""
-ZERO2 = """
-import hashlib, logging
-logging.disable(logging.CRITICAL)
-import deepspeed
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first, for a minute
-model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False))
-config = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 1,
-    "zero_optimization": {"stage": 2, "overlap_comm": False},
-    "zero_allow_untested_optimizer": True,
-}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-for _ in range(3):
-    engine.backward(engine(torch.ones(2, 8) * (rank + 1)).sum())
-    engine.step()
-    steps.step("deepspeed")
-print(hashlib.sha256(repr([p.tolist() for p in model.parameters()]).encode()).hexdigest())
-"""
-# Graphs as the compiler cuts them, and how many calls were counted, of functions that a compiler knows, or breaks at.
-COMPILED = """
-import json
-import torch.distributed._functional_collectives as functional
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-def rewritten(x):
-    y = x * 2
-    dist.all_reduce(y)
-    return y + 1
-
-def gathered(x):
-    y = torch.empty_like(x)
-    dist.all_gather_into_tensor(y, x * 2)
-    return y + 1
-
-def broken(x):
-    y = x * 2
-    dist.broadcast(y, 0)
-    return y + 1
-
-def asynchronous(x):
-    y = x * 2
-    dist.all_reduce(y, async_op=True).wait()
-    return y + 1
-
-def inlined(x):
-    return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
-
-graphs = []
-
-def backend(graph, _inputs):
-    graphs.append([getattr(node.target, "__name__", str(node.target)) for node in graph.graph.nodes if node.op == "call_function"])
-    return graph
-
-for function in (rewritten, gathered, broken, asynchronous, inlined):
-    torch._dynamo.reset()
-    graphs.append(function.__name__)
-    compiled = torch.compile(function, backend=backend, fullgraph=function in (rewritten, gathered, inlined))
-    for size in (3, 3, 4, 5):
-        assert compiled(torch.ones(size)).tolist() == [3.0] * size
-    steps.step("optimizer")
-print(json.dumps(graphs))
-"""
-# A stream whose events come to pass three steps later, 0.5 ms after each other; and a tensor that says it is on a GPU.
-FAKE_STREAM = """
-class Event:
-    made = []
-    def __init__(self):
-        self.made.append(self)
-    def record(self):
-        stream.now += 1
-        self.at, self.over = stream.now, steps.count + 3
-    def query(self):
-        return steps.count >= self.over
-    def elapsed_time(self, end):
-        assert self.query() and end.query()
-        return (end.at - self.at) * 0.5
-
-class Stream:
-    now, current = 0, True
-    def in_use(self): return True
-    def is_current(self): return self.current
-    def event(self): return Event()
-
-stream = Stream()
-"""
-ON_GPU = """
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-class OnGpu(torch.Tensor):
-    is_cuda = True
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-x = torch.ones(10).as_subclass(OnGpu)
-
-def step(*calls):
-    for call in calls:
-        call()
-    steps.step("optimizer")
-
-step(lambda: dist.all_reduce(x), lambda: dist.all_reduce(x))
-step(lambda: dist.all_reduce(x, async_op=True).wait())
-stream.current = False
-step(lambda: dist.all_reduce(x))
-stream.current = True
-step(*[lambda: dist.all_reduce(x)] * 600)
-for _ in range(4):
-    step()
-print(len(Event.made))
-"""
-
-
-class Recorded(NamedTuple):
-    """What one worker printed and recorded."""
-
-    stdout: str
-    samples: list[dict[str, Any]]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [sample for sample in self.samples if sample["kind"] == kind]
-
-    def calls(self, *fields: str) -> list[list[tuple[Any, ...]]]:
-        """Of each step, those fields of what it called."""
-        records = {record["traffic"]: record["calls"] for record in self.of("traffic")}
-        assert sorted(records) == list(range(len(records)))
-        return [
-            [tuple(call[field] for field in fields) for call in records[step["traffic"]]] for step in self.of("step")
-        ]
-
-
-def train(
-    folder: Path, archive: Path, script: str, *, watched: bool = True, workers: int = 2, stream: str = CUDA_STREAM
-) -> list[Recorded]:
-    """Run the script in so many workers; none may fail, and none may say a word of trouble."""
-    samples = folder / ("watched" if watched else "bare")
-    samples.mkdir()
-    hooks = archive / "multinode_agent" / "instrument"
-    environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "STATEMENTS": json.dumps(list(STATEMENTS.values())),
-    }
-    begin = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        PRELUDE + stream + INSTALL + script + LEAVE,
-        str(hooks),
-        str(samples),
-    ]
-    running = [
-        subprocess.Popen(
-            [*begin, str(samples / "meeting"), str(rank), "watched" if watched else "bare"],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(workers)
-    ]
-    try:
-        done = [process.communicate(timeout=DEADLINE_S) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for process, (_stdout, stderr) in zip(running, done, strict=True):
-        assert process.returncode == 0, stderr
-        assert "multinode:" not in stderr
-    return [Recorded(stdout, _read(samples / f"rank-{rank}.jsonl")) for rank, (stdout, _) in enumerate(done)]
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -425,51 +199,3 @@ def test_what_the_collectives_compute_is_the_same_without_hooks(
     bare = train(tmp_path, archive, MEET + SCRIPT, watched=False)
     assert [worker.stdout for worker in called] == [worker.stdout for worker in bare]
     assert bare[0].of("traffic") == []
-
-
-def test_fsdp2_gathers_twice_and_reduces_once_and_its_clipping_is_seen(tmp_path: Path, archive: Path) -> None:
-    watched = train(tmp_path, archive, MEET + FSDP2)
-    bare = train(tmp_path, archive, MEET + FSDP2, watched=False)
-    assert [worker.stdout for worker in watched] == [worker.stdout for worker in bare]
-    first, second = 4 * 8 * 16, 4 * 16 * 4
-    assert watched[0].calls("op", "size_bytes", "count")[1:] == 2 * [
-        [
-            ("all_gather", second, 2),
-            ("all_gather", first, 2),
-            ("all_reduce", 8, 1),
-            ("reduce_scatter", second, 1),
-            ("reduce_scatter", first, 1),
-        ]
-    ]
-
-
-def test_deepspeed_takes_the_functions_that_count(tmp_path: Path, archive: Path) -> None:
-    (worker, _) = train(tmp_path, archive, MEET + ZERO2)
-    gradients = 4 * (8 * 16 + 16 * 4)
-    flags = ("all_reduce", 4, 1)
-    assert worker.calls("op", "size_bytes", "count")[1:] == 2 * [
-        [("all_gather", gradients, 1), flags, ("all_reduce", gradients, 1)]
-    ]
-
-
-def test_what_is_compiled_is_compiled_as_ever_and_what_is_not_is_counted(tmp_path: Path, archive: Path) -> None:
-    (watched,) = train(tmp_path, archive, COMPILED, workers=1)
-    (bare,) = train(tmp_path, archive, COMPILED, watched=False, workers=1)
-    assert json.loads(watched.stdout) == json.loads(bare.stdout)
-    rewritten, gathered, broken, asynchronous, inlined = watched.calls("op", "count")
-    assert (rewritten, gathered, inlined) == ([], [], [])
-    assert sum(count for _op, count in broken) == sum(count for _op, count in asynchronous) == 4
-
-
-def test_waits_of_the_computing_stream_are_recorded_when_they_are_over(tmp_path: Path, archive: Path) -> None:
-    (worker,) = train(tmp_path, archive, ON_GPU, workers=1, stream=FAKE_STREAM)
-    waits = [
-        tuple(record[field] for field in ("step", "wait_us", "calls", "of_calls"))
-        for record in worker.of("device_wait")
-    ]
-    # The third step's call was on another stream; of the fourth one, as many were timed as are kept.
-    assert waits == [(1, 1000.0, 2, 2), (2, 500.0, 1, 1), (4, 256_000.0, 512, 600)]
-    assert all("comm" not in step["phases_us"] for step in worker.of("step")[:1])
-    recorded_at = [sample["kind"] for sample in worker.samples if sample["kind"] in {"step", "device_wait"}]
-    assert recorded_at.index("device_wait") > 3
-    assert int(worker.stdout) == 2 * 512

@@ -7,14 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.machine_use import CardUse, GpuUse, NodeUse, use_of
+from multinode.analyse.machine_use import CardUse, NodeUse, use_of
 from multinode.analyse.observed import ObservedNode, observe
 from multinode.core.profile_samples import NoteSample
 from multinode.core.samples import (
     CardBytes,
     CgroupSample,
     CpuSample,
-    GpuSample,
     NicSample,
     Sample,
     StepSample,
@@ -249,97 +248,6 @@ def test_segments_sent_again_are_a_part_of_all_that_were_sent() -> None:
     assert used(*tcp((7, 0), (7, 0))).missing["retransmitted_share"] == "nothing was sent"
     assert used(*tcp((7, 3), (9, 1))).missing["retransmitted_share"] == "the counter went backwards"
     assert used().missing["retransmitted_share"] == "sampled less than twice"
-
-
-def gpus(index: int = 0, **figures: Callable[[int], Any]) -> list[GpuSample]:
-    return [
-        GpuSample(
-            time_s=0,
-            mono_ns=moment * SECOND,
-            index=index,
-            **{name: figure(moment) for name, figure in figures.items()},
-        )
-        for moment in range(32)
-    ]
-
-
-def test_a_gpu_over_the_steps_that_count() -> None:
-    use = used(
-        *gpus(
-            index=7,
-            sm_percent=lambda moment: 98 if moment >= START_S else 0,
-            memory_used_gib=lambda moment: 20.0 if moment == 18 else 30.0 if moment == 2 else 18.0,
-            memory_total_gib=lambda _: 24.0,
-            power_w=lambda moment: 300.0 if moment >= START_S else 20.0,
-            power_limit_w=lambda _: 450.0,
-            sm_clock_mhz=lambda _: 2520.0,
-            sm_clock_max_mhz=lambda _: 3105.0,
-            temperature_c=lambda moment: 83.0 if moment == 22 else 70.0,
-            energy_j=lambda moment: 1e6 + (300.0 * moment if moment >= START_S else 0.0),
-            throttle=lambda moment: ("sw_power_cap", "hw_slowdown") if moment % 4 == 0 else ("sw_power_cap",),
-        )
-    )
-    (gpu,) = use.gpus
-    assert gpu.energy_j == pytest.approx(4500.0)
-    assert msgspec.structs.replace(gpu, energy_j=None) == GpuUse(
-        index=7,
-        sm_percent=98,
-        peak_memory_gib=20.0,
-        memory_total_gib=24.0,
-        power_w=300.0,
-        power_limit_w=450.0,
-        sm_clock_mhz=2520.0,
-        sm_clock_max_mhz=3105.0,
-        temperature_c=83.0,
-        throttle={"sw_power_cap": 1.0, "hw_slowdown": 4 / 16},
-    )
-
-
-def linked(gen: int, width: int, load: float | None) -> list[GpuSample]:
-    """A link that is like this now and then, and at its best otherwise; it could have gen 4 x16."""
-    return gpus(
-        pcie_gen=lambda moment: gen if moment % 3 == 0 else 4,
-        pcie_width=lambda moment: width if moment % 3 == 0 else 16,
-        pcie_gen_max=lambda _: 4,
-        pcie_width_max=lambda _: 16,
-        sm_percent=lambda moment: load if moment % 3 == 0 else 99,
-    )
-
-
-@pytest.mark.parametrize(
-    ("gen", "width", "load", "words", "reduced"),
-    [
-        (3, 8, 97, "gen 3 x8 of gen 4 x16", True),
-        (3, 16, 97, "gen 3 x16 of gen 4 x16", False),
-        # A link that sleeps while nothing is computed.
-        (1, 16, 0, "gen 4 x16 of gen 4 x16", False),
-        (99, 8, 97, "gen 4 x16 of gen 4 x16", False),
-    ],
-)
-def test_the_slowest_link_under_load_is_the_one_that_counts(
-    gen: int,
-    width: int,
-    load: float,
-    words: str,
-    reduced: bool,  # noqa: FBT001 - a column of the table above
-) -> None:
-    (gpu,) = used(*linked(gen, width, load)).gpus
-    assert (gpu.pcie, gpu.pcie_reduced) == (words, reduced)
-
-
-def test_a_gpu_that_says_the_impossible_says_nothing() -> None:
-    use = used(
-        *gpus(
-            sm_percent=lambda moment: 300 if moment == 20 else 50,
-            power_w=lambda _: -5.0,
-            temperature_c=lambda _: 60,
-            energy_j=lambda moment: 1000.0 - moment,
-        )
-    )
-    (gpu,) = use.gpus
-    assert (gpu.sm_percent, gpu.power_w, gpu.energy_j, gpu.temperature_c) == (None, None, None, 60)
-    assert use.missing["gpu 0 power_w"] == "what it says cannot be true"
-    assert use.missing["gpu 0 energy_j"] == "the counter went backwards"
 
 
 def test_why_there_is_no_gpu_is_said_by_the_sampler_itself() -> None:

@@ -8,9 +8,9 @@ import pytest
 from multinode.core.collective_test import CollectiveTest, sweep_messages
 from multinode.core.command import Command
 from multinode.core.plan import LaunchPlan, NodePlan
-from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.profile_samples import DdpSample, ModelSample
-from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, StepSample, WorkerSample
+from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample, WorkerSample
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
 
@@ -102,7 +102,8 @@ def test_a_clock_that_stands_still_or_another_card_gives_no_rate(second: NicSamp
 def test_two_cards_that_are_sampled_in_turn_have_their_rates_and_the_busier_one_is_shown() -> None:
     quiet, busy = [nic(10**9, 0, 0, "eth1"), nic(2 * 10**9, 1, 1, "eth1")], [nic(10**9, 0, 0), nic(2 * 10**9, 125, 250)]
     node = advance_node(NODE, [sample for pair in zip(busy, quiet, strict=True) for sample in pair])
-    assert (node.net_in_gbit_per_s, node.net_out_gbit_per_s) == (pytest.approx(1e-6), pytest.approx(2e-6))
+    assert node.net_in_gbit_per_s == pytest.approx(1e-6)
+    assert node.net_out_gbit_per_s == pytest.approx(2e-6)
     linked = msgspec.structs.replace(node, link_gbit_per_s=8e-6)
     assert linked.link_share == pytest.approx(0.25)
     assert node.link_share is None
@@ -149,7 +150,7 @@ def test_exposed_communication_is_that_of_the_worker_that_waited_least() -> None
             overlap_us=50,
         )
 
-    steps = [step(number, rank=rank) for number in (1, 2) for rank in (2, 3)]
+    steps: list[Sample] = [step(number, rank=rank) for number in (1, 2) for rank in (2, 3)]
     counters = [ddp(2, 1, 300), ddp(2, 2, 500), ddp(3, 1, 100), ddp(3, 2, 300), ddp(99, 1, 0)]
     # Whether the counters or the step are written first is the recorder's choice.
     for samples in ([*steps, *counters], [*counters, *steps]):

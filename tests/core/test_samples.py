@@ -81,3 +81,9 @@ def test_a_step_has_what_was_metered_and_what_was_not_is_none() -> None:
 )
 def test_a_torn_or_foreign_line_is_passed_over_and_its_neighbours_are_kept(line: bytes) -> None:
     assert len(parse(STEP, line, STEP)) == 2
+
+
+@pytest.mark.parametrize("count", ["-1", "9" * 400, "1e400", "1.5"])
+def test_a_count_that_cannot_be_is_no_sample(count: str) -> None:
+    line = f'{{"kind": "nic", "time_s": 1, "mono_ns": 2, "ifname": "eth0", "rx_bytes": {count}, "tx_bytes": 4}}'
+    assert list(parse_samples([line.encode()])) == []

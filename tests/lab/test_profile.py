@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.seen_strategy import theory
+from multinode.analyse.seen_theory import theory
 from multinode.core.plan import LaunchPlan
 from multinode.lab.faults import Fault
-from multinode.lab.faults.kinds import LinkSlow
-from multinode.lab.spec import Lab
+from multinode.lab.faults.kinds import Cpu, LinkSlow
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.observe import observe_run
 from tests.lab.launching import REPOSITORY, Command
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(400), pytest.mark.usefixtures("lab")]
 
 TRAIN = str(Path(__file__).with_name("train_mlp.py"))
 LAUNCH = ("launch", "--hosts", "lab", "--no-check", "--json", "--env", "DS_ACCELERATOR=cpu")
@@ -30,12 +29,12 @@ STEPS = 30
 
 
 @pytest.fixture
-def command(lab: Lab, tmp_path: Path) -> Command:
+def command(tmp_path: Path) -> Command:
     return Command(tmp_path / "runs")
 
 
 @pytest.fixture
-def rate(lab: Lab) -> Iterator[Callable[[str], None]]:
+def rate() -> Iterator[Callable[[str], None]]:
     """Sets the rate of all nodes; they get back what they had."""
 
     def change(value: str) -> None:
@@ -46,7 +45,7 @@ def rate(lab: Lab) -> Iterator[Callable[[str], None]]:
     change("1gbit")
 
 
-def train(command: Command, *options: str, **arguments: str | int | float) -> dict[str, Any]:
+def train(command: Command, *options: str, **arguments: str | float) -> dict[str, Any]:
     """The summary of a run of train_mlp.py that went well."""
     words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     done = command.run(*LAUNCH, *options, "--", TRAIN, *words)

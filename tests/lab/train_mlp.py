@@ -1,4 +1,4 @@
-"""A training that a test shapes: how the model is spread over the workers, accumulation, a slow loader, a hook's faults.
+"""A training that a test shapes: how the model is spread over the workers, accumulation, a slow loader.
 
 Run under torchrun, on CPUs. Knows nothing of multinode; prints the parameters' sum, so that two runs can be compared.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 
@@ -20,7 +21,13 @@ from torch.utils.data import DataLoader, Dataset
 INPUTS = 64
 
 
-class MadeUp(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+def say(text: str) -> None:
+    """A line on stdout, now."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+class MadeUp(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[misc]  # no types of torch
     """Samples without end; each takes a while to come, where that is asked for."""
 
     def __init__(self, sleep_s: float) -> None:
@@ -61,10 +68,10 @@ def main() -> None:
     model = nn.Sequential(*layers, nn.Linear(arguments.width, 1))
     trainer = _train_deepspeed if arguments.strategy.startswith("zero") else _train_torch
     total = trainer(model, iter(loader), arguments)
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: parameters sum to {total:.9f}")
+    say(f"rank {dist.get_rank()} of {dist.get_world_size()}: parameters sum to {total:.9f}")
     if arguments.count_collectives:
         world = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - nobody else counts them
-        print(f"rank {dist.get_rank()} issued {world._get_sequence_number_for_group()}")  # noqa: SLF001 - likewise
+        say(f"rank {dist.get_rank()} issued {world._get_sequence_number_for_group()}")  # noqa: SLF001 - likewise
     dist.destroy_process_group()
 
 
@@ -73,7 +80,7 @@ def _train_torch(
 ) -> float:
     spread: nn.Module = model
     if arguments.strategy == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - older torch has none
 
         for layer in model:
             if isinstance(layer, nn.Linear):
@@ -92,15 +99,15 @@ def _train_torch(
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"step {step} of {arguments.steps}: loss {loss.item():.6f}", flush=True)
+            say(f"step {step} of {arguments.steps}: loss {loss.item():.6f}")
     parameters = (getattr(parameter, "full_tensor", lambda one=parameter: one)() for parameter in model.parameters())
-    return sum(parameter.double().sum().item() for parameter in parameters)
+    return float(sum(parameter.double().sum().item() for parameter in parameters))
 
 
 def _train_deepspeed(
     model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
 ) -> float:
-    import deepspeed
+    import deepspeed  # noqa: PLC0415 - takes seconds, and changes what torch does
 
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     config = {
@@ -126,7 +133,7 @@ def _train_deepspeed(
             engine.backward(loss)
             engine.step()
         if dist.get_rank() == 0:
-            print(f"step {step} of {arguments.steps}: loss {loss.item():.6f}", flush=True)
+            say(f"step {step} of {arguments.steps}: loss {loss.item():.6f}")
     return float(loss.item())
 
 

@@ -22,6 +22,14 @@ def test_the_step_time_has_a_line_a_node_and_what_does_not_count_is_shaded() -> 
     assert (shade.x0, shade.x1) == (0.5, seen.counted[0] - 0.5)
 
 
+def test_steps_that_do_not_count_are_shaded_wherever_they_are() -> None:
+    seen = observed()
+    slowed = tuple(number for number in seen.counted if number not in {20, 21})
+    figure = step_time_chart(msgspec.structs.replace(seen, counted=slowed))
+    assert figure is not None
+    assert [(shade.x0, shade.x1) for shade in figure.layout.shapes] == [(0.5, slowed[0] - 0.5), (19.5, 21.5)]
+
+
 def test_a_long_training_is_drawn_by_few_points() -> None:
     figure = step_time_chart(observed(gpus=False, steps=5000))
     assert figure is not None

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives import CollectiveRow
+from multinode.analyse.observed import observe
 from multinode.analyse.summary import Summary
 from multinode.analyse.sweep import SweepReport
 from multinode.analyse.sweep_verdict import Verdict
@@ -101,9 +102,8 @@ def test_the_same_run_gives_the_same_page(page: str) -> None:
 
 def test_a_run_without_samples_has_a_page_that_says_so() -> None:
     bare = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})
-    silent = msgspec.structs.replace(
-        WHOLE.observed, nodes=tuple(msgspec.structs.replace(node, samples=()) for node in observed().nodes)
-    )
+    seen = observed()
+    silent = observe(RUN.run_id, [msgspec.structs.replace(node, samples=()) for node in seen.nodes])
     for run in (ReportedRun(run=RUN), ReportedRun(run=RUN, summary=bare, observed=silent)):
         read = _Read(run_page([run]))
         assert "Nothing was recorded of this run" in read.text
@@ -133,7 +133,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         nodes=("box1", "box2"),
         test=CollectiveTest(messages=sweep_messages(["all_reduce"], (1 << 20,))),
         rows=rows,
-        verdict=Verdict(kind="normal", text="this is what the link carries"),
+        verdict=Verdict(text="this is what the link carries"),
         directory="/r",
     )
     read = _Read(run_page([ReportedRun(run=RUN, sweep=sweep)]))

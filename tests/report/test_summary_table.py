@@ -8,6 +8,7 @@ from rich.console import Console
 
 from multinode.analyse.machine_use import CardUse, NodeUse
 from multinode.analyse.seen_traffic import SeenCall
+from multinode.analyse.step_split import StepSplit
 from multinode.analyse.summary import Comm, Summary
 from multinode.report.summary_table import summary_tables
 from tests.report.observing import SUMMARY
@@ -53,7 +54,7 @@ def test_every_figure_stands_there_with_its_unit_and_the_rule_beside_it() -> Non
         "exposed by DDP's counters",
     ):
         assert said in text
-    assert "125.80 126.30 127.10".split() in [one.split() for one in text.splitlines()]
+    assert ["125.80", "126.30", "127.10"] in [one.split() for one in text.splitlines()]
 
 
 def test_the_parts_of_a_step_are_in_ms_in_percent_and_as_bars() -> None:
@@ -74,19 +75,43 @@ def test_a_reason_is_told_once_for_all_that_it_takes_away() -> None:
     text = shown(SUMMARY, width=200)
     assert text.count("the Trainer did not end") == 1
     assert "trainer_samples_per_s, all_steps_samples_per_s" in text
-    assert line(text, "box2:", "cpu_steal_percent") == "this kernel does not say".split()
+    assert line(text, "cpu_steal_percent", "(box2)") == ["this", "kernel", "does", "not", "say"]
+
+
+def test_many_names_leave_room_for_the_reason() -> None:
+    names = [f"a_figure_of_a_long_name_{number}" for number in range(6)]
+    text = shown(msgspec.structs.replace(BARE, missing=dict.fromkeys(names, "there is no counter that tells it")))
+    assert "there is no counter" in text
+    assert all(name in text for name in names)
+
+
+def test_a_figure_that_every_node_lacks_is_told_once() -> None:
+    nodes = tuple(NodeUse(node=f"n{at}", node_rank=at, ranks=(at,), missing={"gpus": "no NVML"}) for at in range(8))
+    assert line(shown(msgspec.structs.replace(BARE, nodes=nodes)), "gpus") == ["no", "NVML"]
+
+
+def test_what_a_part_could_not_tell_is_missing_as_well() -> None:
+    summary = msgspec.structs.replace(
+        BARE, comm=Comm(missing={"overlap": "nothing told it"}), split=StepSplit(missing={"data_ms": "no loader"})
+    )
+    text = shown(summary)
+    assert line(text, "overlap") == ["nothing", "told", "it"]
+    assert line(text, "data_ms") == ["no", "loader"]
 
 
 def test_without_a_peak_there_is_no_share_of_it_and_the_reason_in_its_place() -> None:
+    assert SUMMARY.utilisation is not None
     used = msgspec.structs.replace(SUMMARY.utilisation, mfu=None, hfu=None, denominator="the peak is not known")
     text = shown(msgspec.structs.replace(SUMMARY, utilisation=used), width=200)
-    assert line(text, "MFU,", "HFU") == ["-:", *"the peak is not known".split()]
+    assert line(text, "MFU,", "HFU") == ["-:", *["the", "peak", "is", "not", "known"]]
     assert "51.2 a GPU for the model" in text
 
 
 def test_a_run_of_which_nothing_is_known_shows_why_and_no_empty_table() -> None:
     assert [one.strip() for one in shown(BARE).splitlines()] == [
         "missing",
+        "figure         why",
+        "\u2500" * 40,
         "samples_per_s  no worker recorded a step",
     ]
 

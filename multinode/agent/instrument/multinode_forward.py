@@ -7,7 +7,7 @@ torch.compile decides by the function `forward` what it traces, and must find th
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from multinode_imports import Action
 
@@ -66,9 +66,9 @@ def _is_wrapper(compiled: Any) -> bool:
 
 
 def _call_of(owner: Any) -> Callable[..., Any]:
-    own = vars(owner).get("__call__")
+    own: Optional[Callable[..., Any]] = vars(owner).get("__call__")
     if own is not None:
-        return own  # type: ignore[no-any-return]  # a stranger's class
+        return own
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it becomes the class's
         return super(owner, self).__call__(*args, **kwargs)
