@@ -26,7 +26,8 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
     """What holds the training up most.
 
     Attributes:
-        kind: `network`, `straggler`, `data`, `host` or `compute`: nothing but its own work holds it up; `unknown`.
+        kind: `network`, `straggler`, `data`, `host`; `compute`: nothing but its own work holds it up;
+            `no_communication`: each worker trains alone; or `unknown`.
         share: of the step that it takes.
         sentence: with its figures, for people.
     """

@@ -28,7 +28,7 @@ _OFTEN = 0.7
 # By chance one of two is the late one in 7 of 10 steps every third time: its lateness has to stand out from its own
 # scatter, too, by this many standard errors. Few steps tell little of the scatter: as if there were three fewer, chance
 # does that about once in a thousand nodes, as Student's t has it.
-_ERRORS = 3.5
+_ERRORS = 4
 _FEWER = 3
 _LEAST_STEPS = 4
 

@@ -146,10 +146,11 @@ def summarise(
     used = utilisation_of(work or ModelWork(), observed, speed)
     model = _model(observed)
     times_us = [_time_us(workers) for workers in observed.counted_steps]
+    strategy = recognise(observed)
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
     return Summary(
         run_id=observed.run_id,
-        strategy=recognise(observed),
+        strategy=strategy,
         world_size=observed.world_size,
         steps=len(observed.steps),
         steady_steps=len(observed.counted),
@@ -170,13 +171,20 @@ def summarise(
         last_loss=losses[-1].loss if losses else None,
         comm=_comm(seen, split, _in_training(observed, trace, sweep)),
         split=split,
-        bottleneck=find_bottleneck(split, stragglers),
+        bottleneck=_bottleneck(strategy, split, stragglers),
         stragglers=stragglers,
         nodes=uses,
         utilisation=None if isinstance(used, str) else used,
         trace=trace,
         missing=_missing(observed, speed, used) | _missing_losses(losses) | _notes(observed) | dict(unread or {}),
     )
+
+
+def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler]) -> Bottleneck:
+    """Workers that train alone are held up by nobody, and that is the trouble."""
+    if strategy.startswith("no communication"):
+        return Bottleneck(kind="no_communication", sentence=strategy)
+    return find_bottleneck(split, stragglers)
 
 
 def _time_us(workers: Mapping[int, StepSample]) -> float:

@@ -28,12 +28,14 @@ def tell_result(launched: Launched, *, as_json: bool, codes: dict[str, int] | No
 
 def _print_result(launched: Launched) -> None:
     from multinode.cli.output import print_failure
-    from multinode.report.launch_document import launch_sentence
+    from multinode.report.launch_document import launch_sentence, launch_verdict
 
     run = launched.run
     if run.first_failure is not None:
         print_failure(run.first_failure, str(launched.directory))
     typer.echo(launch_sentence(run, launched.summary))
+    for line in launch_verdict(launched.summary):
+        typer.echo(line)
     if run.status == "running":
         typer.echo(f"it goes on: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}", err=True)
     typer.echo(f"everything of it: {launched.directory}", err=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.analyse.bottleneck import Bottleneck
 from multinode.analyse.spread import Spread
+from multinode.analyse.stragglers import Straggler
 from multinode.analyse.summary import Summary
 from multinode.core.run import Failure, NodeRun, Run
 from multinode.core.stall import Stall
+from multinode.report.foreign_text import plain
 from multinode.units import format_duration
 
-__all__ = ["LaunchDocument", "launch_document", "launch_sentence"]
+__all__ = ["LaunchDocument", "launch_document", "launch_sentence", "launch_verdict"]
 
 
 class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,9 @@ class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     all_steps_samples_per_s: float | None
     first_loss: float | None
     last_loss: float | None
+    strategy: str
+    bottleneck: Bottleneck | None
+    stragglers: tuple[Straggler, ...]
     missing: dict[str, str]
     duration_s: float | None
     stalls: tuple[Stall, ...]
@@ -58,6 +64,9 @@ def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocumen
         all_steps_samples_per_s=summary.all_steps_samples_per_s,
         first_loss=summary.first_loss,
         last_loss=summary.last_loss,
+        strategy=summary.strategy,
+        bottleneck=summary.bottleneck,
+        stragglers=summary.stragglers,
         missing=summary.missing,
         duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
         stalls=run.stalls,
@@ -79,3 +88,11 @@ def launch_sentence(run: Run, summary: Summary) -> str:
         words.append(f"loss {summary.first_loss:.3g} to {summary.last_loss:.3g}")
     sentence = ", ".join(words)
     return f"{sentence} ({summary.rule})" if summary.steps else sentence
+
+
+def launch_verdict(summary: Summary) -> tuple[str, ...]:
+    """What holds the training up, and what to do about who the others wait for; nothing where that is not known."""
+    found = summary.bottleneck
+    lines = [found.sentence] if found is not None and found.kind != "unknown" else []
+    lines += [f"the others wait for {late.node}: {late.hint}" for late in summary.stragglers if late.hint]
+    return tuple(plain(line) for line in lines)

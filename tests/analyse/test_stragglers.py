@@ -14,7 +14,7 @@ from multinode.analyse.step_split import split_steps
 from multinode.analyse.stragglers import Straggler, find_stragglers
 from multinode.core.profile_samples import DdpSample
 from multinode.core.samples import Sample
-from tests.analyse.made_up_steps import MadeUp, always, changed
+from tests.analyse.made_up_steps import Duration, MadeUp, always, changed
 
 FOUR = ((0,), (1,), (2,), (3,))
 TWO_BY_TWO = ((0, 1), (2, 3))
@@ -100,18 +100,28 @@ def test_one_slow_worker_on_a_single_node_is_found_beside_the_others() -> None:
 
 @pytest.mark.parametrize("steps", [10, 20, 60])
 @pytest.mark.parametrize("nodes", [2, 4])
+def test_nodes_that_take_turns_at_random_are_hardly_ever_stragglers(steps: int, nodes: int) -> None:
+    """Chance makes one node late again and again, now and then: in one run of forty at the most."""
+    blamed = 0
+    for seed in range(40):
+        jitter = _jitter(f"{steps} {nodes} {seed}", nodes, steps)
+        blamed += bool(find(MadeUp(nodes=FOUR[:nodes], steps=steps, compute_ms=_jittery((100.0,) * nodes, jitter))))
+    assert blamed <= 1
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_nodes_that_take_turns_at_random_are_no_stragglers(steps: int, nodes: int, seed: int) -> None:
-    dice = random.Random(f"{steps} {nodes} {seed}")  # noqa: S311 - a made-up training needs no secrets
-    jitter = [[dice.uniform(0.0, 100.0) for _ in range(steps)] for _ in range(nodes)]
-    made_up = MadeUp(nodes=FOUR[:nodes], steps=steps, compute_ms=lambda rank, step: 100 + jitter[rank][step - 1])
-    assert find(made_up) == ()
-
-
-def test_a_straggler_among_jitter_is_found() -> None:
-    dice = random.Random(7)  # noqa: S311 - a made-up training needs no secrets
-    made_up = MadeUp(compute_ms=lambda rank, _: (200 if rank else 100) + dice.choice([0, 0, 0, 80]), steps=40)
+def test_a_straggler_among_jitter_is_found_in_ten_steps(seed: int) -> None:
+    made_up = MadeUp(steps=10, compute_ms=_jittery((100.0, 250.0), _jitter(f"{seed}", 2, 10)))
     assert only(find(made_up)).node == "node1"
+
+
+def _jitter(seed: str, nodes: int, steps: int) -> list[list[float]]:
+    dice = random.Random(seed)  # noqa: S311 - a made-up training needs no secrets
+    return [[dice.uniform(0.0, 100.0) for _ in range(steps)] for _ in range(nodes)]
+
+
+def _jittery(compute_ms: tuple[float, ...], jitter: list[list[float]]) -> Duration:
+    return lambda rank, step: compute_ms[rank] + jitter[rank][step - 1]
 
 
 def test_lost_records_hide_no_straggler() -> None:

@@ -4,11 +4,13 @@ import json
 
 import msgspec
 
+from multinode.analyse.bottleneck import Bottleneck
 from multinode.analyse.spread import Spread
+from multinode.analyse.stragglers import Straggler
 from multinode.analyse.summary import Summary
 from multinode.core.run import Failure, NodeRun, Run
 from multinode.core.stall import Stall
-from multinode.report.launch_document import launch_document, launch_sentence
+from multinode.report.launch_document import launch_document, launch_sentence, launch_verdict
 
 RUN = Run(
     run_id="20260102-030405-abcd",
@@ -75,3 +77,15 @@ def test_the_stalls_of_a_run_stand_in_its_document() -> None:
     assert [(one["message"], one["rank"], one["silent_s"]) for one in document["stalls"]] == [
         ("rank 1 on a is stopped", 1, 300.0)
     ]
+
+
+def test_what_holds_a_training_up_stands_below_the_sentence_and_nothing_where_it_is_not_known() -> None:
+    network = Bottleneck(kind="network", share=0.4, sentence="of 300 ms a step, 119 ms are communication")
+    late = Straggler(node="b\x1b[2J", ranks=(1,), late_ms=80.0, share=0.3, cause="cpu", hint="give it its cores back")
+    told = msgspec.structs.replace(SUMMARY, bottleneck=network, stragglers=(late,))
+    assert launch_verdict(told) == (
+        "of 300 ms a step, 119 ms are communication",
+        "the others wait for b?[2J: give it its cores back",
+    )
+    assert launch_verdict(SUMMARY) == ()
+    assert launch_verdict(msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))) == ()
