@@ -33,9 +33,9 @@ def hooks(steps: Steps, guard: Guard) -> List[Tuple[str, Action]]:
         return guard.around(call, batches.begin, batches.end)
 
     def watch_trainer(module: Any) -> None:
-        step = getattr(module.Trainer, "training_step", None)
-        if step is not None:
-            module.Trainer.training_step = guard.around(step, batches.begin_trainer, batches.end)
+        trainer: Any = getattr(module, "Trainer", None)
+        if hasattr(trainer, "training_step"):
+            trainer.training_step = guard.around(trainer.training_step, batches.begin_trainer, batches.end)
 
     return [
         *COMPILER_HOOKS,

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel's reducer sends, and how long it takes: it is C++ and calls nothing of torch.distributed.
+"""What DDP's reducer sends, and how long it takes: it is C++, and calls nothing of torch.distributed.
 
 Its own timers say how long (`_get_ddp_logging_data`); its buckets say what it sends. Buffers and Python comm hooks call
 torch.distributed and are multinode_traffic's.
@@ -92,7 +92,7 @@ class _Reductions:
         self._guard = guard
         self._traffic = traffic
         self._is_marking = False
-        self._modules: "weakref.WeakKeyDictionary[Any, _Reduced]" = weakref.WeakKeyDictionary()
+        self._modules: weakref.WeakKeyDictionary[Any, _Reduced] = weakref.WeakKeyDictionary()
 
     def before_forward(self, module: Any) -> None:
         """A forward pass begins; torch is about to read its timers of the last iteration."""

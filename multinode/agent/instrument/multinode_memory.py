@@ -33,7 +33,7 @@ def meter(interval_s: float = _INTERVAL_S) -> Callable[[int], Dict[str, Any]]:
 
 
 def _peak_bytes() -> int:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return int(cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES

@@ -48,19 +48,19 @@ def hooks(steps: Steps, guard: multinode_guard.Guard) -> List[Tuple[str, Action]
 
     sharding = functools.partial(_notice_sharded, guard, seen)
     return [
-        ("torch.nn.parallel.distributed", made("DistributedDataParallel", seen.ddp.add)),
-        ("deepspeed.runtime.engine", made("DeepSpeedEngine", seen.engines.add)),
-        ("torch.distributed.fsdp.fully_sharded_data_parallel", made("FullyShardedDataParallel", seen.fsdp.add)),
+        ("torch.nn.parallel.distributed", made("DistributedDataParallel", seen.ddp.setdefault)),
+        ("deepspeed.runtime.engine", made("DeepSpeedEngine", seen.engines.setdefault)),
+        ("torch.distributed.fsdp.fully_sharded_data_parallel", made("FullyShardedDataParallel", seen.fsdp.setdefault)),
         # Where the function is made: whoever imports it from elsewhere gets it from here. The second is torch 2.4's.
         ("torch.distributed.fsdp._fully_shard._fully_shard", sharding),
         ("torch.distributed._composable.fsdp.fully_shard", sharding),
         ("torch.optim.optimizer", functools.partial(_notice_optimizers, guard, seen)),
-        ("transformers.trainer", made("Trainer", seen.trainers.add)),
+        ("transformers.trainer", made("Trainer", seen.trainers.setdefault)),
     ]
 
 
 class _Seen:
-    """Who may say what is trained; none of them is kept alive.
+    """Who may say what is trained, in the order in which they were made; none of them is kept alive.
 
     Attributes:
         ddp: DistributedDataParallel modules.
@@ -72,12 +72,12 @@ class _Seen:
     """
 
     def __init__(self) -> None:
-        self.ddp: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        self.engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        self.fsdp: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        self.sharded: "weakref.WeakKeyDictionary[Any, Dict[str, Any]]" = weakref.WeakKeyDictionary()
-        self.optimizers: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        self.trainers: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self.ddp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.engines: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.fsdp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.sharded: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.trainers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 
 def _notice_made(guard: multinode_guard.Guard, kind: Any, noticed: Callable[[Any], None]) -> None:
@@ -140,7 +140,7 @@ class _Teller:
 class _Parameter(NamedTuple):
     """One parameter of the whole model, however it is stored."""
 
-    count: int
+    elements: int
     dtype: str
     is_trainable: bool
     device: Any
@@ -173,8 +173,8 @@ def _fields(spread: _Spread, accumulation: Optional[int]) -> Dict[str, Any]:
     return {
         "wrapper": spread.wrapper,
         "zero_stage": spread.zero_stage,
-        "parameters": sum(each.count for each in spread.parameters),
-        "trainable": sum(each.count for each in trainable),
+        "parameters": sum(each.elements for each in spread.parameters),
+        "trainable": sum(each.elements for each in trainable),
         "dtypes": _by_dtype(spread.parameters),
         "trainable_dtypes": _by_dtype(trainable),
         "accumulation": accumulation,
@@ -187,13 +187,13 @@ def _fields(spread: _Spread, accumulation: Optional[int]) -> Dict[str, Any]:
 def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
     counts: Dict[str, int] = {}
     for each in parameters:
-        counts[each.dtype] = counts.get(each.dtype, 0) + each.count
+        counts[each.dtype] = counts.get(each.dtype, 0) + each.elements
     return counts
 
 
 def _accumulation(seen: _Seen) -> Optional[int]:
     """Micro-batches a step, as the Trainer or accelerate was told; None where it was neither."""
-    for trainer in list(seen.trainers):
+    for trainer in reversed(list(seen.trainers)):
         return int(trainer.args.gradient_accumulation_steps)
     state = sys.modules.get("accelerate.state")
     if state is None:
@@ -283,12 +283,12 @@ def _spread_of_none(seen: _Seen) -> Optional[_Spread]:
 
 
 def _largest(modules: Iterable[Any]) -> Optional[Any]:
-    """The module with most parameters that are trained."""
-    return max(list(modules), key=lambda module: _trainable_count(_parameters(module)), default=None)
+    """The module with most parameters that are trained; of equals the one that was made last."""
+    return max(reversed(list(modules)), key=lambda module: _trainable_elements(_parameters(module)), default=None)
 
 
-def _trainable_count(parameters: Iterable[_Parameter]) -> int:
-    return sum(each.count for each in parameters if each.is_trainable)
+def _trainable_elements(parameters: Iterable[_Parameter]) -> int:
+    return sum(each.elements for each in parameters if each.is_trainable)
 
 
 def _parameters(*modules: Any) -> List[_Parameter]:
@@ -300,10 +300,10 @@ def _counted(parameters: Iterable[Any]) -> Iterator[_Parameter]:
     for each in parameters:
         if id(each) not in met:
             met.add(id(each))
-            yield _Parameter(_full_count(each), _dtype_name(each.dtype) or "", each.requires_grad, each.device)
+            yield _Parameter(_full_size(each), _dtype_name(each.dtype) or "", each.requires_grad, each.device)
 
 
-def _full_count(parameter: Any) -> int:
+def _full_size(parameter: Any) -> int:
     """Elements of a parameter before it was partitioned or packed; a DTensor's own count is that already."""
     partitioned = getattr(parameter, "ds_numel", None)
     if partitioned is not None:
