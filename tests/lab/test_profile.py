@@ -103,7 +103,7 @@ def test_a_node_with_little_cpu_is_a_straggler_and_no_slow_network(
     command: Command, fault: Callable[[Fault], None]
 ) -> None:
     fault(Cpu(node="node1", share=0.3))
-    found = train(command, *TWO_NODES, steps=20)
+    found = train(command, *TWO_NODES, steps=20, batch=512)
     (straggler,) = found["stragglers"]
     assert (straggler["node"], straggler["cause"]) == ("node1", "cpu")
     assert "0.3" in " ".join(straggler["evidence"])
