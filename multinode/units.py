@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 __all__ = ["format_duration", "format_rate", "format_size", "goodput_gb_per_s", "parse_rate", "parse_size"]
@@ -17,6 +18,7 @@ _SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmg]?)i?b?", re.IGNORECASE)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _MINUTE_S = 60
 _HOUR_S = 3600
+_CENTURY_S = 100 * 365 * 86400
 
 
 def parse_rate(text: str) -> float:
@@ -66,7 +68,13 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people: `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
+    """A duration for people: `12.3 s`, `4 min 05 s`, `2 h 03 min`; what is no number is `unknown`."""
+    if math.isnan(seconds):
+        return "unknown"
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if seconds >= _CENTURY_S:
+        return "over 100 years"
     if round(seconds, 1) < _MINUTE_S:
         return f"{seconds:.1f} s"
     seconds = max(seconds, _MINUTE_S)

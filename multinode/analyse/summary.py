@@ -152,7 +152,7 @@ def summarise(
         run_id=observed.run_id,
         strategy=strategy,
         world_size=observed.world_size,
-        steps=len(observed.steps),
+        steps=observed.recorded,
         steady_steps=len(observed.counted),
         rule=observed.rule,
         step_time_ms=spread_of([time_us / 1000 for time_us in times_us]) if times_us else None,

@@ -63,7 +63,25 @@ def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], No
         told = progress.stall
         show(progress)
 
-    return LiveView(say, show_and_tell)
+    return LiveView(say, _never_failing(show_and_tell, say))
+
+
+def _never_failing(show: Callable[[RunProgress], None], say: Callable[[str], None]) -> Callable[[RunProgress], None]:
+    """As `show`, until it fails; then that is told and nothing more is shown: no view is worth a training."""
+    shows = True
+
+    def show_or_leave(progress: RunProgress) -> None:
+        nonlocal shows
+        if not shows:
+            return
+        try:
+            show(progress)
+        except Exception as error:  # noqa: BLE001 - whoever follows a run stops it when its own code fails
+            shows = False
+            with contextlib.suppress(Exception):
+                say(f"the view failed, and the run goes on unseen: {error!r}")
+
+    return show_or_leave
 
 
 def _is_over(progress: RunProgress) -> bool:

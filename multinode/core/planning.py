@@ -210,6 +210,7 @@ def _is_known(node: Node, surroundings: Surroundings) -> bool:
 def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
     cwd = found.cwd if found and found.cwd else node.workdir
     first = place.node_rank * place.nproc
+    command = _command(task, place, node.env | task.surroundings.env, cwd)
     return NodePlan(
         node=node.name,
         node_rank=place.node_rank,
@@ -217,12 +218,20 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         addr=endpoint.addr,
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
-        gpus=place.gpus or (tuple(range(place.nproc)) if found and found.gpus else None),
+        gpus=place.gpus or _gpus(command.env.get("CUDA_VISIBLE_DEVICES"), place.nproc, found),
         run_dir=place.run_dir,
-        command=_command(task, place, node.env | task.surroundings.env, cwd),
+        command=command,
         files=_job_files(task.job, place.run_dir) + engine_files(task.engine, place),
         assumed=endpoint.assumed + _assumed(node, found, task),
     )
+
+
+def _gpus(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
+    """Those that the workers will use: what the user lets them see, else the first of the node's."""
+    ids = visible.split(",") if visible else []
+    if ids and all(one.isascii() and one.isdigit() for one in ids):
+        return tuple(int(one) for one in ids[:nproc])
+    return tuple(range(nproc)) if found and found.gpus else None
 
 
 def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:

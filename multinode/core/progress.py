@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.core.collective_test import CollectiveTest, time_left_s
+from multinode.core.credible import credible_reading, credible_us
 from multinode.core.plan import LaunchPlan
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.recent_steps import RECENT_STEPS, RecentSteps
@@ -16,6 +17,11 @@ from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicS
 from multinode.core.stall import Stall
 
 __all__ = ["CardProgress", "NodeProgress", "RunProgress", "advance_node", "start_progress"]
+
+# Ten years. What goes on for longer is a guess that nobody is helped by.
+_LONGEST_LEFT_S = 10 * 365 * 86400
+# Counters have headers and all, and a moment of reading is not sharp; what exceeds that is not of this link.
+_OVER_LINK = 1.05
 
 
 class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +37,9 @@ class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
     out_gbit_per_s: float | None = None
 
     @property
-    def busier_gbit_per_s(self) -> float:
-        """The busier direction; nought before it is known."""
-        return max(self.in_gbit_per_s or 0.0, self.out_gbit_per_s or 0.0)
+    def busier_gbit_per_s(self) -> float | None:
+        """The busier direction; None before it is known."""
+        return _largest([self.in_gbit_per_s, self.out_gbit_per_s])
 
 
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +59,8 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         cards: its network cards, by name.
         net_in_gbit_per_s: of the busiest card between its last two samples; `net_out_gbit_per_s` likewise. A bond and
             its cards count the same bytes, so they are not added up.
-        link_gbit_per_s: the link's rate where the card tells.
+        ifname: the card of the data plane; None is unknown.
+        link_gbit_per_s: the rate of its link, where it tells.
         gpus: their last samples, by index.
         workers: the recent steps of its workers, by rank.
         device: what they compute on, `cpu` or `cuda`; None is unknown.
@@ -73,6 +80,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     cards: dict[str, CardProgress] = {}
     net_in_gbit_per_s: float | None = None
     net_out_gbit_per_s: float | None = None
+    ifname: str | None = None
     link_gbit_per_s: float | None = None
     gpus: dict[int, GpuSample] = {}
     workers: dict[int, RecentSteps] = {}
@@ -86,7 +94,8 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.test is not None:
             return time_left_s(self.test, self.step, self.recent_us[-1])
-        return max(0, self.total_steps - self.step) * self.step_time_us / 1e6
+        left_s = max(0, self.total_steps - self.step) * self.step_time_us / 1e6
+        return left_s if left_s < _LONGEST_LEFT_S else None
 
     @property
     def step_time_us(self) -> float | None:
@@ -117,29 +126,36 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link_share(self) -> float | None:
-        """The busier direction of the network as a share of what the card says it can."""
-        rates = [rate for rate in (self.net_in_gbit_per_s, self.net_out_gbit_per_s) if rate is not None]
-        return max(rates) / self.link_gbit_per_s if rates and self.link_gbit_per_s else None
+        """The busier direction of the data plane's card as a share of what it says it can.
+
+        Another card's rate, such as an RDMA port's, is none of this link's.
+        """
+        card = self.cards.get(self.ifname) if self.ifname is not None else None
+        rate = card.busier_gbit_per_s if card is not None else None
+        if rate is None or not self.link_gbit_per_s:
+            return None
+        share = rate / self.link_gbit_per_s
+        return share if share <= _OVER_LINK else None
 
     @property
     def gpu_percent(self) -> float | None:
         """Mean SM use of the node's GPUs."""
-        return _mean([gpu.sm_percent for gpu in self.gpus.values()])
+        return _mean([credible_reading(gpu.sm_percent) for gpu in self.gpus.values()])
 
     @property
     def gpu_memory_gib(self) -> float | None:
         """Memory in use on the fullest of its GPUs, by all processes."""
-        return _largest([gpu.memory_used_gib for gpu in self.gpus.values()])
+        return _largest([credible_reading(gpu.memory_used_gib) for gpu in self.gpus.values()])
 
     @property
     def gpu_power_w(self) -> float | None:
         """What a GPU of the node draws, in the mean."""
-        return _mean([gpu.power_w for gpu in self.gpus.values()])
+        return _mean([credible_reading(gpu.power_w) for gpu in self.gpus.values()])
 
     @property
     def gpu_temperature_c(self) -> float | None:
         """The hottest of its GPUs."""
-        return _largest([gpu.temperature_c for gpu in self.gpus.values()])
+        return _largest([credible_reading(gpu.temperature_c) for gpu in self.gpus.values()])
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +201,7 @@ def start_progress(plan: LaunchPlan) -> RunProgress:
                 name=node.node,
                 node_rank=node.node_rank,
                 ranks=node.ranks,
+                ifname=node.ifname,
                 link_gbit_per_s=node.link_gbit_per_s,
                 test=plan.test,
                 total_steps=len(plan.test.messages) if plan.test else None,
@@ -222,14 +239,15 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR09
 
 
 def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
-    # A node is believed about its own workers alone.
-    if sample.rank not in node.ranks:
+    # A node is believed about its own workers alone, and a collective test has messages for steps.
+    if sample.rank not in node.ranks or node.test is not None:
         return node
     worker = node.workers.get(sample.rank, RecentSteps()).with_step(sample)
     node = msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
     if sample.rank != node.ranks[0]:
         return node
-    recent = node.recent_us if sample.step_time_us is None else (*node.recent_us, sample.step_time_us)
+    time_us = credible_us(sample.step_time_us)
+    recent = node.recent_us if time_us is None else (*node.recent_us, time_us)
     return msgspec.structs.replace(
         node,
         step=sample.step,
@@ -250,15 +268,18 @@ def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodePr
 def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
     """A message that was measured; its time is of one iteration."""
     step = sample.index + 1
-    if sample.rank != node.ranks[0] or not sample.times_us or not 0 < step <= (node.total_steps or 0):
+    if node.test is None or sample.rank != node.ranks[0] or not 0 < step <= len(node.test.messages):
         return node
-    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(sample.times_us),))
+    times_us = [time_us for time_us in map(credible_us, sample.times_us) if time_us is not None]
+    if not times_us:
+        return node
+    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(times_us),))
 
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
     before = node.cards.get(sample.ifname)
     cards = node.cards | {sample.ifname: _card(before, sample)}
-    busiest = max(cards.values(), key=lambda card: card.busier_gbit_per_s)
+    busiest = max(cards.values(), key=lambda card: card.busier_gbit_per_s or 0.0)
     return msgspec.structs.replace(
         node, cards=cards, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
     )

@@ -25,7 +25,6 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
         step: the least of their steps.
         step_time_us: median of theirs; likewise None where none is known.
         samples_per_s: their sum; likewise the two network rates.
-        link_gbit_per_s: the sum of their cards'.
     """
 
     count: int
@@ -35,7 +34,6 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None
     net_in_gbit_per_s: float | None
     net_out_gbit_per_s: float | None
-    link_gbit_per_s: float | None
 
 
 def worst_first(nodes: Sequence[NodeProgress], most: int) -> tuple[tuple[NodeProgress, ...], tuple[NodeProgress, ...]]:
@@ -59,7 +57,6 @@ def sum_up(nodes: Sequence[NodeProgress]) -> Rest:
         samples_per_s=_sum([node.samples_per_s for node in nodes]),
         net_in_gbit_per_s=_sum([node.net_in_gbit_per_s for node in nodes]),
         net_out_gbit_per_s=_sum([node.net_out_gbit_per_s for node in nodes]),
-        link_gbit_per_s=_sum([node.link_gbit_per_s for node in nodes]),
     )
 
 

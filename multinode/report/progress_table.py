@@ -25,6 +25,8 @@ _UNKNOWN = "-"
 # A table is read at a glance, a line even faster.
 _MOST_ROWS = 12
 _MOST_PARTS = 6
+# From here on a figure is wider than its column.
+_LONG = 1e9
 
 
 class _Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +51,9 @@ def _exposed(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
     return min((share for share in (node.exposed_share for node in nodes) if share is not None), default=None)
 
 
-def _rest_link_share(_nodes: Sequence[NodeProgress], rest: Rest) -> float | None:
-    rates = [rate for rate in (rest.net_in_gbit_per_s, rest.net_out_gbit_per_s) if rate is not None]
-    return max(rates) / rest.link_gbit_per_s if rates and rest.link_gbit_per_s else None
+def _link_share(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
+    known = [share for share in (node.link_share for node in nodes) if share is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _gpu_percent(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
@@ -89,7 +91,7 @@ _FIGURES = (
         of_rest=lambda _, rest: rest.net_out_gbit_per_s,
         rank=4,
     ),
-    _Figure(title="of\nlink", form="{:.0%}", of_node=lambda node: node.link_share, of_rest=_rest_link_share, rank=2),
+    _Figure(title="of\nlink", form="{:.0%}", of_node=lambda node: node.link_share, of_rest=_link_share, rank=2),
     _Figure(title="SM\n(%)", form="{:.0f}", of_node=lambda node: node.gpu_percent, of_rest=_gpu_percent, rank=5),
     _Figure(title="mem\n(GiB)", form="{:.1f}", of_node=lambda node: node.gpu_memory_gib, rank=8),
     _Figure(title="power\n(W)", form="{:.0f}", of_node=lambda node: node.gpu_power_w, rank=9),
@@ -213,4 +215,7 @@ def _step(node: NodeProgress) -> str:
 
 
 def _number(value: float | None, form: str) -> str:
-    return _UNKNOWN if value is None else form.format(value)
+    if value is None:
+        return _UNKNOWN
+    # A node may claim anything; three digits keep the other columns in sight.
+    return form.format(value) if not abs(value) >= _LONG else f"{value:.3g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from plotly.graph_objects import Bar, Figure, Scatter
 
@@ -19,6 +19,8 @@ from multinode.report.thinning import thinned
 
 __all__ = ["label", "loss_chart", "node_step_times", "split_chart", "step_time_chart"]
 
+# A browser draws each one again at every move.
+_MOST_SHADES = 20
 _COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 
 
@@ -37,15 +39,7 @@ def step_time_chart(observed: Observed) -> Figure | None:
             figure.add_trace(Scatter(x=steps, y=milliseconds, mode="lines", name=label(node.name)))
     if not figure.data:
         return None
-    for first, last in _uncounted(observed):
-        figure.add_vrect(
-            x0=first - 0.5,
-            x1=last + 0.5,
-            fillcolor="rgba(128,128,128,0.18)",
-            line_width=0,
-            annotation_text="does not count",
-            annotation_position="top left",
-        )
+    _shade(figure, list(_uncounted(observed)))
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="step time (ms)", rangemode="tozero")
     return figure
@@ -82,8 +76,26 @@ def split_chart(split: StepSplit) -> Figure | None:
     if not figure.data:
         return None
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title_text="ms of a step, median")
+    figure.update_xaxes(title_text="ms of a step, mean")
     return figure
+
+
+def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
+    """Shade stretches of steps, the longest if they are many; the first one says what that means."""
+    longest = sorted(stretches, key=lambda stretch: stretch[0] - stretch[1])[:_MOST_SHADES]
+    if not longest:
+        return
+    across: dict[str, object] = {"xref": "x", "yref": "y domain"}
+    drawn = {"type": "rect", "y0": 0, "y1": 1, "fillcolor": "rgba(128,128,128,0.18)", "line": {"width": 0}, **across}
+    said = "does not count"
+    if len(stretches) > len(longest):
+        said += f" (the {len(longest)} longest of {len(stretches)} stretches)"
+    note = {"text": said, "x": min(longest)[0] - 0.5, "xanchor": "left", "y": 1, "yanchor": "top", "showarrow": False}
+    # All at once: plotly looks at the whole figure again for each that is added.
+    figure.update_layout(
+        shapes=[{"x0": first - 0.5, "x1": last + 0.5, **drawn} for first, last in sorted(longest)],
+        annotations=[{**note, **across}],
+    )
 
 
 def _uncounted(observed: Observed) -> Iterator[tuple[int, int]]:

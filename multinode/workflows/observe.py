@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from multinode.analyse.model_work import ModelWork
@@ -12,7 +13,7 @@ from multinode.analyse.trace_events import TraceEvents, read_trace
 from multinode.core.cluster import Cluster
 from multinode.core.plan import LaunchPlan
 from multinode.core.profile_samples import TraceSample
-from multinode.core.samples import parse_samples
+from multinode.core.samples import Sample, StepSample, parse_samples
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport
@@ -22,6 +23,8 @@ __all__ = ["fetch_traces", "observe_run", "summarise_run"]
 
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
+# Of one kind and one worker, card or GPU: hours of steps, days of samples once a second.
+_MOST_RECORDS = 50_000
 
 
 def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
@@ -35,11 +38,30 @@ def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
                 ranks=node.ranks,
                 ifname=node.ifname,
                 link_gbit_per_s=node.link_gbit_per_s,
-                samples=tuple(parse_samples(directory.sample_lines(node.node_rank))),
+                samples=samples,
+                left_out=left_out,
             )
             for node in plan.nodes
+            for samples, left_out in [_latest(parse_samples(directory.sample_lines(node.node_rank)))]
         ],
     )
+
+
+def _latest(samples: Iterable[Sample]) -> tuple[tuple[Sample, ...], int]:
+    """Samples in their order, of each worker and kind the last ones alone, and how many steps of a worker went missing.
+
+    A training may go on for weeks; what all nodes recorded of it need not fit into this machine's memory.
+    """
+    kept: dict[tuple[type[Sample], int | str], deque[tuple[int, Sample]]] = {}
+    left_out: Counter[int] = Counter()
+    for place, sample in enumerate(samples):
+        whose = getattr(sample, "rank", None) or getattr(sample, "ifname", None) or getattr(sample, "index", None) or 0
+        mine = kept.setdefault((type(sample), whose), deque(maxlen=_MOST_RECORDS))
+        if len(mine) == _MOST_RECORDS and isinstance(sample, StepSample):
+            left_out[sample.rank] += 1
+        mine.append((place, sample))
+    ordered = sorted((one for mine in kept.values() for one in mine), key=lambda one: one[0])
+    return tuple(sample for _, sample in ordered), max(left_out.values(), default=0)
 
 
 def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
@@ -111,7 +133,8 @@ def _latest_sweep(directory: RunDirectory, plan: LaunchPlan) -> SweepReport | No
     """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
     names = [node.node for node in plan.nodes]
     links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
-    alike = (names, plan.world_size, min(links) if len(links) == len(names) else None)
+    # A sweep on one node crosses no link, and says of none.
+    alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
     for path in reversed(list_runs(directory.path.parent)):
         try:
             report = RunDirectory(path).read(_SWEEP, SweepReport)

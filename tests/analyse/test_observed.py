@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import msgspec
+
 from multinode.analyse.observed import Observed, ObservedNode, observe
-from multinode.core.profile_samples import TraceSample
-from multinode.core.samples import Sample, StepSample
+from multinode.core.profile_samples import ModelSample, TraceSample
+from multinode.core.samples import LossSample, Sample, StepSample
 
 
 def step(rank: int, number: int, time_us: float | None = 100_000.0) -> StepSample:
@@ -47,3 +49,26 @@ def test_where_the_profiler_slowed_all_they_all_count_and_that_is_said() -> None
 def test_a_window_that_failed_slows_nothing() -> None:
     failed = TraceSample(rank=0, error="no Kineto")
     assert of_two([*(step(0, n) for n in range(1, 11)), failed], []).counted == tuple(range(4, 11))
+
+
+def later(rank: int, number: int, moment: int) -> StepSample:
+    return msgspec.structs.replace(step(rank, number), mono_ns=moment)
+
+
+def test_of_a_worker_that_began_anew_only_the_last_training_is_looked_at() -> None:
+    model = ModelSample(rank=0, wrapper="ddp", parameters=1, trainable=1)
+    first = [later(0, n, n) for n in range(1, 31)]
+    second = [later(0, n, 100 + n) for n in range(1, 21)]
+    found = of_two([model, *first, LossSample(rank=0, step=9, loss=9.0), *second], [step(1, n) for n in range(1, 21)])
+    assert list(found.steps) == list(range(1, 21))
+    assert {found.steps[n][0].mono_ns for n in found.steps} == set(range(101, 121))
+    assert found.of(ModelSample) == [model]
+    assert found.of(LossSample) == []
+    assert "an earlier training" in found.rule
+
+
+def test_steps_that_were_too_many_to_look_at_are_counted_and_told() -> None:
+    long = msgspec.structs.replace(node("a", 0, *(step(0, n) for n in range(981, 1001))), left_out=980)
+    found = observe("r", [long])
+    assert (found.recorded, len(found.steps)) == (1000, 20)
+    assert "of 1000 steps the last 20" in found.rule

@@ -32,3 +32,11 @@ def test_a_quiet_view_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> 
     with live_view(quiet=True) as view:
         view.show(STALLED)
     assert capsys.readouterr().err == ""
+
+
+def test_a_view_that_fails_is_told_once_and_does_not_reach_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    impossible = msgspec.structs.replace(RUNNING, elapsed_s="not a number")
+    with live_view() as view:
+        view.show(impossible)
+        view.show(RUNNING)
+    assert capsys.readouterr().err.count("the view failed, and the run goes on unseen") == 1

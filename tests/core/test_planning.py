@@ -229,3 +229,12 @@ def test_a_window_of_the_profiler_is_on_the_first_worker_of_each_node_or_where_i
 def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchOptions, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         plan_launch(TWO_4090, SCRIPT, {}, "r", options)
+
+
+def test_gpus_that_the_user_lets_the_workers_see_are_those_that_are_sampled() -> None:
+    cluster = Cluster(nodes=(Node(name="box1", slots=2),), source="h")
+    facts = {"box1": FACTS["box1"]}
+    around = Surroundings(env={"CUDA_VISIBLE_DEVICES": "5,7,1"})
+    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(surroundings=around)).nodes[0].gpus == (5, 7)
+    by_name = Surroundings(env={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"})
+    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(surroundings=by_name)).nodes[0].gpus == (0, 1)
