@@ -15,7 +15,8 @@ import msgspec
 
 from multinode.analyse.credible import credible_us
 from multinode.analyse.observed import Observed
-from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
+from multinode.analyse.seen_models import last_models
+from multinode.core.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.samples import StepSample
 
 __all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
@@ -110,7 +111,7 @@ def find_exposure(observed: Observed) -> Exposure:
     if not whole:
         return Exposure(reason="no step that counts was recorded by all workers")
     usual = _without_rare(whole)
-    models = _models(observed)
+    models = last_models(observed)
     devices = {model.device for model in models.values()}
     evidence = _Evidence(
         world_size=observed.world_size,
@@ -146,11 +147,6 @@ def _without_rare(steps: Sequence[_Step]) -> list[_Step]:
     return usual if len(steps) - len(usual) <= math.ceil(len(steps) / _RARE) else list(steps)
 
 
-def _models(observed: Observed) -> dict[int, ModelSample]:
-    """The last of each worker."""
-    return {model.rank: model for node in observed.nodes for model in node.of(ModelSample) if model.rank in node.ranks}
-
-
 def _by_step(observed: Observed, kind: type[_Told]) -> dict[tuple[int, int], list[_Told]]:
     """A node is believed about its own workers alone."""
     found: dict[tuple[int, int], list[_Told]] = {}
@@ -178,7 +174,11 @@ def _ddp(steps: Sequence[_Step], evidence: _Evidence) -> _Answer | None:
         for step in steps
     ]
     answer = _tell("ddp", counted, lambda worker: _ddp_exposed(worker, evidence))
-    return answer or _Answer(
+    if answer is not None:
+        return answer
+    if _tell("ddp", counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None) is not None:
+        return _Answer(reason=f"too few of the collectives beside DDP's own were timed; {_TRACE_TELLS}")
+    return _Answer(
         reason=f"no step that counts has DDP's counters of all workers, with figures that can be true; {_TRACE_TELLS}"
     )
 
@@ -244,9 +244,13 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
 def _ddp_exposed(worker: WorkerStep, evidence: _Evidence) -> float | None:
     if worker.ddp is None:
         return None
-    # Host time blocked in a call is exposed on a CPU alone; on a GPU events tell it, where there are any.
-    beside = _blocked(worker) if evidence.device == "cpu" else _waited(worker, evidence)
-    return worker.ddp.exposed_us + (beside or 0.0)
+    # Host time blocked in a call is exposed on a CPU alone; on a GPU events tell it.
+    if evidence.device == "cpu":
+        return worker.ddp.exposed_us + (_blocked(worker) or 0.0)
+    if (worker.record.rank, worker.record.step) not in evidence.waits:
+        return worker.ddp.exposed_us
+    beside = _waited(worker, evidence)
+    return None if beside is None else worker.ddp.exposed_us + beside
 
 
 def _waited(worker: WorkerStep, evidence: _Evidence) -> float | None:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.collectives import bus_factor
+from multinode.analyse.credible import credible_us
 from multinode.analyse.observed import Observed
+from multinode.analyse.seen_models import last_models
 from multinode.analyse.sweep_curve import SweepCurve
 from multinode.analyse.trace_view import TraceView
-from multinode.core.profile_samples import DdpSample, ModelSample
+from multinode.core.profile_samples import DdpSample
 
 __all__ = ["Alone", "InTraining", "beside", "in_training"]
 
@@ -91,16 +93,12 @@ def beside(training: InTraining, run_id: str, curve: SweepCurve, world_size: int
 
 def _by_counters(observed: Observed) -> InTraining:
     """A step's buckets over the span of the worker that waited least, the median of the steps that count."""
-    counted = set(observed.counted)
-    steps: dict[int, dict[int, DdpSample]] = {}
-    for sample in observed.of(DdpSample):
-        if sample.step in counted:
-            steps.setdefault(sample.step, {})[sample.rank] = sample
+    steps = _counters(observed)
     if not steps:
         return InTraining(
             reason="no DDP counters in the steps that count, and only a window of the profiler (--trace) tells"
         )
-    if any(model.settings.get("comm_hooks") for model in observed.of(ModelSample)):
+    if any(model.settings.get("comm_hooks") for model in last_models(observed).values()):
         return InTraining(reason="a communication hook changes what DDP sends: its buckets are not what travels")
     whole = [list(workers.values()) for workers in steps.values() if len(workers) == observed.world_size]
     measured = [one for workers in whole if (one := _of_step(workers, observed.world_size)) is not None]
@@ -111,11 +109,26 @@ def _by_counters(observed: Observed) -> InTraining:
     return InTraining(busbw_gb_per_s=median, source="ddp span", sizes_bytes=sizes)
 
 
-def _of_step(workers: Sequence[DdpSample], world_size: int) -> tuple[tuple[int, ...], float] | None:
-    """The buckets of a step and their busbw; None where what a node says cannot be."""
-    sizes = workers[0].bucket_sizes_bytes
-    span_us = min(worker.comm_us for worker in workers)
-    if not 0 < span_us < math.inf or not sizes or min(sizes) < 0 or sum(sizes) == 0:
+def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
+    """Of the steps that count, by rank: several where there are several DDP modules, or micro-batches reduced alone."""
+    counted = set(observed.counted)
+    steps: dict[int, dict[int, list[DdpSample]]] = {}
+    for node in observed.nodes:
+        for sample in node.of(DdpSample):
+            if sample.step in counted and sample.rank in node.ranks:
+                steps.setdefault(sample.step, {}).setdefault(sample.rank, []).append(sample)
+    return steps
+
+
+def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[tuple[int, ...], float] | None:
+    """The buckets of a step and their busbw, reductions one after the other; None where what a node says cannot be."""
+    sizes = tuple(size for reduction in workers[0] for size in reduction.bucket_sizes_bytes)
+    times_us = [[credible_us(reduction.comm_us) for reduction in reductions] for reductions in workers]
+    spans_us = [math.fsum(time_us for time_us in times if time_us is not None) for times in times_us]
+    if any(None in times for times in times_us) or not sizes or min(sizes) < 0 or sum(sizes) == 0:
+        return None
+    span_us = min(spans_us)
+    if not span_us:
         return None
     busbw = _busbw(sizes, span_us, world_size)
     return (sizes, busbw) if math.isfinite(busbw) else None

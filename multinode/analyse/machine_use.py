@@ -89,10 +89,10 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     """
     span = _span(node, observed)
     figures = _Figures()
-    cards, figures.missing = use_of_cards(node, span)
+    cards, figures.missing = use_of_cards(node, None if isinstance(span, str) else span)
     gpus: tuple[GpuUse, ...] = ()
-    if span is None:
-        figures.missing["window"] = "none of its workers recorded a step that counts"
+    if isinstance(span, str):
+        figures.missing["window"] = span
     else:
         gpus, reasons = use_of_gpus(node, span)
         figures.missing |= reasons
@@ -112,16 +112,20 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     )
 
 
-def _span(node: ObservedNode, observed: Observed) -> Span | None:
-    if not observed.counted:
-        return None
-    first, last = observed.counted[0], observed.counted[-1]
-    before = max((number for number in observed.steps if number < first), default=None)
-    ends = [_end_of(node, observed.steps[number]) for number in (before, last) if number is not None]
-    start_ns = ends[0] if before is not None else _begin_of(node, observed.steps[first])
-    end_ns = ends[-1]
-    if start_ns is None or end_ns is None or not is_moment(start_ns) or not start_ns < end_ns or not is_moment(end_ns):
-        return None
+def _span(node: ObservedNode, observed: Observed) -> Span | str:
+    """From the first to the last step that counts of those that the node recorded; or why that is not known."""
+    own = [number for number in observed.counted if _end_of(node, observed.steps[number]) is not None]
+    if not own:
+        return "none of its workers recorded a step that counts"
+    before = max((number for number in observed.steps if number < observed.counted[0]), default=None)
+    start_ns = _end_of(node, observed.steps[before]) if before is not None else None
+    if start_ns is None:
+        start_ns = _begin_of(node, observed.steps[own[0]])
+    end_ns = _end_of(node, observed.steps[own[-1]])
+    if start_ns is None or end_ns is None:
+        return f"when step {own[0]}, its first that counts, began is not known"
+    if not is_moment(start_ns) or not is_moment(end_ns) or not start_ns < end_ns:
+        return f"what its clock showed at the ends of the steps up to {own[-1]} cannot be true"
     return Span(start_ns=start_ns, end_ns=end_ns)
 
 
@@ -130,7 +134,7 @@ def _end_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
 
 
 def _begin_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
-    """Where no step is warm-up: when the first of the node's workers began with the first step."""
+    """Where no warm-up was recorded: when the first of the node's workers began with the first step."""
     return min(
         (
             one.mono_ns - round(one.step_time_us * 1000)

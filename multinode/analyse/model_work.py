@@ -13,15 +13,19 @@ import msgspec
 from multinode.analyse.flops import Utilisation, flops_per_token, utilisation
 from multinode.analyse.observed import Observed
 from multinode.analyse.peak_flops import mean_peak
+from multinode.analyse.seen_models import last_models
 from multinode.analyse.throughput import Throughput
-from multinode.analyse.training import read_trained
+from multinode.analyse.training import read_trained, refuse_unknown
 from multinode.core.collective_test import CollectiveTest
 from multinode.core.job import Job, LlamaFactoryJob
 from multinode.core.model_size import ModelShape, parse_model
-from multinode.core.profile_samples import ModelSample
 from multinode.errors import JobError
 
 __all__ = ["ModelWork", "read_model_work", "utilisation_of"]
+
+
+# They change the weights' type in memory, what the optimizer does, or who starts the workers, and no matrix.
+_SAME_FLOPS = frozenset({"quantization_bit", "use_galore", "use_apollo", "use_ray"})
 
 
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,7 @@ def read_model_work(job: Job | CollectiveTest, model: Mapping[str, Any] | None) 
     if shape is None:
         return ModelWork(reason=f"the layers of a {model.get('model_type')!r} model cannot be counted")
     try:
+        refuse_unknown(job, besides=_SAME_FLOPS)
         adapter, trainable = read_trained(job, shape)
     except JobError as error:
         return ModelWork(reason=error.message)
@@ -83,7 +88,8 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
     flops = flops_per_token(
         work.shape, length, adapter_parameters=work.adapter_parameters, recompute=work.recompute, causal=True
     )
-    names = [model.device_name for model in observed.of(ModelSample) if model.device == "cuda" and model.device_name]
+    models = last_models(observed).values()
+    names = [model.device_name for model in models if model.device == "cuda" and model.device_name]
     used = utilisation(flops, tgs, mean_peak(names) if len(names) == observed.world_size else None)
     notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
     if work.packing:

@@ -14,11 +14,14 @@ import msgspec
 from multinode.analyse.algorithms import algorithms_of
 from multinode.analyse.collectives import bus_factor
 from multinode.analyse.observed import Observed, ObservedNode
-from multinode.core.profile_samples import CallCount, GroupSample, ModelSample, TrafficSample
+from multinode.analyse.seen_models import last_models
+from multinode.core.profile_samples import CallCount, GroupSample, TrafficSample
 
-__all__ = ["Group", "Kind", "WorkerCalls", "asked_factor", "busiest_worker", "read_calls"]
+__all__ = ["Group", "Kind", "WorkerCalls", "asked_factor", "busiest_worker", "read_calls", "rooted_part"]
 
 _ONE_TO_MANY = {"gather", "scatter"}
+# Those that a worker may leave while others still wait in them, as its part in them is another.
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "send", "recv"})
 _ONE_WAY = {"send", "reduce", "broadcast"}
 _SENDS_NOTHING = {"recv", "barrier"}
 _OPS = (
@@ -108,7 +111,9 @@ def asked_factor(op: str, ranks: int) -> float:
 def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
     """By rank, the mean step of each worker that recorded what it called in a step that counts."""
     ranks = frozenset(rank for node in observed.nodes for rank in node.ranks)
-    device = next((model.device for model in observed.of(ModelSample) if model.device), None)
+    devices = {rank: model.device for rank, model in last_models(observed).items() if model.device}
+    # Who does not say it trains on what the others train on.
+    usual = next(iter(devices.values()), None)
     found: dict[int, WorkerCalls] = {}
     for node in observed.nodes:
         traffic = {(sample.rank, sample.traffic): sample for sample in node.of(TrafficSample)}
@@ -116,13 +121,12 @@ def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
             records = [step[rank].traffic for step in observed.counted_steps if rank in step]
             times = Counter(number for number in records if number is not None and (rank, number) in traffic)
             if times:
-                groups = _groups(node, rank, ranks, device)
+                groups = _groups(node, rank, ranks, devices.get(rank, usual))
                 found[rank] = _mean_step(rank, {traffic[rank, one]: count for one, count in times.items()}, groups)
     return found
 
 
 def _groups(node: ObservedNode, rank: int, ranks: frozenset[int], device: str | None) -> dict[str, Group]:
-    device = next((model.device for model in node.of(ModelSample) if model.rank == rank and model.device), device)
     return {
         sample.group: Group(ranks=sample.ranks, backend=_backend_of(sample.backend, device))
         for sample in node.of(GroupSample)
@@ -181,3 +185,10 @@ def _word(text: str) -> str:
 def busiest_worker(workers: Iterable[WorkerCalls]) -> WorkerCalls | None:
     """The one that is asked to send most, of those whose calls can all be read; the first of several."""
     return max((one for one in workers if not one.odd), key=lambda one: (one.asked_bytes, -one.rank), default=None)
+
+
+def rooted_part(workers: Iterable[WorkerCalls]) -> float:
+    """Of all that workers are asked to send, the part in calls that they need not leave together."""
+    asked = [(kind.op, kind.asked_bytes) for worker in workers for kind in worker.kinds]
+    total = sum(size for _, size in asked)
+    return sum(size for op, size in asked if op in _ROOTED) / total if total else 0.0

@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.analyse.observed import Observed
 from multinode.analyse.seen_calls import Group, Kind, WorkerCalls, busiest_worker, read_calls
+from multinode.analyse.seen_models import last_models
 from multinode.analyse.traffic import Strategy
 from multinode.core.profile_samples import ModelSample
 from multinode.core.samples import WorkerSample
@@ -81,10 +82,7 @@ def recognise_strategy(observed: Observed) -> Recognised:
 
 def model_of(observed: Observed) -> ModelSample | None:
     """What the worker of the lowest rank said last of its model; None where none said anything."""
-    told = {
-        sample.rank: sample for node in observed.nodes for sample in node.of(ModelSample) if sample.rank in node.ranks
-    }
-    return told[min(told)] if told else None
+    return next(iter(last_models(observed).values()), None)
 
 
 def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped: bool) -> str:

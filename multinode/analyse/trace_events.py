@@ -19,7 +19,8 @@ from multinode.units import format_size
 
 __all__ = ["CollectiveSpan", "TraceEvents", "TraceStep", "read_trace"]
 
-_MOST_BYTES = 2 << 30
+# Tiny events take sixteen times as much memory as their text.
+_MOST_BYTES = 256 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's word for: with a gzip header, window of any size
 # What a clock cannot show; keeps sums of times that a node made up finite.

@@ -5,7 +5,7 @@ Reads the job and the model's config.json, which are given. What the traffic cos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from multinode.core.job import LlamaFactoryJob
 from multinode.core.model_size import ModelShape, lora_parameters, parse_model
 from multinode.errors import JobError
 
-__all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_trained", "read_training"]
+__all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_trained", "read_training", "refuse_unknown"]
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 """Of ZeRO, by their numbers."""
@@ -108,7 +108,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
     """
     config = job.config
     shape = _read_shape(job, model)
-    _refuse_unknown(job)
+    refuse_unknown(job)
     settings = parse_deepspeed(job.deepspeed_text) if job.deepspeed_text is not None else None
     strategy = _strategy(job, settings)
     adapter, trainable = read_trained(job, shape)
@@ -147,9 +147,18 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
     return shape
 
 
-def _refuse_unknown(job: LlamaFactoryJob) -> None:
+def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> None:
+    """Refuse what is done with the model in ways that are not known here.
+
+    Args:
+        job: the job.
+        besides: keys that do not matter to the caller.
+
+    Raises:
+        JobError: it has such a key, or another stage than pre-training and supervised fine-tuning.
+    """
     config = job.config
-    key = next((key for key in _UNKNOWN_KEYS if config.get(key)), None)
+    key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
     if key is None and config.get("stage", "sft") not in _PLAIN_STAGES:
         key = "stage"
     steps = config.get("gradient_accumulation_steps", 1)
@@ -210,4 +219,4 @@ def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSp
 
 def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
     said = f"{key}: {job.config[key]}" if key in job.config else key
-    return JobError(f"{job.config_path}: what a training with {said} sends is not known here", hint=_MEASURE_SIZES)
+    return JobError(f"{job.config_path}: what a training with {said} computes and sends is not known here", hint=_MEASURE_SIZES)
