@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,11 @@ def test_sizes_are_written_for_people(size_bytes: int, text: str) -> None:
         (245.9, "4 min 05 s"),
         (3599.9, "59 min 59 s"),
         (7380, "2 h 03 min"),
+        (-7380, "-2 h 03 min"),
+        (1e9, "277777 h 46 min"),
+        (1e10, "over 100 years"),
+        (math.inf, "over 100 years"),
+        (math.nan, "unknown"),
     ],
 )
 def test_durations_are_written_for_people(seconds: float, text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.step_split import StepSplit, WorkerSplit
-from multinode.analyse.stragglers import Straggler
+from multinode.analyse.stragglers import Straggler, Waiting
 
 __all__ = ["Bottleneck", "find_bottleneck"]
 
@@ -16,10 +16,11 @@ _WORTH = 0.05
 
 _WORDS = {
     "network": "communication that nothing hides",
-    "straggler": "waiting for slower workers, which take turns: no single node is to blame",
+    "straggler": "waiting for other workers, none of which stands out as the slow one",
     "data": "waiting for batches",
     "host": "outside of computing, communication, data and optimizer",
 }
+_TURNS = "waiting for slower workers, which take turns: no single one is to blame"
 
 
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,39 +38,49 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""
 
 
-def find_bottleneck(split: StepSplit, stragglers: Sequence[Straggler] = ()) -> Bottleneck:
-    """What takes most of the step, of what takes more than 5 %; of equals the network, then stragglers, then data."""
+def find_bottleneck(
+    split: StepSplit, stragglers: Sequence[Straggler] = (), waiting: Waiting | None = None
+) -> Bottleneck:
+    """What takes most of the step, of what takes more than 5 %; of equals the network, then stragglers, then data.
+
+    Args:
+        split: where a step's time goes.
+        stragglers: nodes that the others wait for.
+        waiting: what nodes wait for each other where none of them is a straggler.
+    """
+    waiting = waiting or Waiting()
     mean = split.mean
     if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
         reason = split.missing.get("exposed_ms", "no step that counts was recorded")
         return Bottleneck(kind="unknown", sentence=f"what holds the training up is not known: {reason}")
     lost_ms = {
         "network": mean.exposed_ms,
-        "straggler": _waited_ms(mean, stragglers),
-        "data": mean.data_ms or 0.0,
+        "straggler": max((straggler.late_ms for straggler in stragglers), default=waiting.late_ms or 0.0),
+        "data": 0.0 if _is_bound(split) else mean.data_ms or 0.0,
         "host": mean.host_ms or 0.0,
     }
     kind = max(lost_ms, key=lambda name: lost_ms[name])
     share = lost_ms[kind] / mean.step_ms
     if share <= _WORTH:
         return _nothing(split, mean)
-    return Bottleneck(kind=kind, share=share, sentence=_sentence(kind, lost_ms[kind], mean, stragglers))
+    words = _straggling(stragglers, waiting) if kind == "straggler" else _WORDS[kind]
+    return Bottleneck(
+        kind=kind,
+        share=share,
+        sentence=f"of {_ms(mean.step_ms)} a step, {_ms(lost_ms[kind])} ({share:.0%}) are {words}",
+    )
 
 
-def _waited_ms(mean: WorkerSplit, stragglers: Sequence[Straggler]) -> float:
-    """The others wait for a straggler, and it for nobody: what it costs is its own lateness, not the workers' mean."""
-    if stragglers:
-        return max(straggler.late_ms for straggler in stragglers)
-    return mean.wait_ms or 0.0
+def _is_bound(split: StepSplit) -> bool:
+    """Whether the host's waits for batches are but an upper bound: a GPU may have computed all the while."""
+    return split.mean is not None and split.mean.compute_ms is None and split.device != "cpu"
 
 
-def _sentence(kind: str, lost_ms: float, mean: WorkerSplit, stragglers: Sequence[Straggler]) -> str:
-    of_step = f"of {_ms(mean.step_ms)} a step, {_ms(lost_ms)} ({lost_ms / mean.step_ms:.0%}) "
-    if kind != "straggler" or not stragglers:
-        return f"{of_step}are {_WORDS[kind]}"
+def _straggling(stragglers: Sequence[Straggler], waiting: Waiting) -> str:
+    if not stragglers:
+        return _TURNS if waiting.take_turns else _WORDS["straggler"]
     worst = max(stragglers, key=lambda straggler: straggler.late_ms)
-    why = f": {worst.evidence[0]}" if worst.evidence else ""
-    return f"{of_step}are waiting for {worst.node}{why}"
+    return f"waiting for {worst.node}{f': {worst.evidence[0]}' if worst.evidence else ''}"
 
 
 def _nothing(split: StepSplit, mean: WorkerSplit) -> Bottleneck:
@@ -77,9 +88,14 @@ def _nothing(split: StepSplit, mean: WorkerSplit) -> Bottleneck:
     unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
     if mean.compute_ms is None:
         sentence = f"of {_ms(mean.step_ms)} a step, nothing that could be told holds up more than {threshold}"
-        return Bottleneck(
-            kind="compute", sentence=f"{sentence}; not told: {', '.join(unknown)}" if unknown else sentence
-        )
+        if unknown:
+            sentence += f"; not told: {', '.join(unknown)}"
+        if _is_bound(split) and mean.data_ms is not None and mean.data_ms > _WORTH * mean.step_ms:
+            sentence += (
+                f"; the host waited {_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%}) for batches, in which the "
+                "GPU may have computed"
+            )
+        return Bottleneck(kind="compute", sentence=sentence)
     own_ms = mean.compute_ms + (mean.optimizer_ms or 0.0)
     return Bottleneck(
         kind="compute",

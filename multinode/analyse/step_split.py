@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from multinode.analyse.credible import credible_us
-from multinode.analyse.exposure import Exposure, WorkerStep, find_exposure
-from multinode.analyse.observed import Observed
+from multinode.analyse.exposure import Exposure, WorkerStep
 
 __all__ = ["StepSplit", "WorkerSplit", "split_steps"]
 
@@ -58,6 +57,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: `ddp` (DDP's counters), `device` (waits of the computing stream), `host` (blocked in collectives),
             `alone` (one worker: there is nothing to exchange), or None: what was exposed is not known.
+        device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
         mean: the mean over the workers, `rank` -1.
         workers: by rank.
         comm_ms: span of communication a step, hidden or not, the least of all workers; None where it cannot be told.
@@ -66,6 +66,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     source: str | None = None
+    device: str | None = None
     mean: WorkerSplit | None = None
     workers: tuple[WorkerSplit, ...] = ()
     comm_ms: float | None = None
@@ -76,45 +77,45 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
 
 
-def split_steps(observed: Observed) -> StepSplit:
-    """Split the steps that count; in each, what the worker waited that waited least is transfer, the rest waiting."""
-    exposure = find_exposure(observed)
+def split_steps(exposure: Exposure) -> StepSplit:
+    """Split the steps that can be told; in each, what the worker waited that waited least is transfer."""
     if not exposure.steps:
         return StepSplit(missing=dict.fromkeys((*_PARTS, "overlap", "comm_ms"), exposure.reason))
-    workers = tuple(_split_worker(exposure, rank) for rank in exposure.steps[0])
+    transfers = [_transfer(step) for step in exposure.steps]
+    workers = tuple(_split_worker(exposure, transfers, rank) for rank in exposure.steps[0])
     mean = _mean(exposure, workers)
     comm_ms = _comm_ms(exposure)
     return StepSplit(
         source=exposure.source,
+        device=exposure.device,
         mean=mean,
         workers=workers,
         comm_ms=comm_ms,
         missing=_missing(exposure, mean, comm_ms),
-        rule=_rule(exposure),
+        rule=_rule(exposure, mean),
     )
 
 
-def _split_worker(exposure: Exposure, rank: int) -> WorkerSplit:
-    seen = {phase for step in exposure.steps for phase in step[rank].record.phases_us or {}}
-    parts = [_parts(step, rank, exposure, seen) for step in exposure.steps]
+def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: int) -> WorkerSplit:
+    steps = [step[rank] for step in exposure.steps]
+    seen = {phase for worker in steps for phase in worker.record.phases_us or {}}
+    parts = [_parts(worker, transfer, exposure, seen) for worker, transfer in zip(steps, transfers, strict=True)]
     return WorkerSplit(
         rank=rank,
-        step_ms=statistics.fmean(step[rank].step_us for step in exposure.steps) / 1000,
-        overlap=_overlap(step[rank] for step in exposure.steps) if exposure.source == "ddp" else None,
+        step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
+        overlap=_overlap(steps) if exposure.source == "ddp" else None,
         **{name: _mean_ms([part[name] for part in parts]) for name in _PARTS},
     )
 
 
 def _parts(
-    step: dict[int, WorkerStep], rank: int, exposure: Exposure, seen: Collection[str]
+    worker: WorkerStep, transfer: float | None, exposure: Exposure, seen: Collection[str]
 ) -> dict[str, float | None]:
     """One step of one worker in microseconds, by the part's name.
 
     Each part gets at most what those before it leave of the step. So they add up whatever a node says; and what a
     GPU's host spent on a batch while the GPU computed is computing.
     """
-    worker = step[rank]
-    transfer = _transfer(step)
     left = worker.step_us - (worker.exposed_us or 0.0)
     found: dict[str, float | None] = {
         "exposed_ms": transfer,
@@ -133,6 +134,7 @@ def _parts(
 
 
 def _transfer(step: dict[int, WorkerStep]) -> float | None:
+    """What the worker waited that waited least."""
     exposed = [worker.exposed_us for worker in step.values() if worker.exposed_us is not None]
     return min(exposed) if len(exposed) == len(step) else None
 
@@ -218,7 +220,7 @@ def _why_no_compute(exposure: Exposure) -> str:
     return "only DDP's counters, with the number of micro-batches a step, tell how long a GPU computes without a trace"
 
 
-def _rule(exposure: Exposure) -> str:
+def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
     rule = f"means over {exposure.rule}"
     if exposure.source in _SOURCES:
         rule += (
@@ -226,5 +228,7 @@ def _rule(exposure: Exposure) -> str:
             "waiting for slower workers"
         )
     if exposure.device != "cpu":
-        rule += "; data and optimizer are by the host's clock, at most what computing and communication leave"
+        rule += "; data and optimizer are by the host's clock, "
+        known = mean.compute_ms is not None
+        rule += "at most what computing and communication leave" if known else "and the GPU may compute meanwhile"
     return rule

@@ -12,14 +12,15 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from multinode.analyse.credible import credible_count
-from multinode.analyse.exposure import Exposure, WorkerStep, find_exposure
+from multinode.analyse.exposure import Exposure, WorkerStep
 from multinode.analyse.machine_use import NodeUse
 from multinode.analyse.observed import Observed
+from multinode.analyse.seen_calls import read_calls, rooted_part
 from multinode.analyse.step_split import StepSplit
 from multinode.analyse.straggler_causes import Case, compute_longer, find_clues, name_compared
 from multinode.core.samples import StepSample
 
-__all__ = ["Straggler", "find_stragglers"]
+__all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
 
 # Late by less than a twentieth of the step nobody would notice.
 _LATE = 0.05
@@ -31,6 +32,10 @@ _OFTEN = 0.7
 _ERRORS = 4
 _FEWER = 3
 _LEAST_STEPS = 4
+# Of fewer steps nobody could say that nodes take turns in them.
+_LEAST_TURNS = 10
+# From this part of what is sent on, calls that workers leave one by one decide who waits: least waits their root.
+_ROOTED = 0.25
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +59,18 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = "unknown"
     evidence: tuple[str, ...] = ()
     hint: str = ""
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What nodes wait for each other, whoever is late; of a single node, its workers.
+
+    Attributes:
+        late_ms: what the others wait for the last one, mean over the steps; None is unknown.
+        take_turns: whether another one is the last again and again.
+    """
+
+    late_ms: float | None = None
+    take_turns: bool = False
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,13 +97,21 @@ class _Late(msgspec.Struct, frozen=True, kw_only=True):
     late_us: tuple[float, ...]
 
 
-def find_stragglers(observed: Observed, split: StepSplit, uses: Sequence[NodeUse]) -> tuple[Straggler, ...]:
+def find_stragglers(
+    observed: Observed, exposure: Exposure, split: StepSplit, uses: Sequence[NodeUse]
+) -> tuple[Straggler, ...]:
     """The late nodes, in node-rank order, with the likely cause; empty where that cannot be told.
 
     Workers end a step together, so a late one shows by waiting less than the others. On each node the one that waits
     least is compared with the median of the other nodes. Where more than half are late, the others are merely fast.
+    Where much is sent by calls that workers need not leave together, waiting less alone makes nobody late.
+
+    Args:
+        observed: the run.
+        exposure: of it.
+        split: of that.
+        uses: what the nodes' machines did.
     """
-    exposure = find_exposure(observed)
     groups = _groups(observed)
     if exposure.source is None or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
         return ()
@@ -95,7 +120,29 @@ def find_stragglers(observed: Observed, split: StepSplit, uses: Sequence[NodeUse
         return ()
     seen = _Seen(observed=observed, exposure=exposure, split=split, uses=uses)
     slow = frozenset(rank for one in late for rank in one.ranks)
-    return tuple(_straggler(_merged(late, node), slow, seen) for node in dict.fromkeys(one.node for one in late))
+    cases = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
+    return tuple(found for one in cases if (found := _straggler(one, slow, seen)) is not None)
+
+
+def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:
+    """What nodes wait for each other in the steps that can be told."""
+    groups = [group.ranks for group in _groups(observed)]
+    if exposure.source is None or len(groups) < 2:  # noqa: PLR2004 - a peer
+        return Waiting()
+    waited = [[min(step[rank].exposed_us or 0.0 for rank in ranks) for ranks in groups] for step in exposure.steps]
+    late_us = [statistics.median(others) - last for last, *others in map(sorted, waited)]
+    return Waiting(late_ms=statistics.fmean(late_us) / 1000, take_turns=_take_turns(exposure, waited))
+
+
+def _take_turns(exposure: Exposure, waited: Sequence[Sequence[float]]) -> bool:
+    """Whether none is the last, or about as late as the last, in most of the steps in which somebody waited."""
+    turns = []
+    for step, least in zip(exposure.steps, waited, strict=True):
+        matters_us = _LATE * _step_us(step)
+        if max(least) - min(least) > matters_us:
+            turns.append([one - min(least) <= matters_us for one in least])
+    often = _OFTEN * len(turns)
+    return len(turns) >= _LEAST_TURNS and all(sum(is_last) < often for is_last in zip(*turns, strict=True))
 
 
 def _groups(observed: Observed) -> list[_Group]:
@@ -144,10 +191,12 @@ def _merged(late: Sequence[_Late], node: str) -> _Late:
     )
 
 
-def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler:
-    """The straggler with its cause; without any, with what was looked at."""
+def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | None:
+    """The straggler with its cause; without any, with what was looked at. None where it may be a root alone."""
     case = _case(late, slow, seen)
     clues = find_clues(case)
+    if not clues and not compute_longer(case) and rooted_part(read_calls(seen.observed).values()) >= _ROOTED:
+        return None
     return Straggler(
         node=late.node,
         ranks=late.ranks,

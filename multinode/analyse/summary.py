@@ -8,21 +8,22 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from multinode.analyse.bottleneck import Bottleneck, find_bottleneck
+from multinode.analyse.exposure import find_exposure
 from multinode.analyse.flops import Utilisation
 from multinode.analyse.in_training import InTraining, beside, in_training
 from multinode.analyse.machine_use import NodeUse, use_of
 from multinode.analyse.model_work import ModelWork, utilisation_of
 from multinode.analyse.observed import Observed
-from multinode.analyse.seen_strategy import recognise
+from multinode.analyse.seen_strategy import model_of, recognise
 from multinode.analyse.seen_traffic import BytesPerStep, SeenCall, SeenTraffic, see_traffic
 from multinode.analyse.spread import Spread, spread_of
 from multinode.analyse.step_split import StepSplit, split_steps
-from multinode.analyse.stragglers import Straggler, find_stragglers
+from multinode.analyse.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.sweep import SweepReport
 from multinode.analyse.throughput import Throughput, all_steps_samples_per_s, measure_throughput
 from multinode.analyse.trace_events import TraceEvents
 from multinode.analyse.trace_view import TraceView, view_traces
-from multinode.core.profile_samples import ModelSample, NoteSample
+from multinode.core.profile_samples import NoteSample
 from multinode.core.samples import LossSample, StepSample, TrainEndSample
 
 __all__ = ["Comm", "Summary", "summarise"]
@@ -139,12 +140,13 @@ def summarise(
         sweep: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
         unread: reason by name of what could not be read.
     """
-    speed, seen, split = measure_throughput(observed), see_traffic(observed), split_steps(observed)
+    speed, seen, exposure = measure_throughput(observed), see_traffic(observed), find_exposure(observed)
+    split = split_steps(exposure)
     uses = tuple(use_of(node, observed) for node in observed.nodes)
-    stragglers = find_stragglers(observed, split, uses)
+    stragglers = find_stragglers(observed, exposure, split, uses)
     trace = view_traces(traces, observed.world_size, split) if traces else None
     used = utilisation_of(work or ModelWork(), observed, speed)
-    model = _model(observed)
+    model = model_of(observed)
     times_us = [_time_us(workers) for workers in observed.counted_steps]
     strategy = recognise(observed)
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
@@ -171,7 +173,7 @@ def summarise(
         last_loss=losses[-1].loss if losses else None,
         comm=_comm(seen, split, _in_training(observed, trace, sweep)),
         split=split,
-        bottleneck=_bottleneck(strategy, split, stragglers),
+        bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
         stragglers=stragglers,
         nodes=uses,
         utilisation=None if isinstance(used, str) else used,
@@ -180,21 +182,16 @@ def summarise(
     )
 
 
-def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler]) -> Bottleneck:
+def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting) -> Bottleneck:
     """Workers that train alone are held up by nobody, and that is the trouble."""
     if strategy.startswith("no communication"):
         return Bottleneck(kind="no_communication", sentence=strategy)
-    return find_bottleneck(split, stragglers)
+    return find_bottleneck(split, stragglers, waiting)
 
 
 def _time_us(workers: Mapping[int, StepSample]) -> float:
     """Of one step: the median over the workers."""
     return statistics.median(one.step_time_us for one in workers.values() if one.step_time_us is not None)
-
-
-def _model(observed: Observed) -> ModelSample | None:
-    """What is trained, by the last word of the lowest rank that spoke."""
-    return min(reversed(observed.of(ModelSample)), key=lambda model: model.rank, default=None)
 
 
 def _trainers_own(observed: Observed) -> float | None:
@@ -234,9 +231,8 @@ def _missing(observed: Observed, speed: Throughput, used: Utilisation | str) -> 
     if not observed.steps:
         reason = "no worker recorded a step"
         return dict.fromkeys(("step_time_ms", *speed.missing), reason)
-    model = (
-        {} if observed.of(ModelSample) else dict.fromkeys(("parameters", "trainable"), "no worker said what it trains")
-    )
+    told = model_of(observed) is not None
+    model = {} if told else dict.fromkeys(("parameters", "trainable"), "no worker said what it trains")
     return speed.missing | model | ({"utilisation": used} if isinstance(used, str) else {})
 
 

@@ -12,9 +12,15 @@ import msgspec
 
 from multinode.analyse.credible import credible_count, credible_us
 from multinode.analyse.observed import Observed
+from multinode.analyse.seen_models import last_models
 from multinode.core.samples import StepSample
 
 __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]
+
+
+# On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
+# the change of that delay: of fewer steps than this it is too large a part.
+_LEAST_LATE_STEPS = 50
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +50,11 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is counted: the field of a record, and what it says, in words."""
+    """What is counted: the field of a record, what it says, in words, and whether a GPU's worker knows it late."""
 
     of: Callable[[StepSample], int | None]
     meaning: str
+    comes_late: bool = False
 
 
 class _Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +67,14 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 _SAMPLES = _Work(of=lambda record: credible_count(record.samples), meaning="how many samples a step has")
 _TOKENS = _Work(of=lambda record: credible_count(record.tokens), meaning="how many tokens a step has")
-# A GPU's worker knows them some steps late, so that a step's figure is of earlier ones; sums over many steps are right.
+_TOO_LATE = (
+    "a GPU tells some steps late how many of its tokens are no padding, which takes over "
+    f"{_LEAST_LATE_STEPS} steps that count"
+)
 _EFFECTIVE = _Work(
-    of=lambda record: credible_count(record.effective_tokens), meaning="how many of its tokens are no padding"
+    of=lambda record: credible_count(record.effective_tokens),
+    meaning="how many of its tokens are no padding",
+    comes_late=True,
 )
 
 
@@ -104,6 +116,7 @@ def _a_worker(rate: _Rate, observed: Observed) -> float | None:
 def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
     if not any(steps):
         return _Rate(reason="no worker recorded a step")
+    on_gpu = {rank for rank, model in last_models(observed).items() if model.device == "cuda"}
     total, per_s = 0, 0.0
     for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
         records = [step[rank] for step in steps if rank in step and credible_us(step[rank].step_time_us)]
@@ -113,8 +126,22 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
             return _Rate(reason=f"rank {rank} recorded no step that counts")
         if len(known) < len(counts):
             return _Rate(reason=f"the training does not say {work.meaning} (rank {rank})")
+        if work.comes_late and rank in on_gpu:
+            records, known = _between_arrivals(records, known)
+            if len(records) < _LEAST_LATE_STEPS:
+                return _Rate(reason=_TOO_LATE)
         total += sum(known)
         per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
         return _Rate(reason=f"the training does not say {work.meaning}: it counted none")
     return _Rate(total=total, per_s=per_s)
+
+
+def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> tuple[list[StepSample], list[int]]:
+    """After the first record that tells some, up to the last one: what they tell is of as many steps, slightly before.
+
+    What the first one tells is of steps that may not count.
+    """
+    told = [place for place, count in enumerate(counts) if count]
+    within = slice(told[0] + 1, told[-1] + 1) if told else slice(0)
+    return list(records[within]), list(counts[within])

@@ -219,4 +219,6 @@ def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSp
 
 def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
     said = f"{key}: {job.config[key]}" if key in job.config else key
-    return JobError(f"{job.config_path}: what a training with {said} computes and sends is not known here", hint=_MEASURE_SIZES)
+    return JobError(
+        f"{job.config_path}: what a training with {said} computes and sends is not known here", hint=_MEASURE_SIZES
+    )

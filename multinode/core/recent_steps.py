@@ -72,7 +72,11 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
             host_waits: whether the host waits in a collective for its end, as it does without a GPU.
         """
         waits_us = {step: wait_us for step, wait_us in self.device_us.items() if wait_us is not None}
-        for exposed_us in (self._ddp_and_beside(host_waits=host_waits), waits_us, self.blocked_us if host_waits else {}):
+        for exposed_us in (
+            self._ddp_and_beside(host_waits=host_waits),
+            waits_us,
+            self.blocked_us if host_waits else {},
+        ):
             both = [step for step in exposed_us if step in self.times_us][-RECENT_STEPS:]
             took_us = sum(self.times_us[step] for step in both)
             if took_us > 0:

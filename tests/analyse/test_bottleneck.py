@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from multinode.analyse.bottleneck import Bottleneck, find_bottleneck
+from multinode.analyse.exposure import find_exposure
 from multinode.analyse.step_split import StepSplit, split_steps
-from multinode.analyse.stragglers import find_stragglers
+from multinode.analyse.stragglers import find_stragglers, find_waiting
 from tests.analyse.made_up_steps import MadeUp, always
 
 
 def bottleneck(made_up: MadeUp) -> Bottleneck:
     observed = made_up.observed()
-    split = split_steps(observed)
-    return find_bottleneck(split, find_stragglers(observed, split, ()))
+    exposure = find_exposure(observed)
+    split = split_steps(exposure)
+    stragglers = find_stragglers(observed, exposure, split, ())
+    return find_bottleneck(split, stragglers, find_waiting(observed, exposure))
 
 
 def test_a_slow_network_is_told_with_its_figures() -> None:
@@ -33,7 +39,19 @@ def test_a_slow_loader_on_every_node_is_the_data() -> None:
 def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> None:
     found = bottleneck(MadeUp(compute_ms=lambda rank, step: 250.0 if (rank + step) % 2 else 100.0))
     assert found.kind == "straggler"
-    assert "no single node is to blame" in found.sentence
+    assert found.sentence == (
+        "of 268 ms a step, 150 ms (56%) are waiting for slower workers, which take turns: no single one is to blame"
+    )
+
+
+def test_a_node_that_is_always_late_is_not_said_to_take_turns_where_it_could_not_be_named() -> None:
+    few = bottleneck(MadeUp(steps=4, compute_ms=always(100.0, r1=200.0)))
+    assert (few.kind, few.share) == ("straggler", 100 / 218)
+    assert few.sentence == (
+        "of 218 ms a step, 100 ms (46%) are waiting for other workers, none of which stands out as the slow one"
+    )
+    most = bottleneck(MadeUp(nodes=((0,), (1,), (2,)), compute_ms=always(300.0, r0=100.0)))
+    assert "turns" not in most.sentence
 
 
 def test_what_python_does_between_the_phases_is_the_host() -> None:
@@ -60,3 +78,14 @@ def test_without_the_exposed_communication_nothing_is_said() -> None:
 
 def test_no_step_is_unknown() -> None:
     assert find_bottleneck(StepSplit()).kind == "unknown"
+
+
+@pytest.mark.parametrize("made_up", [MadeUp(told_by="device"), MadeUp(nodes=((0,),))])
+def test_a_gpu_whose_computing_is_not_known_is_not_said_to_wait_for_batches(made_up: MadeUp) -> None:
+    """The loader collates in the training process while the GPU computes."""
+    loading = msgspec.structs.replace(made_up, device="cuda", data_ms=always(90.0), transfer_ms=always(1.0))
+    found = bottleneck(loading)
+    assert (found.kind, found.share) == ("compute", None)
+    assert "; not told: host; the host waited 90 ms (" in found.sentence
+    assert found.sentence.endswith(" for batches, in which the GPU may have computed")
+    assert bottleneck(msgspec.structs.replace(loading, device="cpu", told_by="host")).kind == "data"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from multinode.analyse.in_training import InTraining, beside, in_training
@@ -66,6 +67,24 @@ def test_a_step_that_a_worker_did_not_tell_or_cannot_have_had_is_left_out() -> N
     nothing = in_training(observed(ddp(0, 8, 0.0), ddp(1, 8, 0.0, ()), *alone), None)
     assert nothing.busbw_gb_per_s is None
     assert "all workers" in nothing.reason
+
+
+def test_the_reductions_of_a_step_are_added_up() -> None:
+    """Two DDP modules, the second one small: its counters are not the step's."""
+    samples = [ddp(rank, 6, *one) for rank in (0, 1) for one in ((100_000, (100 * MB,)), (10_000, (MB,)))]
+    found = in_training(observed(*samples), None)
+    assert found.busbw_gb_per_s == pytest.approx(101 / 110)
+    assert found.sizes_bytes == (100 * MB, MB)
+    nothing = in_training(observed(*samples, ddp(1, 6, float("nan"))), None)
+    assert nothing.busbw_gb_per_s is None
+
+
+def test_a_node_is_not_believed_about_workers_of_another() -> None:
+    whole = observed(ddp(0, 6, 40_000), ddp(1, 6, 40_000))
+    hook = ModelSample(rank=0, wrapper="ddp", parameters=1, trainable=1, settings={"comm_hooks": "fp16_compress_hook"})
+    liar = ObservedNode(name="node1", node_rank=1, ranks=(), samples=(ddp(0, 6, 1), ddp(1, 6, 1), hook))
+    found = in_training(msgspec.structs.replace(whole, nodes=(*whole.nodes, liar)), None)
+    assert found.busbw_gb_per_s == pytest.approx(0.1)
 
 
 def test_without_a_source_the_reason_says_what_would_tell() -> None:

@@ -288,6 +288,29 @@ def test_a_short_training_without_warm_up_is_seen_from_its_first_step_on() -> No
     assert use_of(node, observe("r", [node])).cards[0].in_gbit_per_s == pytest.approx(0.04)
 
 
+def of_two(own: Sequence[StepSample]) -> NodeUse:
+    """The use of a node that recorded these steps, beside one that recorded all."""
+    traffic = cards(lambda second: 10 * MBYTE if START_S <= second < END_S else 60 * MBYTE)
+    node = ObservedNode(name="node0", node_rank=0, ranks=(0,), ifname="ens1f0", samples=(*own, *traffic))
+    other = ObservedNode(name="node1", node_rank=1, ranks=(1,), samples=tuple(steps(1)))
+    return use_of(node, observe("r", [node, other]))
+
+
+@pytest.mark.parametrize("lost", [WARM_UP, WARM_UP + 1, STEPS])
+def test_a_record_that_is_lost_at_an_end_of_the_steps_that_count_leaves_the_others(lost: int) -> None:
+    use = of_two([step for step in steps() if step.step != lost])
+    assert "window" not in use.missing
+    assert use.cards[0].in_gbit_per_s == pytest.approx(0.08)
+
+
+def test_why_the_steps_that_count_are_not_found_in_time_is_told_as_it_is() -> None:
+    untimed = [msgspec.structs.replace(step, step_time_us=None) for step in steps() if step.step > WARM_UP]
+    assert of_two(untimed).missing["window"] == "when step 6, its first that counts, began is not known"
+    backwards = [msgspec.structs.replace(step, mono_ns=(90 - step.step) * SECOND) for step in steps()]
+    assert of_two(backwards).missing["window"].endswith("cannot be true")
+    assert of_two(steps()[:WARM_UP]).missing["window"] == "none of its workers recorded a step that counts"
+
+
 HUGE = 10**300
 
 

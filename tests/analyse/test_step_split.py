@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multinode.analyse.exposure import find_exposure
+from multinode.analyse.observed import Observed
 from multinode.analyse.step_split import StepSplit, WorkerSplit, split_steps
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.samples import Sample, StepSample
@@ -17,13 +19,17 @@ from tests.analyse.made_up_steps import MadeUp, always, changed
 PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
 
 
+def split_of(observed: Observed) -> StepSplit:
+    return split_steps(find_exposure(observed))
+
+
 def parts(worker: WorkerSplit | None) -> dict[str, float]:
     assert worker is not None
     return {name: round(getattr(worker, name), 6) for name in PARTS}
 
 
 def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
-    split = split_steps(MadeUp().observed())
+    split = split_of(MadeUp().observed())
     expected = dict(zip(PARTS, (100.0, 10.0, 0.0, 2.0, 5.0, 1.0), strict=True))
     assert split.source == "ddp"
     assert parts(split.mean) == expected
@@ -40,7 +46,7 @@ def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
 
 
 def test_what_the_others_wait_for_a_slow_worker_is_waiting_and_no_transfer() -> None:
-    split = split_steps(MadeUp(compute_ms=always(100.0, r1=300.0)).observed())
+    split = split_of(MadeUp(compute_ms=always(100.0, r1=300.0)).observed())
     fast, slow = split.workers
     assert (fast.exposed_ms, fast.wait_ms, fast.compute_ms) == pytest.approx((10.0, 200.0, 100.0))
     assert (slow.exposed_ms, slow.wait_ms, slow.compute_ms) == pytest.approx((10.0, 0.0, 300.0))
@@ -48,14 +54,14 @@ def test_what_the_others_wait_for_a_slow_worker_is_waiting_and_no_transfer() -> 
 
 
 def test_transfer_is_found_in_each_step_where_nodes_take_turns_to_be_late() -> None:
-    split = split_steps(MadeUp(compute_ms=lambda rank, step: 150.0 if (rank + step) % 2 else 100.0).observed())
+    split = split_of(MadeUp(compute_ms=lambda rank, step: 150.0 if (rank + step) % 2 else 100.0).observed())
     assert split.mean is not None
     assert split.mean.exposed_ms == pytest.approx(10.0)
     assert split.mean.wait_ms == pytest.approx(25.0)
 
 
 def test_a_cpu_that_is_blocked_in_calls_is_told_by_its_host_clock() -> None:
-    split = split_steps(MadeUp(told_by="host").observed())
+    split = split_of(MadeUp(told_by="host").observed())
     assert split.source == "host"
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 10.0, 0.0, 2.0, 5.0, 1.0), strict=True))
     assert set(split.missing) == {"overlap", "comm_ms"}
@@ -71,13 +77,13 @@ def test_calls_beside_ddp_are_added_to_what_ddp_says() -> None:
         longer = (sample.step_time_us or 0) + 4000
         return msgspec.structs.replace(sample, step_time_us=longer, phases_us=(sample.phases_us or {}) | {"comm": 4000})
 
-    split = split_steps(changed(MadeUp().observed(), clip))
+    split = split_of(changed(MadeUp().observed(), clip))
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 14.0, 0.0, 2.0, 5.0, 1.0), strict=True))
     assert split.comm_ms == pytest.approx(34.0)
 
 
 def test_a_gpu_under_ddp_computes_what_its_counters_say_times_the_micro_batches() -> None:
-    split = split_steps(MadeUp(device="cuda", micro_steps=4).observed())
+    split = split_of(MadeUp(device="cuda", micro_steps=4).observed())
     assert split.mean is not None
     assert (split.mean.compute_ms, split.mean.exposed_ms) == pytest.approx((100.0, 10.0))
 
@@ -97,7 +103,7 @@ def test_reductions_of_one_step_are_added_up(device: str, micro_steps: int) -> N
         )
         for node in observed.nodes
     ]
-    split = split_steps(msgspec.structs.replace(observed, nodes=tuple(halves)))
+    split = split_of(msgspec.structs.replace(observed, nodes=tuple(halves)))
     assert split.mean is not None
     assert (split.mean.compute_ms, split.mean.exposed_ms) == pytest.approx((100.0, 10.0))
     assert split.mean.overlap == pytest.approx(20 / 30)
@@ -122,33 +128,34 @@ def test_what_a_host_does_while_its_gpu_computes_is_not_counted_twice() -> None:
             return sample
         return msgspec.structs.replace(sample, phases_us={"data": 90_000, "optimizer": 20_000})
 
-    split = split_steps(changed(MadeUp(device="cuda").observed(), run_ahead))
+    split = split_of(changed(MadeUp(device="cuda").observed(), run_ahead))
     # Of 118 ms a step, 100 ms are computing and 10 ms communication: the loader can have cost 8 ms, and no more.
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 10.0, 0.0, 8.0, 0.0, 0.0), strict=True))
     assert "by the host's clock" in split.rule
 
 
 def test_a_gpu_whose_waits_were_timed_by_events_has_exposed_communication_and_no_computing() -> None:
-    split = split_steps(MadeUp(device="cuda", told_by="device").observed())
+    split = split_of(MadeUp(device="cuda", told_by="device").observed())
     assert split.source == "device"
     assert split.mean is not None
     assert (split.mean.exposed_ms, split.mean.data_ms) == pytest.approx((10.0, 2.0))
     assert (split.mean.compute_ms, split.mean.host_ms) == (None, None)
     assert "DDP's counters" in split.missing["compute_ms"]
     assert set(split.missing) == {"compute_ms", "host_ms", "overlap", "comm_ms"}
+    assert split.rule.endswith("data and optimizer are by the host's clock, and the GPU may compute meanwhile")
 
 
 def test_a_gpu_that_waits_for_streams_which_were_not_timed_is_not_said_to_wait_little() -> None:
     def unseen(sample: Sample) -> Sample:
         return msgspec.structs.replace(sample, calls=2) if isinstance(sample, DeviceWaitSample) else sample
 
-    split = split_steps(changed(MadeUp(device="cuda", told_by="device").observed(), unseen))
+    split = split_of(changed(MadeUp(device="cuda", told_by="device").observed(), unseen))
     assert split.source is None
     assert "streams of their own" in split.missing["exposed_ms"]
 
 
 def test_without_any_source_a_gpu_has_no_exposed_communication_and_is_told_how_to_get_it() -> None:
-    split = split_steps(MadeUp(device="cuda", told_by="nothing").observed())
+    split = split_of(MadeUp(device="cuda", told_by="nothing").observed())
     assert split.source is None
     assert split.mean is not None
     assert (split.mean.exposed_ms, split.mean.wait_ms, split.mean.compute_ms, split.mean.host_ms) == (None,) * 4
@@ -157,15 +164,44 @@ def test_without_any_source_a_gpu_has_no_exposed_communication_and_is_told_how_t
     assert set(split.missing) == {"exposed_ms", "wait_ms", "compute_ms", "host_ms", "overlap", "comm_ms"}
 
 
+def wait_beside_ddp(calls: int) -> Observed:
+    """Each step reduces a gradient norm beside DDP's buckets, in two calls of which so many were timed."""
+    observed = MadeUp(device="cuda").observed()
+    nodes = tuple(
+        msgspec.structs.replace(
+            node,
+            samples=(
+                *node.samples,
+                *(
+                    DeviceWaitSample(rank=rank, step=step, wait_us=4000.0, calls=calls, of_calls=2)
+                    for rank in node.ranks
+                    for step in range(1, 21)
+                ),
+            ),
+        )
+        for node in observed.nodes
+    )
+    return msgspec.structs.replace(observed, nodes=nodes)
+
+
+def test_what_a_gpu_waits_beside_ddp_is_added_where_it_was_timed_and_never_taken_for_nothing() -> None:
+    timed = split_of(wait_beside_ddp(2))
+    assert timed.mean is not None
+    assert timed.mean.exposed_ms == pytest.approx(14.0)
+    untimed = split_of(wait_beside_ddp(1))
+    assert untimed.source is None
+    assert untimed.missing["exposed_ms"].startswith("too few of the collectives beside DDP's own were timed")
+
+
 def test_ddp_on_a_cpu_without_its_counters_is_unknown_although_nothing_blocked_in_python() -> None:
     observed = changed(MadeUp().observed(), lambda sample: None if isinstance(sample, DdpSample) else sample)
-    split = split_steps(observed)
+    split = split_of(observed)
     assert split.source is None
     assert split.missing["exposed_ms"].startswith("DDP's counters were not recorded")
 
 
 def test_one_worker_has_no_communication() -> None:
-    split = split_steps(MadeUp(nodes=((0,),), told_by="host").observed())
+    split = split_of(MadeUp(nodes=((0,),), told_by="host").observed())
     assert split.source == "alone"
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 0.0, 0.0, 2.0, 5.0, 1.0), strict=True))
     assert split.comm_ms == 0.0
@@ -174,7 +210,7 @@ def test_one_worker_has_no_communication() -> None:
 
 def test_a_step_that_one_worker_did_not_record_is_left_out_and_the_rule_says_so() -> None:
     made_up = MadeUp(compute_ms=lambda _, step: 190.0 if step == 10 else 100.0, lost=frozenset({(1, 10)}))
-    split = split_steps(made_up.observed())
+    split = split_of(made_up.observed())
     assert [worker.compute_ms for worker in split.workers] == pytest.approx([100.0, 100.0])
     assert split.rule.startswith("means over 14 of the 15 steps that count;")
 
@@ -183,21 +219,21 @@ def test_counters_that_come_now_and_then_are_used_where_they_are() -> None:
     def sampled(sample: Sample) -> Sample | None:
         return None if isinstance(sample, DdpSample) and sample.step % 5 else sample
 
-    split = split_steps(changed(MadeUp(device="cuda").observed(), sampled))
+    split = split_of(changed(MadeUp(device="cuda").observed(), sampled))
     assert split.mean is not None
     assert split.mean.exposed_ms == pytest.approx(10.0)
     assert split.rule.startswith("means over 3 of the 15 steps that count;")
 
 
 def test_a_checkpoint_now_and_then_is_left_out_and_the_rule_says_so() -> None:
-    split = split_steps(MadeUp(compute_ms=lambda _, step: 9000.0 if step == 12 else 100.0).observed())
+    split = split_of(MadeUp(compute_ms=lambda _, step: 9000.0 if step == 12 else 100.0).observed())
     assert split.mean is not None
     assert split.mean.step_ms == pytest.approx(118.0)
     assert "14 of the 15 steps that count (1 took over 3 times the median and is left out)" in split.rule
 
 
 def test_a_loader_that_stalls_every_fifth_step_is_no_rare_event() -> None:
-    split = split_steps(MadeUp(data_ms=lambda _, step: 500.0 if step % 5 == 0 else 0.0).observed())
+    split = split_of(MadeUp(data_ms=lambda _, step: 500.0 if step % 5 == 0 else 0.0).observed())
     assert split.mean is not None
     assert split.mean.data_ms == pytest.approx(100.0)
 
@@ -208,7 +244,7 @@ def test_a_loader_that_nobody_saw_is_missing_and_not_zero() -> None:
             return sample
         return msgspec.structs.replace(sample, phases_us={"forward": 33_000, "backward": 77_000, "comm": 0})
 
-    split = split_steps(changed(MadeUp().observed(), unseen))
+    split = split_of(changed(MadeUp().observed(), unseen))
     assert split.mean is not None
     assert (split.mean.data_ms, split.mean.optimizer_ms) == (None, None)
     assert split.mean.host_ms == pytest.approx(8.0)
@@ -216,14 +252,14 @@ def test_a_loader_that_nobody_saw_is_missing_and_not_zero() -> None:
 
 
 def test_nothing_recorded_is_nothing_split_and_every_part_has_its_reason() -> None:
-    assert split_steps(MadeUp(steps=0).observed()) == StepSplit(
+    assert split_of(MadeUp(steps=0).observed()) == StepSplit(
         missing=dict.fromkeys((*PARTS, "overlap", "comm_ms"), "no step that counts was recorded by all workers")
     )
 
 
 def test_a_worker_that_recorded_no_step_leaves_the_split_unknown() -> None:
     lost = frozenset((1, step) for step in range(1, 21))
-    split = split_steps(MadeUp(lost=lost).observed())
+    split = split_of(MadeUp(lost=lost).observed())
     assert split.workers == ()
     assert "by all workers" in split.missing["exposed_ms"]
 
@@ -236,7 +272,7 @@ def test_a_node_is_not_believed_about_workers_of_another() -> None:
     node = observed.nodes[0]
     liar = msgspec.structs.replace(node, samples=(*node.samples, foreign))
     moved = msgspec.structs.replace(observed, nodes=(observed.nodes[1], liar))
-    assert split_steps(moved) == split_steps(observed)
+    assert split_of(moved) == split_of(observed)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +290,7 @@ def test_counters_that_cannot_be_true_are_not_used(lie: dict[str, Any]) -> None:
     def tell(sample: Sample) -> Sample:
         return msgspec.structs.replace(sample, **lie) if isinstance(sample, DdpSample) and sample.rank else sample
 
-    split = split_steps(changed(MadeUp().observed(), tell))
+    split = split_of(changed(MadeUp().observed(), tell))
     assert split.source is None
     assert "can be true" in split.missing["exposed_ms"]
 
@@ -267,7 +303,7 @@ def test_the_last_thing_that_a_worker_said_of_its_model_counts() -> None:
         msgspec.structs.replace(node, samples=(*node.samples, models[0])),
         msgspec.structs.replace(observed.nodes[1], samples=(*observed.nodes[1].samples, models[1])),
     )
-    assert split_steps(msgspec.structs.replace(observed, nodes=nodes)).source == "host"
+    assert split_of(msgspec.structs.replace(observed, nodes=nodes)).source == "host"
 
 
 WILD = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 200_000)
@@ -294,7 +330,7 @@ def test_whatever_nodes_say_parts_are_never_negative_and_add_up(
             return msgspec.structs.replace(sample, comm_us=next(wild), overlap_us=next(wild))
         return sample
 
-    split = split_steps(changed(MadeUp(steps=4, device=device, told_by=told_by).observed(), lie))
+    split = split_of(changed(MadeUp(steps=4, device=device, told_by=told_by).observed(), lie))
     for worker in (*split.workers, *([split.mean] if split.mean else [])):
         known = [value for name in PARTS if (value := getattr(worker, name)) is not None]
         assert all(value >= 0 for value in known)
@@ -319,7 +355,7 @@ def test_renaming_ranks_renames_the_result_and_changes_nothing_else(
         nodes=((order[0], order[1]), (order[2], order[3])),
         compute_ms=lambda rank, step: times[20 * order.index(rank) + step - 1],
     )
-    before, after = split_steps(made_up.observed()), split_steps(renamed.observed())
+    before, after = split_of(made_up.observed()), split_of(renamed.observed())
     back = {worker.rank: msgspec.structs.replace(worker, rank=order.index(worker.rank)) for worker in after.workers}
     assert tuple(back[rank] for rank in order) == before.workers
     assert after.mean == before.mean

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multinode.analyse.exposure import find_exposure
 from multinode.analyse.machine_use import GpuUse, NodeUse
 from multinode.analyse.observed import Observed
 from multinode.analyse.step_split import split_steps
-from multinode.analyse.stragglers import Straggler, find_stragglers
-from multinode.core.profile_samples import DdpSample
-from multinode.core.samples import Sample
+from multinode.analyse.stragglers import Straggler, Waiting, find_stragglers, find_waiting
+from multinode.core.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
+from multinode.core.samples import Sample, StepSample
 from tests.analyse.made_up_steps import Duration, MadeUp, always, changed
 
 FOUR = ((0,), (1,), (2,), (3,))
@@ -24,7 +25,13 @@ LATE_GPU = msgspec.structs.replace(LATE, device="cuda")
 
 def find(made_up: MadeUp | Observed, *uses: NodeUse) -> tuple[Straggler, ...]:
     observed = made_up.observed() if isinstance(made_up, MadeUp) else made_up
-    return find_stragglers(observed, split_steps(observed), uses)
+    exposure = find_exposure(observed)
+    return find_stragglers(observed, exposure, split_steps(exposure), uses)
+
+
+def waiting(made_up: MadeUp) -> Waiting:
+    observed = made_up.observed()
+    return find_waiting(observed, find_exposure(observed))
 
 
 def use(number: int, **figures: Any) -> NodeUse:
@@ -131,6 +138,74 @@ def test_lost_records_hide_no_straggler() -> None:
 
 def test_too_few_steps_blame_nobody() -> None:
     assert find(msgspec.structs.replace(LATE, steps=3)) == ()
+
+
+def rooted(observed: Observed, *calls: tuple[str, float]) -> Observed:
+    """The same, whose workers call this in each step."""
+    counted = changed(
+        observed,
+        lambda sample: msgspec.structs.replace(sample, traffic=0) if isinstance(sample, StepSample) else sample,
+    )
+    counts = tuple(CallCount(op=op, group="0", size_bytes=size, count=1) for op, size in calls)
+    ranks = tuple(rank for node in observed.nodes for rank in node.ranks)
+    nodes = tuple(
+        msgspec.structs.replace(
+            node,
+            samples=(
+                *node.samples,
+                *(GroupSample(rank=rank, group="0", ranks=ranks, backend="gloo") for rank in node.ranks),
+                *(TrafficSample(rank=rank, traffic=0, calls=counts) for rank in node.ranks),
+            ),
+        )
+        for node in counted.nodes
+    )
+    return msgspec.structs.replace(counted, nodes=nodes)
+
+
+def root_of_a_slow_link() -> Observed:
+    """Rank 0 hands its data over in 20 ms, and the others receive them in 150 ms; all compute alike."""
+    observed = MadeUp(nodes=FOUR[:3], told_by="host").observed()
+
+    def wait(sample: Sample) -> Sample:
+        if not isinstance(sample, StepSample):
+            return sample
+        blocked_us = 20_000.0 if sample.rank == 0 else 150_000.0
+        return msgspec.structs.replace(
+            sample, step_time_us=258_000.0, phases_us=(sample.phases_us or {}) | {"comm": blocked_us}
+        )
+
+    return changed(observed, wait)
+
+
+@pytest.mark.parametrize("op", ["broadcast", "scatter", "send"])
+def test_the_root_of_a_call_that_it_leaves_first_is_not_late(op: str) -> None:
+    waits_least = root_of_a_slow_link()
+    assert find(rooted(waits_least, (op, 1e8))) == ()
+    # A flag that is broadcast beside the gradients excuses nobody.
+    assert only(find(rooted(waits_least, ("all_reduce", 1e8), (op, 1e6)))).node == "node0"
+
+
+def test_a_root_that_computes_longer_is_late_all_the_same() -> None:
+    assert only(find(rooted(LATE.observed(), ("broadcast", 1e8)))).node == "node1"
+
+
+def test_what_nodes_wait_for_the_last_of_them_is_known_where_none_stands_out() -> None:
+    few = waiting(msgspec.structs.replace(LATE, steps=3))
+    assert (few.late_ms, few.take_turns) == (pytest.approx(200.0), False)
+    assert waiting(MadeUp()) == Waiting(late_ms=0.0)
+    assert waiting(msgspec.structs.replace(LATE, told_by="nothing", device="cuda")) == Waiting()
+    assert waiting(MadeUp(nodes=((0,),))) == Waiting()
+
+
+def test_nodes_take_turns_only_where_the_last_one_changes() -> None:
+    turns = MadeUp(nodes=FOUR, compute_ms=lambda rank, step: 300.0 if step % 4 == rank else 100.0)
+    assert waiting(turns).take_turns
+    assert waiting(turns).late_ms == pytest.approx(200.0)
+    assert not waiting(msgspec.structs.replace(turns, steps=9)).take_turns
+    # Two of three are slow, by turns a little more or less: neither is the last again and again, and both always are.
+    slow = MadeUp(nodes=FOUR[:3], compute_ms=lambda rank, step: (300.0 + (rank + step) % 2) if rank else 100.0)
+    assert find(slow) == ()
+    assert not waiting(slow).take_turns
 
 
 @pytest.mark.parametrize("lie", [float("nan"), float("inf"), -1e300, 1e300])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.observed import Observed, ObservedNode, observe
 from multinode.analyse.throughput import all_steps_samples_per_s, measure_throughput
+from multinode.core.profile_samples import ModelSample
 from multinode.core.samples import StepSample
 
 
@@ -100,6 +101,31 @@ def test_tokens_without_padding_that_come_some_steps_late_are_counted() -> None:
     ]
     found = measure_throughput(observed(late))
     assert found.effective_tokens_per_s == pytest.approx(6000.0)
+
+
+def on_gpu(count: int) -> Observed:
+    """Of 800 tokens a step 600 are no padding, and each tenth step the GPU tells it of all since the time before."""
+    late = [
+        msgspec.structs.replace(step, effective_tokens=0 if step.step % 10 else 6000)
+        for step in steps(0, [100.0] * count)
+    ]
+    seen = observed(late)
+    model = ModelSample(rank=0, wrapper="none", parameters=1, trainable=1, device="cuda")
+    node = msgspec.structs.replace(seen.nodes[0], samples=(*seen.nodes[0].samples, model))
+    return msgspec.structs.replace(seen, nodes=(node,))
+
+
+@pytest.mark.parametrize("count", [12, 19, 40])
+def test_tokens_without_padding_are_not_told_of_few_steps_of_a_gpu(count: int) -> None:
+    found = measure_throughput(on_gpu(count))
+    assert (found.effective_tokens_per_s, found.effective_tgs) == (None, None)
+    assert "over 50 steps" in found.missing["effective_tgs"]
+    assert found.tgs == pytest.approx(8000.0)
+
+
+@pytest.mark.parametrize("count", range(70, 80))
+def test_tokens_without_padding_of_a_gpu_are_those_between_two_times_that_it_told_them(count: int) -> None:
+    assert measure_throughput(on_gpu(count)).effective_tgs == pytest.approx(6000.0)
 
 
 def test_a_batch_without_a_mask_leaves_what_is_padding_unknown() -> None:

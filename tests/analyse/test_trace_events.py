@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_a_file_that_unpacks_to_more_than_is_allowed_is_refused() -> None:
     for data in (bomb, b" " * 10_001):
         with pytest.raises(ValueError, match=r"more than 9\.766 KiB"):
             read_trace(data, most_bytes=10_000)
+
+
+def test_no_trace_takes_more_memory_than_a_controller_has() -> None:
+    packer = zlib.compressobj(1, wbits=31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(257)) + packer.flush()
+    with pytest.raises(ValueError, match="more than 256 MiB"):
+        read_trace(bomb)
 
 
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

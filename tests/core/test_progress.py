@@ -36,7 +36,7 @@ def test_before_anything_happened_every_node_of_the_plan_waits() -> None:
             node_rank=index,
             ranks=(2 * index, 2 * index + 1),
             addr=None,
-            ifname=None,
+            ifname="eth0",
             link_gbit_per_s=10.0,
             run_dir="/r",
             command=Command(argv=("true",)),
@@ -59,7 +59,7 @@ def test_before_anything_happened_every_node_of_the_plan_waits() -> None:
         ("a", (0, 1), "waiting", None),
         ("b", (2, 3), "waiting", None),
     ]
-    assert progress.nodes[0].link_gbit_per_s == 10.0
+    assert (progress.nodes[0].ifname, progress.nodes[0].link_gbit_per_s) == ("eth0", 10.0)
 
 
 def test_steps_of_the_first_worker_are_shown_and_those_of_the_others_are_not_counted_twice() -> None:
@@ -85,6 +85,15 @@ def test_a_step_that_took_no_time_gives_no_speed() -> None:
     assert advance_node(NODE, [step(1, us=0.0)]).samples_per_s is None
 
 
+def test_a_figure_that_cannot_be_true_is_passed_over() -> None:
+    running = msgspec.structs.replace(NODE, state="running")
+    node = advance_node(running, [step(1), step(2, us=1.7e308), step(3, us=-1.0)])
+    assert (node.step, node.recent_us) == (3, (1000.0,))
+    assert advance_node(NODE, [gpu(0, 1.7e308), gpu(1, 1.7e308), gpu(2, 40.0)]).gpu_percent == pytest.approx(40.0)
+    endless = StepSample(rank=2, step=1, time_s=0, mono_ns=1, step_time_us=1e12, total_steps=1 << 60)
+    assert advance_node(running, [endless]).left_s is None
+
+
 def test_the_network_is_the_difference_of_two_samples_of_one_card() -> None:
     once = advance_node(NODE, [nic(10**9, 1000, 2000)])
     assert (once.net_in_gbit_per_s, once.net_out_gbit_per_s) == (None, None)
@@ -104,9 +113,19 @@ def test_two_cards_that_are_sampled_in_turn_have_their_rates_and_the_busier_one_
     node = advance_node(NODE, [sample for pair in zip(busy, quiet, strict=True) for sample in pair])
     assert node.net_in_gbit_per_s == pytest.approx(1e-6)
     assert node.net_out_gbit_per_s == pytest.approx(2e-6)
-    linked = msgspec.structs.replace(node, link_gbit_per_s=8e-6)
-    assert linked.link_share == pytest.approx(0.25)
-    assert node.link_share is None
+
+
+def test_the_share_of_the_link_is_that_of_the_data_planes_card_alone() -> None:
+    linked = msgspec.structs.replace(NODE, ifname="eth0", link_gbit_per_s=10.0)
+    ethernet = [nic(10**9, 0, 0), nic(2 * 10**9, 125_000_000, 250_000_000)]
+    port = [nic(10**9, 0, 0, "mlx5_0/1"), nic(2 * 10**9, 10**9, 10**9, "mlx5_0/1")]
+    node = advance_node(linked, [*ethernet, *port])
+    assert node.link_share == pytest.approx(0.2)
+    assert node.net_out_gbit_per_s == pytest.approx(8.0)
+    assert advance_node(linked, port).link_share is None
+    assert msgspec.structs.replace(node, link_gbit_per_s=None).link_share is None
+    # More than it can carry: the link is not what it was taken for.
+    assert msgspec.structs.replace(node, link_gbit_per_s=1.0).link_share is None
 
 
 def test_a_card_that_was_reset_gives_no_rate_until_it_was_read_twice() -> None:
@@ -207,6 +226,8 @@ def test_messages_of_a_collective_test_are_its_steps() -> None:
     assert (after.step, after.step_time_us) == (1, 200.0)
     # Twice the size: ten calls of 400 us are left.
     assert after.left_s == pytest.approx(10 * 400e-6)
-    # Another worker's, or one that the test does not have, changes nothing.
-    for foreign in (msgspec.structs.replace(sample, rank=99), msgspec.structs.replace(sample, index=7)):
-        assert advance_node(node, [foreign]) == node
+    # Another worker's, one that the test does not have, what took no time that there is: nothing changes.
+    foreign: list[dict[str, object]] = [{"rank": 99}, {"index": 7}, {"times_us": (5e-324, 1.7e308)}]
+    for changes in foreign:
+        assert advance_node(node, [msgspec.structs.replace(sample, **changes)]) == node
+    assert advance_node(after, [step(1 << 60, rank=NODE.ranks[0])]).left_s == after.left_s

@@ -41,7 +41,7 @@ def test_the_rest_says_least_step_median_time_and_sums() -> None:
     rest = sum_up([busy(0), busy(1, step=5, state="ended"), NodeProgress(name="x", node_rank=2, ranks=(4,))])
     assert (rest.count, rest.states, rest.step) == (3, "1 waiting, 1 ended, 1 running", 5)
     assert rest.step_time_us == 300_000.0
-    assert rest.link_gbit_per_s == 2.0
+    assert rest.net_out_gbit_per_s == 1.0
     assert sum_up([NodeProgress(name="x", node_rank=0, ranks=(0,))]).samples_per_s is None
 
 

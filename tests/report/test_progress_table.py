@@ -6,12 +6,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.core.progress import NodeProgress, RunProgress
+from multinode.core.progress import CardProgress, NodeProgress, RunProgress
 from multinode.core.recent_steps import RecentSteps
-from multinode.core.samples import GpuSample
+from multinode.core.samples import GpuSample, NicSample
 from multinode.core.stall import Stall
 from multinode.report.progress_table import progress_line, progress_table
 
+READ = NicSample(time_s=0, mono_ns=0, ifname="eth0", rx_bytes=0, tx_bytes=0)
 WAITING = NodeProgress(name="box2", node_rank=1, ranks=(2, 3))
 BUSY = NodeProgress(
     name="box1",
@@ -25,6 +26,8 @@ BUSY = NodeProgress(
     loss=1.23456,
     net_in_gbit_per_s=0.25,
     net_out_gbit_per_s=0.5,
+    cards={"eth0": CardProgress(last=READ, in_gbit_per_s=0.25, out_gbit_per_s=0.5)},
+    ifname="eth0",
     link_gbit_per_s=1.0,
 )
 PROFILED = msgspec.structs.replace(
@@ -108,6 +111,13 @@ def test_the_others_of_many_nodes_are_summed_up_in_the_same_columns() -> None:
     assert "160.0" not in others
     assert others[-4:] == ["92", "-", "-", "-"]
     assert "29%" in others
+    assert "50%" in others
+
+
+def test_a_figure_as_long_as_a_line_does_not_push_the_others_out() -> None:
+    text = rendered(msgspec.structs.replace(PROFILED, net_in_gbit_per_s=1.7e308), WAITING, width=120)
+    assert "1.7e+308" in row(text, "box1")
+    assert "TGS" in text
 
 
 def test_an_end_or_a_lost_contact_stands_in_place_of_the_state() -> None:

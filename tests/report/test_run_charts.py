@@ -20,6 +20,7 @@ def test_the_step_time_has_a_line_a_node_and_what_does_not_count_is_shaded() -> 
     assert figure.data[0].y[0] == pytest.approx(800.0)
     (shade,) = figure.layout.shapes
     assert (shade.x0, shade.x1) == (0.5, seen.counted[0] - 0.5)
+    assert [note.text for note in figure.layout.annotations] == ["does not count"]
 
 
 def test_steps_that_do_not_count_are_shaded_wherever_they_are() -> None:
@@ -28,6 +29,26 @@ def test_steps_that_do_not_count_are_shaded_wherever_they_are() -> None:
     figure = step_time_chart(msgspec.structs.replace(seen, counted=slowed))
     assert figure is not None
     assert [(shade.x0, shade.x1) for shade in figure.layout.shapes] == [(0.5, slowed[0] - 0.5), (19.5, 21.5)]
+
+
+def test_of_many_stretches_that_do_not_count_the_longest_are_shaded_and_the_chart_says_so() -> None:
+    seen = observed(gpus=False, steps=1000)
+    # Every fifth step, and three in a row at 500.
+    slowed = tuple(number for number in range(1, 1001) if number % 5 and number not in {499, 501})
+    figure = step_time_chart(msgspec.structs.replace(seen, counted=slowed))
+    assert figure is not None
+    shades = [(shade.x0, shade.x1) for shade in figure.layout.shapes]
+    assert len(shades) <= 20
+    assert (498.5, 501.5) in shades
+    (note,) = figure.layout.annotations
+    assert note.text == "does not count (the 20 longest of 200 stretches)"
+
+
+def test_where_all_steps_count_nothing_is_shaded() -> None:
+    seen = observed()
+    figure = step_time_chart(msgspec.structs.replace(seen, counted=tuple(seen.steps)))
+    assert figure is not None
+    assert (figure.layout.shapes, figure.layout.annotations) == ((), ())
 
 
 def test_a_long_training_is_drawn_by_few_points() -> None:
@@ -47,6 +68,8 @@ def test_the_parts_of_each_workers_step_are_stacked_and_the_first_stands_on_top(
     figure = split_chart(SUMMARY.split)
     assert figure is not None
     assert figure.layout.barmode == "stack"
+    # They are what the split has.
+    assert figure.layout.xaxis.title.text == "ms of a step, mean"
     parts = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data}
     assert list(parts) == ["compute", "exposed communication", "wait for stragglers", "data", "optimizer", "host"]
     assert list(parts["compute"]) == ["rank 3", "rank 2", "rank 1", "rank 0"]
