@@ -120,8 +120,8 @@ def find_stragglers(
         return ()
     seen = _Seen(observed=observed, exposure=exposure, split=split, uses=uses)
     slow = frozenset(rank for one in late for rank in one.ranks)
-    cases = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
-    return tuple(found for one in cases if (found := _straggler(one, slow, seen)) is not None)
+    nodes = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
+    return tuple(straggler for node in nodes if (straggler := _straggler(node, slow, seen)) is not None)
 
 
 def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:

@@ -31,7 +31,9 @@ def ddp(rank: int, step: int, comm_us: float, sizes: tuple[int, ...] = BUCKETS) 
 
 def observed(*samples: Sample, world_size: int = 2, counted: tuple[int, ...] = (6, 7, 8)) -> Observed:
     node = ObservedNode(name="node0", node_rank=0, ranks=tuple(range(world_size)), samples=samples)
-    return Observed(run_id="run", world_size=world_size, nodes=(node,), steps={}, counted=counted, rule="")
+    return Observed(
+        run_id="run", world_size=world_size, nodes=(node,), steps={}, recorded=len(counted), counted=counted, rule=""
+    )
 
 
 def test_a_window_of_the_profiler_goes_before_ddps_counters() -> None:

@@ -28,8 +28,6 @@ def test_steps_count_after_the_warm_up_whatever_their_order_in_the_files() -> No
     found = of_two([step(0, n) for n in range(20, 0, -1)], [step(1, n) for n in range(1, 21)])
     assert found.counted == tuple(range(6, 21))
     assert [set(workers) for workers in found.counted_steps] == [{0, 1}] * 15
-    assert found.node_of(1) is found.nodes[1]
-    assert found.node_of(9) is None
 
 
 def test_steps_that_the_profiler_slowed_on_one_worker_count_for_nobody() -> None:

@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multinode.analyse.exposure import find_exposure
+from multinode.analyse.exposure import WorkerStep, find_exposure
 from multinode.analyse.observed import Observed
 from multinode.analyse.step_split import StepSplit, WorkerSplit, split_steps
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.samples import Sample, StepSample
 from tests.analyse.made_up_steps import MadeUp, always, changed
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
 
 PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
 
@@ -304,6 +307,26 @@ def test_the_last_thing_that_a_worker_said_of_its_model_counts() -> None:
         msgspec.structs.replace(observed.nodes[1], samples=(*observed.nodes[1].samples, models[1])),
     )
     assert split_of(msgspec.structs.replace(observed, nodes=nodes)).source == "host"
+
+
+class Counting(dict[int, WorkerStep]):
+    """A step that counts how often all its workers are gone through."""
+
+    looks = 0
+
+    def values(self) -> dict_values[int, WorkerStep]:
+        self.looks += 1
+        return super().values()
+
+
+def test_what_is_transfer_in_a_step_is_looked_for_once_and_not_for_each_worker() -> None:
+    looks = []
+    for workers in (2, 16):
+        exposure = find_exposure(MadeUp(nodes=tuple((rank,) for rank in range(workers))).observed())
+        steps = tuple(Counting(step) for step in exposure.steps)
+        split_steps(msgspec.structs.replace(exposure, steps=steps))
+        looks.append(sum(step.looks for step in steps))
+    assert looks[0] == looks[1]
 
 
 WILD = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 200_000)
