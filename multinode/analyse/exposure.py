@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from multinode.analyse.credible import credible_us
 from multinode.analyse.observed import Observed
 from multinode.analyse.seen_models import last_models
+from multinode.core.credible import credible_us
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.samples import StepSample
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.collectives import bus_factor
-from multinode.analyse.credible import credible_us
 from multinode.analyse.observed import Observed
 from multinode.analyse.seen_models import last_models
 from multinode.analyse.sweep_curve import SweepCurve
 from multinode.analyse.trace_view import TraceView
+from multinode.core.credible import credible_us
 from multinode.core.profile_samples import DdpSample
 
 __all__ = ["Alone", "InTraining", "beside", "in_training"]

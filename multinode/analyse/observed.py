@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from multinode.analyse.credible import credible_us
 from multinode.analyse.steady import find_steady_state
+from multinode.core.credible import credible_us
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, TraceSample
 from multinode.core.samples import LossSample, Sample, StepSample
 
@@ -73,10 +73,6 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Samples of one kind, of all nodes."""
         return [sample for node in self.nodes for sample in node.of(kind)]
-
-    def node_of(self, rank: int) -> ObservedNode | None:
-        """The node that a worker is on."""
-        return next((node for node in self.nodes if rank in node.ranks), None)
 
     @property
     def counted_steps(self) -> list[dict[int, StepSample]]:

@@ -25,6 +25,8 @@ _MOST = 0.5
 # Full sharding gathers each unit for the forward and again for the backward pass; the outermost one once alone.
 _GATHERED_ONCE = 1.05
 _GATHERED_TWICE = 1.3
+# A step's rest of what keeps a rendezvous alive, logs and metrics stay far below.
+_UNSEEN_BYTES = 1 << 20
 
 
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,20 +57,25 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.bytes_by_op.get(op, 0.0) for op in ops) / self.total if self.total else 0.0
 
 
-def recognise(observed: Observed) -> str:
-    """The strategy in words; `no communication` begins what a user must mend."""
-    return recognise_strategy(observed).name
+def recognise(observed: Observed, card_bytes: float | None = None) -> str:
+    """The strategy in words; `no communication` begins what a user must mend. Arguments as `recognise_strategy`."""
+    return recognise_strategy(observed, card_bytes).name
 
 
-def recognise_strategy(observed: Observed) -> Recognised:
-    """The strategy, by what the worker of the lowest rank said last of its model, and by what all of them called."""
+def recognise_strategy(observed: Observed, card_bytes: float | None = None) -> Recognised:
+    """The strategy, by what the worker of the lowest rank said last of its model, and by what all of them called.
+
+    Args:
+        observed: the run.
+        card_bytes: what a card carried in a step: calls that nobody saw (of compiled code) are calls all the same.
+    """
     if observed.world_size <= 1:
         return Recognised(name="one worker")
     calls, model = read_calls(observed), model_of(observed)
     told = _as_told(model) if model else None
     silence = _why_silent(observed, calls, wrapped=told is not None)
     if silence:
-        return Recognised(name=f"no communication: {silence}")
+        return Recognised(name=_silent(silence, card_bytes))
     worker = busiest_worker(calls.values())
     sent = _sent(worker.kinds) if worker else None
     if sent is None:
@@ -100,6 +107,12 @@ def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped
     if len(observed.nodes) > 1 and not any(_crosses(observed, group) for group in _joined(groups)):
         return "no call joins two nodes, and each node trains alone"
     return ""
+
+
+def _silent(silence: str, card_bytes: float | None) -> str:
+    if card_bytes is not None and card_bytes > _UNSEEN_BYTES:
+        return f"unknown: {silence}, it seems; but a card carried {card_bytes / 1e6:.1f} MB a step"
+    return f"no communication: {silence}"
 
 
 def _unseen(told: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recognised:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from multinode.analyse.credible import credible_us
 from multinode.analyse.exposure import Exposure, WorkerStep
+from multinode.core.credible import credible_us
 
 __all__ = ["StepSplit", "WorkerSplit", "split_steps"]
 

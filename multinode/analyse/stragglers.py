@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from multinode.analyse.credible import credible_count
 from multinode.analyse.exposure import Exposure, WorkerStep
 from multinode.analyse.machine_use import NodeUse
 from multinode.analyse.observed import Observed
 from multinode.analyse.seen_calls import read_calls, rooted_part
 from multinode.analyse.step_split import StepSplit
 from multinode.analyse.straggler_causes import Case, compute_longer, find_clues, name_compared
+from multinode.core.credible import credible_count
 from multinode.core.samples import StepSample
 
 __all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]

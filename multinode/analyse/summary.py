@@ -148,7 +148,7 @@ def summarise(
     used = utilisation_of(work or ModelWork(), observed, speed)
     model = model_of(observed)
     times_us = [_time_us(workers) for workers in observed.counted_steps]
-    strategy = recognise(observed)
+    strategy = recognise(observed, seen.bytes_per_step.card)
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
     return Summary(
         run_id=observed.run_id,

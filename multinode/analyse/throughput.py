@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from multinode.analyse.credible import credible_count, credible_us
 from multinode.analyse.observed import Observed
 from multinode.analyse.seen_models import last_models
+from multinode.core.credible import credible_count, credible_us
 from multinode.core.samples import StepSample
 
 __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]

@@ -25,6 +25,8 @@ _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
 # Of one kind and one worker, card or GPU: hours of steps, days of samples once a second.
 _MOST_RECORDS = 50_000
+# Packed; unpacked it takes many times as much.
+_LARGEST_TRACE = 64 << 20
 
 
 def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
@@ -120,8 +122,11 @@ def _read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[in
     events: dict[int, TraceEvents] = {}
     missing: dict[str, str] = {}
     for rank in ranks:
+        path = directory.traces() / trace_name(rank)
         try:
-            events[rank] = read_trace((directory.traces() / trace_name(rank)).read_bytes())
+            with path.open("rb") as file:
+                # What is cut off is no trace any more, and the reader says so.
+                events[rank] = read_trace(file.read(_LARGEST_TRACE))
         except FileNotFoundError:
             missing[f"trace of rank {rank}"] = "it did not come home"
         except (OSError, ValueError) as error:

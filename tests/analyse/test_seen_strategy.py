@@ -127,6 +127,13 @@ def test_workers_that_never_call_each_other_train_alone() -> None:
     assert named(DDP, model=None, calls=lambda _rank: [call("all_reduce", 4, 3), call("barrier", 0)]) == alone
 
 
+def test_a_card_that_carries_a_lot_says_that_there_are_calls_which_nobody_saw() -> None:
+    silent = Training(model=model("none"), calls=lambda _rank: []).observed()
+    assert recognise(silent, 100e6).startswith("unknown: ")
+    assert "100.0 MB a step" in recognise(silent, 100e6)
+    assert recognise(silent, 9000.0).startswith("no communication: ")
+
+
 def test_a_wrapped_model_talks_even_where_nothing_saw_it() -> None:
     assert named(DDP, model=model("fsdp2"), calls=lambda _rank: []) == "FSDP2 (full shard), whose calls were not seen"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.seen_traffic import SeenTraffic, see_traffic
 from multinode.core.profile_samples import CallCount
-from multinode.core.samples import CardBytes, NicSample, Sample, StepSample
+from multinode.core.samples import NicSample, Sample
 from tests.analyse.seen_trainings import (
     BEGUN_NS,
     BUCKET,
@@ -341,61 +341,6 @@ def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:
     assert sentence.startswith(
         "unexplained: no call that crosses from node to node was seen, and ens1f0 of node-0 sent"
     )
-
-
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        (call("all_reduce", 2.0**61), "cannot be"),
-        (call("all_reduce", -5.0), "cannot be"),
-        (call("all_reduce", S, -1), "cannot be"),
-        (call("all_reduce", S, group="elsewhere"), "a group that was not recorded"),
-        (call("conquer\x1b[2J" + "x" * 10_000, S), "unknown kind, 'conquer\\x1b[2Jx"),
-    ],
-)
-def test_a_worker_that_lies_is_passed_over_and_named_where_all_do(bad: CallCount, reason: str) -> None:
-    one = seen(DDP, calls=lambda rank: [*ddp(rank), bad] if rank else ddp(rank))
-    assert figures(one) == pytest.approx([S, S, S], rel=0.01)
-    every = seen(DDP, calls=lambda rank: [*ddp(rank), bad])
-    assert every.bytes_per_step.calls is None
-    assert reason in every.missing["calls"]
-    assert len(every.missing["calls"]) < 120
-
-
-def test_what_is_left_of_a_liars_calls_does_not_pull_down_those_of_its_group() -> None:
-    def calls(rank: int) -> list[CallCount]:
-        return [call("all_reduce", S / 2, 2)] if rank == 0 else [call("all_reduce", S / 2), call("all_reduce", 2.0**61)]
-
-    assert seen(DDP, calls=calls).bytes_per_step.expected == pytest.approx(S)
-
-
-@pytest.mark.parametrize("ranks", [(), (0, 0), (0, 1, 7), (-1, 0), tuple(range(100_000))])
-def test_a_group_that_cannot_be_is_as_if_it_was_not_recorded(ranks: tuple[int, ...]) -> None:
-    traffic = seen(DDP, groups=lambda _rank: {"0": ranks})
-    assert "a group that was not recorded" in traffic.missing["calls"]
-
-
-def test_a_card_that_came_anew_in_the_window_or_counts_the_impossible_gives_no_figure() -> None:
-    def spoilt(change: Callable[[StepSample], CardBytes]) -> SeenTraffic:
-        observed = DDP.observed()
-        for workers in observed.steps.values():
-            for rank, sample in workers.items():
-                workers[rank] = msgspec.structs.replace(sample, cards={"ens1f0": change(sample)})
-        return see_traffic(observed)
-
-    anew = spoilt(lambda one: CardBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
-    assert "came anew" in anew.missing["card"]
-    absurd = spoilt(lambda one: CardBytes(tx_bytes=(1 << 60) + one.step, rx_bytes=0))
-    assert "cannot be true" in absurd.missing["card"]
-    still = spoilt(lambda one: CardBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
-    assert still.bytes_per_step.card == 0
-
-
-def test_as_many_kinds_of_calls_as_a_node_cares_to_invent_are_summed_and_few_are_listed() -> None:
-    invented = [call("all_reduce", 4096 + index) for index in range(100_000)]
-    traffic = seen(DDP, calls=lambda _rank: invented)
-    assert traffic.bytes_per_step.calls == pytest.approx(sum(one.size_bytes for one in invented))
-    assert len(traffic.calls) == 64
 
 
 def test_few_bytes_are_not_held_against_the_cards() -> None:

@@ -91,7 +91,8 @@ class DeviceWaits:
         with self._lock:
             ended = _StepWaits(step, self._pairs, self._of_calls)
             self._pairs, self._of_calls = [], 0
-        if ended.pairs:
+        # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
+        if ended.of_calls:
             self._pending.append(ended)
         while self._pending and _are_over(self._pending[0]):
             self._record(self._pending.popleft())
