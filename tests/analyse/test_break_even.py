@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multinode.analyse.break_even import (
+    accumulation_for,
+    break_even,
+    cost_per_million_tokens,
+    efficiency,
+    link_for,
+    node_gain,
+    on_one_node,
+)
+from multinode.analyse.calibration import Calibration, Work
+from multinode.analyse.carried_network import CarriedNetwork, Link
+from multinode.analyse.cost_model import StepCosts
+from multinode.analyse.predict import Scenario, predict
+from multinode.analyse.traffic import Layout, Load, Strategy
+
+TWO = Layout(nodes=2)
+G = 14_767_104
+MB = 1_000_000
+
+
+def calibration(costs: StepCosts, *, trainable: int = G // 4, cap: float = 1e6) -> Calibration:
+    """Of a network whose calls are bytes over bandwidth alone."""
+    return Calibration(
+        costs=costs,
+        layout=Layout(nodes=1),
+        per_device_batch=2,
+        work=Work(
+            strategy=Strategy.DDP,
+            load=Load(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4),
+        ),
+        network=CarriedNetwork(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", cap_gb_per_s=(cap, cap)),
+        tokens_per_sample=100,
+    )
+
+
+def scenario(gbit_per_s: float = 1.0, nodes: int = 2, strategy: Strategy = Strategy.DDP) -> Scenario:
+    layout = Layout(nodes=nodes)
+    return Scenario(link=Link(gbit_per_s=gbit_per_s), layout=layout, per_device_batch=2, strategy=strategy)
+
+
+COSTS = StepCosts(compute_ms=150, optimizer_ms=10, host_ms=6, hideable_ms=100, overlap=0.6)
+T1_S, HIDDEN_S = 0.166, 0.060
+
+
+def goodput(gbit_per_s: float | None) -> float:
+    assert gbit_per_s is not None
+    return Link(gbit_per_s=gbit_per_s).goodput_gb_per_s * 1e9
+
+
+def test_the_links_are_those_of_the_closed_forms() -> None:
+    # Two nodes: W, what a card sends in a step, is G.
+    found = break_even(calibration(COSTS), scenario(), target=0.8)
+    assert goodput(found.nothing_exposed.value) == pytest.approx(G / HIDDEN_S)
+    assert goodput(found.efficient.value) == pytest.approx(G / (HIDDEN_S + T1_S * (1 / 0.8 - 1)))
+    assert goodput(found.beats_one.value) == pytest.approx(G / (HIDDEN_S + (2 - 1) * T1_S))
+
+
+@settings(deadline=None)
+@given(st.floats(1, 1e4), st.floats(0, 1), st.floats(0.05, 0.98), st.integers(2, 16), st.integers(MB, 1000 * MB))
+def test_on_the_break_even_link_the_efficiency_is_the_target(
+    compute_ms: float, overlap: float, target: float, nodes: int, trainable: int
+) -> None:
+    costs = StepCosts(compute_ms=compute_ms, optimizer_ms=1, overlap=overlap)
+    seen, asked = calibration(costs, trainable=trainable), scenario(nodes=nodes)
+    link = break_even(seen, asked, target=target).efficient
+    if link.value is None or link.value <= 1e-4:
+        return
+    assert efficiency(seen, scenario(link.value, nodes)) == pytest.approx(target, rel=1e-6)
+
+
+@settings(deadline=None)
+@given(st.floats(1, 1e4), st.floats(0, 1), st.floats(0.05, 0.98), st.floats(0.01, 100), st.integers(2, 8))
+def test_the_accumulation_reaches_the_target_and_one_less_does_not(
+    compute_ms: float, overlap: float, target: float, gbit_per_s: float, nodes: int
+) -> None:
+    seen, asked = calibration(StepCosts(compute_ms=compute_ms, overlap=overlap)), scenario(gbit_per_s, nodes)
+    needed = accumulation_for(seen, asked, target=target).value
+
+    def at(accumulation: int) -> float:
+        link, layout = asked.link, asked.layout
+        return efficiency(seen, Scenario(link=link, layout=layout, per_device_batch=2, accumulation=accumulation))
+
+    if needed is None:
+        assert at(1 << 16) < target
+        return
+    assert at(int(needed)) >= target
+    assert needed == 1 or at(int(needed) - 1) < target
+
+
+def test_the_accumulation_is_that_of_the_closed_form() -> None:
+    costs = StepCosts(compute_ms=150, overlap=0)
+    exposed_ms = G / goodput(0.1) * 1e3
+    needed = accumulation_for(calibration(costs), scenario(0.1), target=0.9)
+    assert needed.value == -(-exposed_ms // ((1 / 0.9 - 1) * 150))
+    assert needed.why == f"the global batch becomes {needed.value} times as large"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "left"), [(Strategy.ZERO2, "67%"), (Strategy.ZERO3, "100%"), (Strategy.FSDP, "100%")]
+)
+def test_accumulation_is_no_advice_where_every_micro_batch_is_sent(strategy: Strategy, left: str) -> None:
+    needed = accumulation_for(calibration(COSTS), scenario(0.1, strategy=strategy), target=0.5)
+    assert needed.value is None
+    assert needed.why == (
+        f"{strategy} communicates in every micro-batch: accumulation does not cut that traffic; "
+        f"no accumulation leaves less than {left} of the bytes of a sample"
+    )
+
+
+def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -> None:
+    nothing = StepCosts(compute_ms=150, overlap=0)
+    assert break_even(calibration(nothing), scenario()).nothing_exposed.value is None
+    capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
+    assert capped.value is None
+    assert capped.why == "no link is enough: what every message costs, or what the nodes get through, remains"
+    assert link_for(calibration(nothing), scenario(), lambda _: True).why == "any link is enough"
+
+
+def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
+    seen = calibration(StepCosts(compute_ms=166, overlap=0))
+    slow = node_gain(seen, on_one_node(scenario(0.1)))
+    assert slow.samples_per_s < 0
+    assert slow.tokens_per_s == pytest.approx(slow.samples_per_s * 100)
+    assert slow.sentence == "do not add it: with 2 nodes the training is no faster than with 1"
+    fast = node_gain(seen, on_one_node(scenario(10)))
+    assert fast.worth == pytest.approx(2 * 166 / (166 + G / goodput(10) * 1e3) - 1)
+    assert fast.sentence == "it adds 86% of what one node gives alone"
+
+
+def test_an_efficiency_of_one_is_a_network_that_costs_nothing() -> None:
+    seen = calibration(StepCosts(compute_ms=166, hideable_ms=166, overlap=1))
+    assert efficiency(seen, scenario(100)) == 1
+    assert predict(seen, scenario(100)).samples_per_s == 2 * predict(seen, on_one_node(scenario(100))).samples_per_s
+
+
+def test_a_million_tokens_cost_what_their_hours_do() -> None:
+    # 1000 tokens/s: a million takes 1000 s, at 3.60 an hour for both nodes.
+    assert cost_per_million_tokens([1.2, 2.4], 1000) == pytest.approx(1.0)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.analyse.calibration import Calibration, Measured, Work, calibrate
+from multinode.analyse.carried_network import CarriedNetwork, Link
+from multinode.analyse.spread import Spread
+from multinode.analyse.step_split import StepSplit, WorkerSplit
+from multinode.analyse.summary import Summary
+from multinode.analyse.sweep_curve import fit_curve
+from multinode.analyse.traffic import Layout, Load, Strategy
+from multinode.errors import UsageError
+
+ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
+G = 14_767_104
+WORK = Work(strategy=Strategy.DDP, load=Load(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4))
+# An all-reduce of G takes 125 ms between two workers.
+CURVE = fit_curve([(G // 4, 125_000 / 4), (G, 125_000)])
+NETWORK = CarriedNetwork(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", curves={"all_reduce": CURVE})
+
+
+def summary(
+    mean: WorkerSplit | None, *, step_ms: float = 200, samples_per_s: float | None = 20, micro_steps: float = 1
+) -> Summary:
+    return Summary(
+        run_id="r1",
+        steps=20,
+        steady_steps=15,
+        rule="",
+        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.03),
+        samples_per_s=samples_per_s,
+        micro_steps=micro_steps,
+        tokens_per_sample=128,
+        split=StepSplit(mean=mean, missing={} if mean else {"exposed_ms": "nobody looked"}),
+        missing={} if samples_per_s else {"samples_per_s": "the training does not say it"},
+    )
+
+
+SPLIT = WorkerSplit(
+    rank=-1, step_ms=200, compute_ms=120, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20, host_ms=18
+)
+
+
+def seen(mean: WorkerSplit | None = SPLIT, several: Summary | None = None, micro_steps: float = 1) -> Calibration:
+    run = Measured(summary=summary(mean, micro_steps=micro_steps), layout=ONE)
+    return calibrate(run, WORK, NETWORK, Measured(summary=several, layout=TWO) if several else None)
+
+
+def test_one_node_tells_its_own_work_and_its_workers_exchange_is_taken_out() -> None:
+    found = seen()
+    # What the others wait for the slowest worker is its computing.
+    assert found.costs.compute_ms == 128
+    assert (found.costs.optimizer_ms, found.costs.host_ms, found.costs.data_ms) == (20, 18, 4)
+    assert found.local_ms == 30
+    assert (found.per_device_batch, found.scatter, found.tokens_per_sample) == (2, 0.03, 128)
+    assert found.costs.overlap is None
+
+
+def test_computing_and_batches_are_of_a_micro_batch() -> None:
+    found = seen(micro_steps=4.0)
+    assert (found.costs.compute_ms, found.costs.data_ms, found.costs.optimizer_ms) == (32, 1, 20)
+    assert (found.accumulation, found.per_device_batch) == (4, 0.5)
+
+
+def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
+    found = seen(WorkerSplit(rank=-1, step_ms=200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
+    assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
+    assert found.notes == ("what is neither communication, data nor optimizer counts as computing",)
+
+
+def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> None:
+    found = seen(None)
+    assert (found.costs.compute_ms, found.local_ms) == (200, 0)
+    assert found.notes == (
+        "the whole step counts as computing, its own workers' communication included: nobody looked",
+    )
+
+
+@pytest.mark.parametrize(("exposed_ms", "rho"), [(125.0, 0.0), (82.3333333, 0.5), (300.0, 0.0), (0.0, 1.0)])
+def test_what_several_nodes_expose_tells_the_overlap(exposed_ms: float, rho: float) -> None:
+    # 125 ms of communication beside a backward pass of 85 ms.
+    several = summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=exposed_ms))
+    found = seen(several=several)
+    assert found.costs.overlap == pytest.approx(rho)
+
+
+def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
+    zero = msgspec.structs.replace(WORK, strategy=Strategy.ZERO2)
+    gather = fit_curve([(G // 4, 70_000 / 4), (G, 70_000)])
+    network = msgspec.structs.replace(NETWORK, curves={"all_reduce": CURVE, "all_gather": gather})
+    # 125 ms of gradients of which a backward pass of 85 ms hides half, and 70 ms of parameters afterwards.
+    several = summary(WorkerSplit(rank=-1, step_ms=400, exposed_ms=125 - 128 / 3 + 70))
+    runs = Measured(summary=summary(SPLIT), layout=ONE), Measured(summary=several, layout=TWO)
+    assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(0.5)
+
+
+def test_parts_are_of_the_median_step_which_is_what_is_predicted() -> None:
+    single = Measured(summary=summary(SPLIT, step_ms=180), layout=ONE)
+    found = calibrate(single, WORK, NETWORK)
+    assert found.costs.compute_ms == pytest.approx(0.9 * 128)
+    assert found.local_ms == pytest.approx(0.9 * 30)
+
+
+def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
+    # 128 + 20 + 18 + 4 = 170 ms are the worker's own.
+    assert seen(several=summary(None, step_ms=170 + 125)).costs.overlap == 0
+    assert seen(several=summary(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(0.5)
+
+
+def test_where_all_could_be_hidden_what_is_exposed_is_the_tail() -> None:
+    long = WorkerSplit(rank=-1, step_ms=1000, compute_ms=900, exposed_ms=0, wait_ms=0)
+    found = calibrate(
+        Measured(summary=summary(long, step_ms=1000), layout=ONE),
+        WORK,
+        NETWORK,
+        Measured(summary=summary(WorkerSplit(rank=-1, step_ms=1010, exposed_ms=9)), layout=TWO),
+    )
+    assert (found.costs.tail_ms, found.costs.overlap) == (9, None)
+
+
+def test_runs_that_cannot_tell_are_refused() -> None:
+    with pytest.raises(UsageError, match="run r1 ran on 2 nodes"):
+        calibrate(Measured(summary=summary(SPLIT), layout=TWO), WORK, NETWORK)
+    with pytest.raises(UsageError, match="measured on one node: that tells nothing of a network"):
+        calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, CarriedNetwork(link=NETWORK.link, layout=ONE))
+    with pytest.raises(UsageError, match="tells no samples/s to predict others from: the training does not say it"):
+        calibrate(Measured(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
