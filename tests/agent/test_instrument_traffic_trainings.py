@@ -181,7 +181,7 @@ def test_waits_of_the_computing_stream_are_recorded_when_they_are_over(tmp_path:
         tuple(record[field] for field in ("step", "wait_us", "calls", "of_calls"))
         for record in worker.of("device_wait")
     ]
-    # The third step's call was on another stream, and is told untimed; of the fourth one, as many are timed as are kept.
+    # The third step was on another stream, and is told untimed; of the fourth, as many are timed as are kept.
     assert waits == [(1, 1000.0, 2, 2), (2, 500.0, 1, 1), (3, 0, 0, 1), (4, 256_000.0, 512, 600)]
     assert all("comm" not in step["phases_us"] for step in worker.of("step")[:1])
     # What the first step waited for is over when the third one ends.
