@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["format_duration", "format_rate", "format_size", "goodput_gb_per_s", "parse_rate", "parse_size"]
+__all__ = [
+    "format_count",
+    "format_duration",
+    "format_rate",
+    "format_size",
+    "goodput_gb_per_s",
+    "parse_rate",
+    "parse_size",
+]
 
 # What of the line rate is left for the payload of a TCP stream (IPv4, timestamps): each frame of `mtu` bytes carries
 # mtu - 52 bytes and takes mtu + 38 on the wire (Ethernet header, FCS, preamble, gap).
@@ -65,6 +73,11 @@ def format_size(size_bytes: int) -> str:
             return f"{value:.4g} {unit}"
         value /= 1024
     return f"{value:.4g} TiB"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`; of nouns whose plural has an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_duration(seconds: float) -> str:

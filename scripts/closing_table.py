@@ -16,13 +16,14 @@ from multinode.store.run_directory import RunDirectory, list_runs, runs_root
 from multinode.units import format_rate
 
 TRIED = 2
+CONTRAST = "multinode.contrast/2"
 
 
 def main() -> None:
     """Print the table."""
     directories = [RunDirectory(path) for path in list_runs(runs_root(dict(os.environ), Path.cwd()))]
     tests = _newest(directories, "nccl-test.json")
-    contrasts = _newest(directories, "contrast.json")
+    contrasts = _newest(directories, "contrast.json", CONTRAST)
     table = make_table("The same training with the same two workers, on one node and on two")
     for name in ("network", "all-reduce", "one node", "two nodes", "so two nodes are"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -30,9 +31,9 @@ def main() -> None:
         table.add_row(
             format_rate(test["link_gbit_per_s"]),
             f"{test['rows'][-1]['busbw_gb_per_s'] * 1000:.1f} MB/s",
-            f"{contrast['baseline']['samples_per_s']:.1f} samples/s",
-            f"{contrast['candidate']['samples_per_s']:.1f} samples/s",
-            _comparison(contrast["speedup"]),
+            f"{contrast['baseline']['samples_per_s']['value']:.1f} samples/s",
+            f"{contrast['candidate']['samples_per_s']['value']:.1f} samples/s",
+            _comparison(contrast["speedup"]["value"]),
         )
     Console().print(table)
     print(
@@ -41,9 +42,10 @@ def main() -> None:
     )
 
 
-def _newest(directories: list[RunDirectory], name: str) -> list[dict[str, Any]]:
+def _newest(directories: list[RunDirectory], name: str, schema: str | None = None) -> list[dict[str, Any]]:
+    """The last that were tried; with a schema, those of earlier releases are left out."""
     found = [result for directory in directories if (result := directory.read(name, dict[str, Any])) is not None]
-    return found[-TRIED:]
+    return [result for result in found if schema in {None, result.get("schema")}][-TRIED:]
 
 
 def _comparison(speedup: float) -> str:

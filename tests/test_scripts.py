@@ -35,6 +35,8 @@ case "$1 $2" in
 esac
 """
 _SMI = '#!/bin/bash\nexit "${NO_GPU:-0}"\n'
+# What setup itself calls, for a PATH on which there is nothing else.
+_TOOLS = ("bash", "cat", "chmod", "cmp", "cp", "dirname", "env", "id", "mkdir", "mktemp", "rm", "tail", "touch")
 
 
 class Checkout:
@@ -60,12 +62,12 @@ class Checkout:
         path.write_text(text)
         path.chmod(0o755)
 
-    def start(self, script: str, **env: str) -> subprocess.Popen[str]:
+    def start(self, script: str, *args: str, **env: str) -> subprocess.Popen[str]:
         self._calls.write_text("")
         path = f"{self.programs}:/usr/bin:/bin"
         return subprocess.Popen(
             # Started from a background job, we would hand down that Ctrl-C is ignored.
-            ["/usr/bin/env", "--default-signal=INT", self.root / script],
+            ["/usr/bin/env", "--default-signal=INT", self.root / script, *args],
             cwd="/",
             env={"PATH": path, "CALLS": str(self._calls), "NO_GPU": "1"} | env,
             stdin=subprocess.DEVNULL,
@@ -75,8 +77,8 @@ class Checkout:
             start_new_session=True,
         )
 
-    def run(self, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(script, **env)
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(script, *args, **env)
         stdout, stderr = process.communicate(timeout=30)
         return subprocess.CompletedProcess(script, process.returncode, stdout, stderr)
 
@@ -104,6 +106,20 @@ def test_setup_without_a_gpu_pins_torch_in_the_one_call_of_pip(checkout: Checkou
     assert checkout.run("scripts/setup").returncode == 0
     [install] = checkout.installs()
     assert install.endswith("-e .[dev,train] torch==2.13.0")
+
+
+def test_setup_installs_a_browser_where_one_is_asked_for_and_missing(checkout: Checkout) -> None:
+    for name in _TOOLS:
+        (checkout.programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    alone = {"PATH": str(checkout.programs)}
+    assert "chromium" not in checkout.run("scripts/setup", **alone).stdout
+    done = checkout.run("scripts/setup", "--browser", **alone)
+    # Who is not root is told the same command.
+    assert (done.returncode, "apt-get install chromium" in done.stdout) == (0, True)
+    if os.geteuid() == 0:
+        assert checkout.calls("apt-get") == ["update", "install -y --no-install-recommends chromium fonts-liberation"]
+    checkout.add("chromium", "#!/bin/bash\n")
+    assert "chromium" not in checkout.run("scripts/setup", "--browser", **alone).stdout
 
 
 def test_setup_without_a_gpu_removes_what_links_against_cuda(checkout: Checkout) -> None:

@@ -1,4 +1,4 @@
-"""What limits the processor time of a process: the nearest of its control groups with a quota, of version 1 or 2.
+"""A process's control groups, of version 1 or 2, and what limits its processor time: the nearest one with a quota.
 
 Limits of groups around a container, which are not mounted in it, cannot be seen from here.
 """
@@ -12,21 +12,23 @@ from typing import NamedTuple, Optional
 
 from .channel import Record
 
-__all__ = ["CpuLimit", "Hierarchy", "find_hierarchy", "group_of", "read_cpu_limit"]
+__all__ = ["CpuLimit", "Hierarchy", "find_hierarchy", "group_of", "read_cpu_limit", "read_membership"]
 
 _US_PER_NS = 1e-3
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Hierarchy(NamedTuple):
-    """A mounted tree of control groups that knows processor time.
+    """A mounted tree of control groups.
 
     Attributes:
+        controller: what its groups are wanted for, `cpu` or `memory`.
         unified: whether it is version 2, which has one tree for all controllers.
         root: the group that is mounted.
         place: where it is mounted.
     """
 
+    controller: str
     unified: bool
     root: str
     place: str
@@ -46,15 +48,15 @@ class CpuLimit:
             OSError, ValueError: nothing can be seen of its groups.
         """
         if not self._has_looked:
-            self._has_looked, self._hierarchy = True, find_hierarchy()
-        group = None if self._hierarchy is None else group_of(self._hierarchy, _read_membership(pid))
+            self._has_looked, self._hierarchy = True, find_hierarchy("cpu")
+        group = None if self._hierarchy is None else group_of(self._hierarchy, read_membership(pid))
         if self._hierarchy is None or group is None:
             raise OSError("no control group with the cpu controller can be seen")
         return read_cpu_limit(self._hierarchy, group)
 
 
-def find_hierarchy(mountinfo: str = "/proc/self/mountinfo") -> Optional[Hierarchy]:
-    """The tree with the `cpu` controller: version 1 where that is mounted with it, else version 2; None is neither.
+def find_hierarchy(controller: str, mountinfo: str = "/proc/self/mountinfo") -> Optional[Hierarchy]:
+    """The tree with this controller: version 1 where that is mounted with it, else version 2; None is neither.
 
     Raises:
         OSError: the mounts cannot be read.
@@ -64,12 +66,12 @@ def find_hierarchy(mountinfo: str = "/proc/self/mountinfo") -> Optional[Hierarch
         for line in file:
             mount, _, device = line.partition(" - ")
             kind, _, options = device.split()[:3]
-            if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
                 unified = kind == "cgroup2"
                 root, place = map(_unescape, mount.split()[3:5])
                 # A mount that another one hides shows no groups.
                 if os.path.exists(os.path.join(place, "cgroup.procs")):
-                    found[unified] = Hierarchy(unified, root, place)
+                    found[unified] = Hierarchy(controller, unified, root, place)
     return found.get(False) or found.get(True)
 
 
@@ -82,12 +84,24 @@ def group_of(hierarchy: Hierarchy, membership: str) -> Optional[str]:
     """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        if (not controllers) if hierarchy.unified else ("cpu" in controllers.split(",")):
+        if (not controllers) if hierarchy.unified else (hierarchy.controller in controllers.split(",")):
             below = os.path.relpath(path, hierarchy.root)
             # A group above the root of our namespace is written as /.. (cgroup_namespaces(7)).
             outside = path.startswith("/..") or below.startswith("..")
             return None if outside else os.path.normpath(os.path.join(hierarchy.place, below))
     return None
+
+
+def read_membership(pid: Optional[int]) -> str:
+    """The groups of this process as the kernel lists them; our own where there is none, or no more.
+
+    Raises:
+        OSError: not even those can be read.
+    """
+    if pid is not None:
+        with contextlib.suppress(OSError):
+            return _read(f"/proc/{pid}/cgroup")
+    return _read("/proc/self/cgroup")
 
 
 def read_cpu_limit(hierarchy: Hierarchy, group: str) -> Record:
@@ -109,13 +123,6 @@ def read_cpu_limit(hierarchy: Hierarchy, group: str) -> Record:
         "periods": stat.get("nr_periods", 0),
         "throttled_periods": stat.get("nr_throttled", 0),
     }
-
-
-def _read_membership(pid: Optional[int]) -> str:
-    if pid is not None:
-        with contextlib.suppress(OSError):
-            return _read(f"/proc/{pid}/cgroup")
-    return _read("/proc/self/cgroup")
 
 
 def _read_quota(group: str, *, unified: bool) -> Optional[float]:

@@ -1,4 +1,4 @@
-"""The machine that this node is: its name, kernel, memory, disk and limits, and whether it is a container.
+"""The machine that this node is: its name, kernel, processors, memory, disk and limits, and whether it is a container.
 
 Reads files of the kernel; starts nothing and knows nothing of networks, GPUs or jobs.
 """
@@ -11,16 +11,16 @@ import pwd
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Optional
 
 from .channel import Record
+from .memory import MemoryReader, read_meminfo
 from .processes import boot_id
 
-__all__ = ["find_container", "find_memory_limit", "read_machine"]
+__all__ = ["find_container", "read_machine", "read_processor_name"]
 
 _GIB = 1 << 30
-_KIB_PER_GIB = 1 << 20
 _SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is put there
 _LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
@@ -29,6 +29,7 @@ _LIMITS = {
 }
 # Parts of a control group's path, by what makes such groups. Kubernetes comes first: below it others run the container.
 _GROUPS = {"kubernetes": "kubepods", "docker": "docker", "podman": "libpod", "containerd": "containerd", "lxc": "lxc"}
+_LONGEST_NAME = 200
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 
 
@@ -38,8 +39,9 @@ def read_machine() -> tuple[Record, dict[str, str]]:
         "user": lambda: pwd.getpwuid(os.getuid()).pw_name,
         "boot_id": _read_boot_id,
         "machine_id": _read_machine_id,
-        "memory_total_gib": lambda: _read_meminfo_gib("MemTotal"),
-        "memory_available_gib": lambda: _read_meminfo_gib("MemAvailable"),
+        "processor": _read_processor,
+        "memory_total_gib": lambda: read_meminfo().total / _GIB,
+        "memory_available_gib": lambda: MemoryReader().read().available / _GIB,
         "memory_limit_gib": _read_memory_limit_gib,
         "disk_free_gib": _read_disk_free_gib,
         "shm_total_gib": lambda: os.statvfs(_SHM).f_blocks * os.statvfs(_SHM).f_frsize / _GIB,
@@ -59,16 +61,14 @@ def read_machine() -> tuple[Record, dict[str, str]]:
     return facts, {name: reason for name, (_, reason) in answers.items() if reason is not None}
 
 
-def find_memory_limit(root: str = "/") -> Optional[int]:
-    """The lowest limit, in bytes, of the control groups that we are in; None where none limits memory.
-
-    Version 1 and version 2 alike (cgroups(7)); the groups above ours limit us as well.
-
-    Args:
-        root: where proc and sys lie.
-    """
-    limits = list(_group_limits(root))
-    return min(limits) if limits else None
+def read_processor_name(path: str = "/proc/cpuinfo") -> Optional[str]:
+    """What the kernel calls our processors, on one line; None where it does not name them, as on ARM."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return " ".join(value.split())[:_LONGEST_NAME] or None
+    return None
 
 
 def find_container(env: dict[str, str], root: str = "/") -> str:
@@ -106,24 +106,6 @@ def _ask(read: Callable[[], Any]) -> tuple[Any, Optional[str]]:
         return None, str(error)
 
 
-def _group_limits(root: str) -> Iterator[int]:
-    for line in (_read(root, "proc/self/cgroup") or "").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            mount, name = "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # In a container the path may be the machine's and the mount its own: what is not there limits nothing.
-        parts = path.strip("/").split("/")
-        for depth in range(len(parts), -1, -1):
-            text = (_read(root, os.path.join(mount, *parts[:depth], name)) or "").strip()
-            # Version 2 writes `max` for none; version 1 a number beyond any machine's memory.
-            if text.isdigit():
-                yield int(text)
-
-
 def _read(root: str, path: str) -> Optional[str]:
     with contextlib.suppress(OSError), open(os.path.join(root, path), encoding="utf-8", errors="replace") as file:
         return file.read()
@@ -150,15 +132,16 @@ def _read_machine_id() -> str:
     return found
 
 
-def _read_meminfo_gib(name: str) -> float:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines[name].split()[0]) / _KIB_PER_GIB
+def _read_processor() -> str:
+    found = read_processor_name()
+    if found is None:
+        raise LookupError("the kernel does not name it")
+    return found
 
 
 def _read_memory_limit_gib() -> float:
-    limit = find_memory_limit()
-    if limit is None or limit / _GIB >= _read_meminfo_gib("MemTotal"):
+    limit = MemoryReader().limit()
+    if limit is None:
         raise LookupError("no limit below the machine's memory")
     return limit / _GIB
 

@@ -32,6 +32,8 @@ _VERBS = {
 _PROGRAMS = {
     # torchrun starts it as a worker.
     "collectives": ".collectives:main",
+    # Likewise.
+    "devices": ".device_bench:main",
     # A prelude's shell turns into it.
     "become-job": ".prelude:become_job",
 }
@@ -59,7 +61,11 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
     request = _parse_request(channel.first_line())
     _run_verb(arguments, request, channel)
     while request.get("then"):
-        line = channel.first_line()
+        try:
+            line = channel.first_line()
+        except AgentError:
+            # Nothing was asked in time. What we said now would be taken for the answer to what is asked too late.
+            return
         if not line and channel.closed:
             # Nothing more is wanted of us.
             return

@@ -17,13 +17,14 @@ from .card_counters import read_interface, read_rdma_port
 from .cgroups import CpuLimit
 from .channel import Record
 from .cpu_use import JobClock, Ticks, read_ticks
+from .memory import Memory, MemoryReader
 from .rdma import list_rdma_ports
 from .rundir import RunDir
 from .tcp_counters import read_tcp
 
 __all__ = ["NodeSampler", "SampleFile"]
 
-_KIB_PER_GIB = 1 << 20
+_GIB = 1 << 30
 _LEAST_INTERVAL_S = 0.1
 # What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.
 _IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
@@ -76,12 +77,20 @@ class NodeSampler:
         ifnames: the network cards to read; RDMA ports that are active are read as well.
         interval_s: from one sample of the cards to the next.
         spared: children of the caller that are none of the job's.
+        memory: reads what the job may have.
 
     Attributes:
         job_pid: the job, once it has been started.
     """
 
-    def __init__(self, run: RunDir, ifnames: list[str], interval_s: float, spared: Collection[int]) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        ifnames: list[str],
+        interval_s: float,
+        spared: Collection[int],
+        memory: Optional[MemoryReader] = None,
+    ) -> None:
         self._file = SampleFile(run, "node.jsonl")
         self._ifnames = ifnames
         self._rdma_ports = [f"{one['device']}/{one['port']}" for one in list_rdma_ports() if one["state"] == "ACTIVE"]
@@ -91,6 +100,7 @@ class NodeSampler:
         self._ticks: Optional[Ticks] = None
         self._clock = JobClock(os.getpid(), spared)
         self._limit = CpuLimit()
+        self._memory = MemoryReader() if memory is None else memory
         self.job_pid: Optional[int] = None
 
     def due_in_s(self) -> float:
@@ -138,7 +148,7 @@ class NodeSampler:
             "kind": "cpu",
             **_shares(before, self._ticks),
             "job_cores": self._clock.read_cores(),
-            **_read_memory(),
+            **_in_gib(self._memory.read(self.job_pid)),
         }
 
     def _read_limit(self) -> list[Record]:
@@ -170,10 +180,5 @@ def _shares(before: Optional[Ticks], now: Ticks) -> Record:
     }
 
 
-def _read_memory() -> Record:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return {
-        "memory_available_gib": int(lines["MemAvailable"].split()[0]) / _KIB_PER_GIB,
-        "memory_total_gib": int(lines["MemTotal"].split()[0]) / _KIB_PER_GIB,
-    }
+def _in_gib(memory: Memory) -> Record:
+    return {"memory_available_gib": memory.available / _GIB, "memory_total_gib": memory.total / _GIB}

@@ -18,6 +18,7 @@ from .fork import fork_child
 from .gpu_sampler import start_gpu_sampler
 from .job import Job, start_job
 from .lease import Lease
+from .memory_kills import MemoryKills
 from .prelude import prelude_trouble
 from .processes import Family, Process, adopt_orphans, boot_id, find_process
 from .rundir import RunDir
@@ -25,7 +26,7 @@ from .sampler import NodeSampler
 from .status import describe_exit, new_status, note_exit, write_status
 from .stop import StopOrders
 
-__all__ = ["count_oom_kills", "start_supervisor"]
+__all__ = ["start_supervisor"]
 
 _POLL_S = 0.2
 _LEFTOVER_GRACE_S = 2.0
@@ -87,7 +88,7 @@ class Supervisor:
         self._unsaved = False
         self._ending: Optional[Ending] = None
         self._has_job = False
-        self._oom_kills_before: Optional[int] = None
+        self._memory_kills = MemoryKills()
 
     def start(self, job: Job) -> None:
         """Sign in and start the job.
@@ -102,7 +103,7 @@ class Supervisor:
             # Without it nobody could find us again, so nothing may run.
             raise AgentError(f"the run directory cannot be written: {error}") from error
         self._sampler.tick()
-        self._oom_kills_before = count_oom_kills()
+        self._memory_kills.look()
         pid = start_job(job)
         self._has_job = True
         self._sampler.job_pid = pid
@@ -116,6 +117,8 @@ class Supervisor:
             signals = signal.sigtimedwait(_AWAITED, min(pause_s, self._sampler.due_in_s()))
             self._reap()
             self._sampler.tick()
+            if self._has_job:
+                self._memory_kills.watch(self._status["job_pid"])
             self._look_for_orders(told_to_stop=signals is not None and signals.si_signo == signal.SIGTERM)
             self._save()
             if self._ending is not None and self._ending.step():
@@ -182,9 +185,8 @@ class Supervisor:
         with contextlib.suppress(OSError):
             stat = os.statvfs(self._run.path)
             self._status["disk_free_bytes"] = stat.f_bavail * stat.f_frsize
-        now = count_oom_kills()
-        if now is not None and self._oom_kills_before is not None:
-            self._status["oom_kills"] = now - self._oom_kills_before
+        self._memory_kills.look()
+        self._status["oom_kills"] = self._memory_kills.count
 
     def _look_for_orders(self, *, told_to_stop: bool) -> None:
         grace_s = self._orders.latest_grace_s()
@@ -214,16 +216,6 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 write_status(self._run, self._status)
                 self._unsaved = False
-
-
-def count_oom_kills() -> Optional[int]:
-    """Processes that the kernel has killed for lack of memory since it started; None before Linux 4.13."""
-    try:
-        with open("/proc/vmstat", encoding="ascii") as file:
-            found = [line.split()[1] for line in file if line.startswith("oom_kill ")]
-        return int(found[0]) if found else None
-    except (OSError, ValueError):
-        return None
 
 
 def _start_ticks(process: Optional[Process]) -> Optional[int]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.units import format_count
+
 __all__ = ["BackTest", "Trial", "back_test"]
 
 
@@ -29,6 +31,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> float:
         """Of the step time, relative to what was measured; negative where the model was too fast."""
         return self.measured / self.predicted - 1
+
+    @property
+    def miss(self) -> float:
+        """The same as a factor, less 1: an interval of so much up and down has what was measured."""
+        return max(self.measured / self.predicted, self.predicted / self.measured) - 1
 
     @property
     def is_covered(self) -> bool:
@@ -63,11 +70,12 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     median = statistics.median(abs(one.error) for one in known)
     worst = max(known, key=lambda one: abs(one.error))
     covered = sum(one.is_covered for one in known)
+    runs = format_count(len(known), "measured run")
     return BackTest(
         tested=known,
         median_error=median,
         worst=worst,
         coverage=covered / len(known),
-        sentence=f"of {len(known)} stored runs the step time was off by {median:.1%} in the median, by "
-        f"{abs(worst.error):.1%} at worst ({worst.name}); {covered} lie within their intervals",
+        sentence=f"of {runs} the step time was off by {median:.1%} in the median, by {abs(worst.error):.1%} at worst "
+        f"({worst.name}); {covered} within the interval",
     )

@@ -5,18 +5,33 @@ Reads summaries alone; the network comes from an nccl-test. What follows from it
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from multinode.analyse.carried_network import CarriedNetwork, comm_times
-from multinode.analyse.cost_model import CommTimes, StepCall, StepCosts, calls_of_strategy, step_parts
+from multinode.analyse.carried_network import CarriedNetwork, Doubt, Link, comm_times
+from multinode.analyse.cost_model import (
+    CommTimes,
+    StepCall,
+    StepCosts,
+    bucketed_overlap,
+    calls_of_strategy,
+    late_ms,
+    step_parts,
+    with_gradients,
+)
+from multinode.analyse.scenario import Scenario
 from multinode.analyse.step_split import WorkerSplit
 from multinode.analyse.summary import Summary
 from multinode.analyse.traffic import Layout, Load, Strategy
 from multinode.errors import UsageError
 
-__all__ = ["Calibration", "Measured", "Work", "calibrate"]
+__all__ = ["Calibration", "Measured", "Residual", "Work", "calibrate", "calibrate_without_single", "gradient_factor"]
 
 _MS_PER_S = 1e3
+_HALF_BYTES = 2
+# Of a worker's own work, where it is known from a run whose network had its part in every figure.
+_UNSEEN_ALONE = 0.05
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +58,49 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         known = self.calls.get(strategy)
         return known or calls_of_strategy(strategy, self.load, layout, bucket_bytes=self.bucket_bytes)
 
+    def is_cut(self, strategy: Strategy) -> bool:
+        """Whether its calls are single ones; else one stands for all buckets, and tells nothing of the last."""
+        return self.bucket_bytes is not None or bool(self.calls.get(strategy))
+
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run and where it ran."""
+    """A stored run and where it ran.
+
+    Attributes:
+        summary: its figures.
+        layout: its workers.
+        link: between its nodes; None is the one that the network was measured on.
+        grad_compress: whether a hook sent its gradients as two bytes an element.
+        overlap: whether computation was allowed to hide communication.
+    """
 
     summary: Summary
     layout: Layout
+    link: Link | None = None
+    grad_compress: bool = False
+    overlap: bool = True
+
+
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run on several nodes took beyond what the model makes of all else: it is carried on to others on several.
+
+    Attributes:
+        at: what it ran as; None is nothing that can be asked for.
+        comm: what its calls took, as a part of what the network's figures say; at most 1.
+        extra_ms: of a step, exposed communication beyond the model's; as `sent_bytes` that a worker sent in it.
+        sent_bytes: likewise.
+        own: what its workers' own work and their waiting for each other took, in times of that on one node.
+        size: how far off the model was without it, 1 being a step of twice or half the time.
+        left: how far off it is with it.
+    """
+
+    at: Scenario | None = None
+    comm: float = 1.0
+    extra_ms: float = 0.0
+    sent_bytes: float = 0.0
+    own: float = 1.0
+    size: float = 0.0
+    left: float = 0.0
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +117,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         scatter: cv of the step times that it was made from.
         tokens_per_sample: padded; None is unknown.
         notes: what had to be taken for granted, a sentence each.
+        doubts: of every prediction that is made from it, beside those that the scenario brings.
+        residual: of the run on several nodes; of none the model is what it is.
     """
 
     costs: StepCosts
@@ -77,6 +131,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     scatter: float = 0.0
     tokens_per_sample: float | None = None
     notes: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    residual: Residual = Residual()
+
+    def known_workers(self, nodes: int) -> int:
+        """The most workers on a node of a run that tells of so many nodes."""
+        several = self.residual.at.layout.workers_per_node if nodes > 1 and self.residual.at is not None else 1
+        return max(self.layout.workers_per_node, several)
 
 
 def calibrate(single: Measured, work: Work, network: CarriedNetwork, several: Measured | None = None) -> Calibration:
@@ -95,27 +156,56 @@ def calibrate(single: Measured, work: Work, network: CarriedNetwork, several: Me
             f"run {summary.run_id} ran on {single.layout.nodes} nodes: it does not tell what a step costs without them",
             hint="add a run on one node: multinode contrast makes one",
         )
+    seen = _calibrated(single, work, network)
+    return seen if several is None else _with_overlap(seen, several)
+
+
+def calibrate_without_single(several: Measured, work: Work, network: CarriedNetwork) -> Calibration:
+    """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
+
+    Raises:
+        UsageError: as `calibrate`; or the run does not tell what was exposed.
+    """
+    summary = several.summary
+    mean = summary.split.mean
+    if mean is None or mean.exposed_ms is None:
+        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+        raise UsageError(
+            f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
+            hint="add a run on one node: multinode contrast makes one",
+        )
+    seen = _calibrated(several, work, network)
+    alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
+    note = (
+        f"no run on one node is known: what a step costs without the network is that of run {summary.run_id} less the "
+        f"{mean.exposed_ms:.3g} ms of communication that it exposed"
+    )
+    doubt = Doubt(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
+    seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=(doubt,))
+    return _with_overlap(seen, several)
+
+
+def _calibrated(run: Measured, work: Work, network: CarriedNetwork) -> Calibration:
     if network.layout.nodes == 1:
         raise UsageError(
             "the collectives were measured on one node: that tells nothing of a network",
             hint="measure on several: multinode nccl-test --hosts H",
         )
+    summary = run.summary
     accumulation = _accumulation(summary)
     costs, local_ms, notes = _costs(summary, accumulation)
-    cv = summary.step_time_ms.cv if summary.step_time_ms is not None else 0.0
-    seen = Calibration(
+    return Calibration(
         costs=costs,
         local_ms=local_ms,
-        layout=single.layout,
-        per_device_batch=_batch(summary, single.layout.workers, accumulation),
+        layout=run.layout,
+        per_device_batch=_batch(summary, run.layout.workers, accumulation),
         accumulation=accumulation,
         work=work,
         network=network,
-        scatter=cv,
+        scatter=summary.step_time_ms.cv if summary.step_time_ms is not None else 0.0,
         tokens_per_sample=summary.tokens_per_sample,
         notes=notes,
     )
-    return seen if several is None else _with_overlap(seen, several)
 
 
 def _accumulation(summary: Summary) -> int:
@@ -132,6 +222,8 @@ def _batch(summary: Summary, workers: int, accumulation: int) -> float:
     mean = summary.split.mean
     step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
     samples = summary.samples_per_s * step_ms / _MS_PER_S / (workers * accumulation)
+    if not math.isfinite(samples):
+        raise UsageError(f"what the summary of run {summary.run_id} says of its steps cannot be")
     # A micro-batch has a whole number of samples, unless the last one of an epoch was short.
     return float(round(samples)) or samples
 
@@ -152,7 +244,8 @@ def _costs(summary: Summary, accumulation: int) -> tuple[StepCosts, float, tuple
         # A step is as long as that of its slowest worker: what the others wait for it is its computing.
         compute_ms=scale * (compute_ms + (mean.wait_ms or 0.0)) / accumulation,
         optimizer_ms=scale * optimizer_ms,
-        host_ms=scale * host_ms,
+        # The rest of a mean may fall short of nothing, by rounding.
+        host_ms=scale * max(0.0, host_ms),
         data_ms=scale * data_ms / accumulation,
     )
     return costs, scale * mean.exposed_ms, notes
@@ -170,27 +263,50 @@ def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str
 def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
     """Rho from the exposed communication of a run on several nodes: (C - x) / t_hide.
 
-    It is taken to have run on the network that was measured. Where computation could have hidden all of it, what is
-    exposed all the same is the tail, and rho stays unknown.
+    Where computation could have hidden all of it, of rho only that is known which hid the rest, and what it leaves
+    exposed beyond its buckets is the tail. Where computation was not allowed to hide, nothing is learnt of rho.
     """
+    if not several.overlap:
+        return seen
     summary, costs = several.summary, seen.costs
     accumulation = _accumulation(summary)
-    calls = seen.work.calls_of(seen.work.strategy, several.layout)
-    comm = comm_times(seen.network, calls, seen.network.link, several.layout)
-    mean = summary.split.mean
-    if mean is not None and mean.exposed_ms is not None:
-        exposed_ms = mean.exposed_ms
-    elif summary.step_time_ms is not None:
-        alone = step_parts(costs, CommTimes(), accumulation=accumulation, overlap=0.0)
-        exposed_ms = max(0.0, summary.step_time_ms.median - alone.step_ms)
-    else:
+    factor = gradient_factor(seen.work.load) if several.grad_compress else 1.0
+    calls = with_gradients(seen.work.calls_of(seen.work.strategy, several.layout), factor)
+    comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
+    exposed_ms = _exposed_ms(summary, costs)
+    if exposed_ms is None:
         return seen
     hideable_ms = comm.step_ms + accumulation * comm.micro_batch_ms
     hide_ms = costs.t_hide_ms * (accumulation if comm.micro_batch_ms else 1)
-    exposed_ms -= comm.after_ms
+    exposed_ms = max(0.0, exposed_ms - comm.after_ms)
+    late = late_ms(calls, comm, hide_ms=costs.t_hide_ms, accumulation=accumulation)
+    if not seen.work.is_cut(seen.work.strategy):
+        late = 0.0
+    elif late > exposed_ms:
+        costs = msgspec.structs.replace(costs, lateness=exposed_ms / late)
     if hideable_ms <= hide_ms:
-        costs = msgspec.structs.replace(costs, tail_ms=min(max(0.0, exposed_ms), hideable_ms))
+        exposed_ms = min(exposed_ms, hideable_ms)
+        least = (hideable_ms - exposed_ms) / hide_ms if hide_ms else 0.0
+        beyond_ms = max(0.0, hideable_ms - max(least, bucketed_overlap(calls)) * hide_ms)
+        tail_ms = max(0.0, exposed_ms - beyond_ms) if exposed_ms > late else 0.0
+        costs = msgspec.structs.replace(costs, tail_ms=tail_ms, least_overlap=least)
     else:
         rho = min(1.0, max(0.0, (hideable_ms - exposed_ms) / hide_ms)) if hide_ms else 0.0
         costs = msgspec.structs.replace(costs, overlap=rho)
     return msgspec.structs.replace(seen, costs=costs)
+
+
+def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
+    """As it was split; else what the step is longer than the costs without communication. None where neither tells."""
+    mean = summary.split.mean
+    if mean is not None and mean.exposed_ms is not None:
+        return mean.exposed_ms
+    if summary.step_time_ms is None:
+        return None
+    alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary), overlap=0.0)
+    return max(0.0, summary.step_time_ms.median - alone.step_ms)
+
+
+def gradient_factor(load: Load) -> float:
+    """What a hook that sends two bytes an element leaves of the bytes: nothing of gradients that are no wider."""
+    return min(1.0, _HALF_BYTES / load.gradient_bytes)

@@ -14,7 +14,7 @@ from multinode.analyse.algorithms import Layout, algorithms_of, card_factor, lin
 from multinode.analyse.cost_model import CommTimes, StepCall
 from multinode.analyse.sweep_curve import SweepCurve
 from multinode.analyse.traffic import Reach
-from multinode.units import goodput_gb_per_s
+from multinode.units import format_count, goodput_gb_per_s
 
 __all__ = ["USUAL", "Assumed", "CarriedNetwork", "Doubt", "Link", "comm_times", "network_doubts", "widest"]
 
@@ -161,7 +161,7 @@ def _doubt(relative: float, why: str) -> Doubt:
 
 
 def _told(layout: Layout) -> str:
-    nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
+    nodes = format_count(layout.nodes, "node")
     return f"{layout.workers} workers on {nodes}"
 
 

@@ -1,38 +1,27 @@
-"""compare: two summaries -> Contrast: how much faster many nodes are than one, and what that is worth. Pure."""
+"""compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
+
+Sides are made by `contrast_side`, causes found by `contrast_loss`, words by `contrast_verdict`, marks by `fairness`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from multinode.analyse.spread import Spread
-from multinode.analyse.summary import Summary
+from multinode.analyse.comparable_steps import Case
+from multinode.analyse.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
+from multinode.analyse.contrast_loss import find_loss
+from multinode.analyse.contrast_side import SideRun, make_side
+from multinode.analyse.contrast_verdict import give_reasons, give_verdict
+from multinode.analyse.fairness import find_differences
+from multinode.analyse.ranged import ratio
+from multinode.analyse.whole_job import with_whole_job
 from multinode.errors import UsageError
 
-__all__ = ["Contrast", "Side", "Terms", "compare", "make_side"]
+__all__ = ["SideRun", "Terms", "compare", "make_side"]
 
-_NOTICEABLE = 0.05
-
-
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a contrast.
-
-    Attributes:
-        run_id: the run behind it.
-        nodes: how many nodes.
-        workers_per_node: workers on each.
-        world_size: workers in all.
-        samples_per_s: nominal, of all workers, over the steady state.
-        step_time_ms: of the slowest worker in each step.
-        steady_steps: how many steps count.
-    """
-
-    run_id: str
-    nodes: int
-    workers_per_node: int
-    world_size: int
-    samples_per_s: float
-    step_time_ms: Spread
-    steady_steps: int
+_SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,83 +33,100 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
 
 
-class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """One node against many.
+def compare(sides: Sequence[Side], terms: Terms) -> Contrast:
+    """Contrast the candidate with the baseline; further sides make a curve, and tell slow nodes from slow networks.
 
-    Attributes:
-        schema: `multinode.contrast/1`.
-        mode: `same-workers` (as many workers on both sides) or `scale-out` (every node full).
-        why: why this mode.
-        job: the job in a few words.
-        baseline: one node.
-        candidate: all nodes.
-        speedup: samples/s of the candidate over the baseline's.
-        efficiency: speed-up over the ratio of workers: 1 is a network that costs nothing.
-        verdict: one plain sentence.
-        rule: which steps count.
-    """
-
-    schema: str = "multinode.contrast/1"
-    mode: str
-    why: str
-    job: str
-    baseline: Side
-    candidate: Side
-    speedup: float
-    efficiency: float
-    verdict: str
-    rule: str
-
-
-def make_side(summary: Summary, *, nodes: int, workers_per_node: int) -> Side:
-    """A side from its run's summary.
+    Args:
+        sides: each with its role; one is the baseline and one the candidate.
+        terms: what is compared, and why so.
 
     Raises:
-        UsageError: the run has no speed to compare.
+        UsageError: there is no baseline, or no candidate.
     """
-    if summary.samples_per_s is None or summary.step_time_ms is None:
-        reason = summary.missing.get("samples_per_s", "it recorded no steady step")
-        raise UsageError(
-            f"run {summary.run_id} has no samples/s to compare: {reason}",
-            hint="contrast a LLaMA-Factory job, or run more steps with --steps",
-        )
-    return Side(
-        run_id=summary.run_id,
-        nodes=nodes,
-        workers_per_node=workers_per_node,
-        world_size=nodes * workers_per_node,
-        samples_per_s=summary.samples_per_s,
-        step_time_ms=summary.step_time_ms,
-        steady_steps=summary.steady_steps,
-    )
-
-
-def compare(baseline: Side, candidate: Side, terms: Terms) -> Contrast:
-    """Contrast one node with many."""
-    speedup = candidate.samples_per_s / baseline.samples_per_s
-    efficiency = speedup / (candidate.world_size / baseline.world_size)
-    return Contrast(
+    sides = with_whole_job(sides, _of_role(sides, "candidate"))
+    baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
+    alone = _alone(sides, baseline)
+    speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
+    contrast = Contrast(
         mode=terms.mode,
         why=terms.why,
         job=terms.job,
         baseline=baseline,
         candidate=candidate,
+        others=tuple(side for side in sides if side is not baseline and side is not candidate),
         speedup=speedup,
-        efficiency=efficiency,
-        verdict=_verdict(baseline, candidate, speedup, efficiency),
+        efficiency=speedup.value / (candidate.world_size / baseline.world_size),
+        scaling=_SCALING.get(terms.mode) or _scaling(baseline, candidate),
+        curve=_curve(sides),
+        each_node=_each_node(alone),
+        loss=find_loss(Case(baseline=baseline, candidate=candidate, alone=alone, mode=terms.mode)),
+        verdict="",
+        differences=_differences(sides, baseline, terms.mode),
         rule=terms.rule,
+    )
+    return msgspec.structs.replace(contrast, verdict=give_verdict(contrast), reasons=give_reasons(contrast))
+
+
+def _of_role(sides: Sequence[Side], role: str) -> Side:
+    found = next((side for side in sides if side.role == role), None)
+    if found is None:
+        raise UsageError(f"there is no {role} to compare", hint="a contrast has a baseline and a candidate")
+    return found
+
+
+def _alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
+    """Every node by itself, in the order of the nodes; empty where fewer than two were measured so."""
+    alone = [side for side in sides if side.role == "each-node"]
+    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
+        alone.insert(0, baseline)
+    return tuple(alone) if len(alone) > 1 else ()
+
+
+def _scaling(baseline: Side, candidate: Side) -> str:
+    """Of two stored runs: by their workers, else by what is the same in a step: the samples of all, or of each."""
+    if baseline.world_size == candidate.world_size:
+        return "same workers"
+    return "strong" if baseline.global_batch == candidate.global_batch is not None else "weak"
+
+
+def _curve(sides: Sequence[Side]) -> tuple[CurvePoint, ...]:
+    if all(side.role != "point" for side in sides):
+        return ()
+    ordered = sorted((side for side in sides if side.role != "each-node"), key=lambda side: side.nodes)
+    return tuple(_point(side, ordered[0]) for side in ordered)
+
+
+def _point(side: Side, fewest: Side) -> CurvePoint:
+    speedup = ratio(side.samples_per_s, fewest.samples_per_s)
+    if side is fewest:
+        # Over itself it is 1, however much its repeats scatter.
+        speedup = msgspec.structs.replace(speedup, low=1.0, high=1.0)
+    return CurvePoint(
+        nodes=side.nodes,
+        world_size=side.world_size,
+        samples_per_s=side.samples_per_s,
+        speedup=speedup,
+        efficiency=speedup.value / (side.world_size / fewest.world_size),
     )
 
 
-def _verdict(baseline: Side, candidate: Side, speedup: float, efficiency: float) -> str:
-    nodes = f"{candidate.nodes} nodes"
-    if candidate.world_size == baseline.world_size:
-        same = f"the same {baseline.world_size} workers"
-        if abs(speedup - 1) <= _NOTICEABLE:
-            return f"{nodes} are as fast as one with {same}: the network costs next to nothing here."
-        if speedup > 1:
-            return f"{nodes} are {speedup:.2f} times as fast as one with {same}."
-        return f"One node is {1 / speedup:.2f} times as fast as {nodes} with {same}: the network costs the difference."
-    if speedup <= 1 + _NOTICEABLE:
-        return f"Do not use {nodes} for this job: they are no faster than one alone ({speedup:.2f} times its speed)."
-    return f"{nodes} are {speedup:.2f} times as fast as one, {efficiency:.0%} of what their workers could give."
+def _each_node(alone: Sequence[Side]) -> tuple[NodeSpeed, ...]:
+    fastest = max((side.samples_per_s.value for side in alone), default=1.0)
+    return tuple(
+        NodeSpeed(
+            node=side.node_names[0],
+            samples_per_s=side.samples_per_s,
+            step_time_ms=side.step_time_ms,
+            relative=side.samples_per_s.value / fastest,
+        )
+        for side in alone
+    )
+
+
+def _differences(sides: Sequence[Side], baseline: Side, mode: str) -> tuple[str, ...]:
+    """Of every side from the baseline."""
+    found: list[str] = []
+    for side in sides:
+        if side is not baseline:
+            found += find_differences(baseline, side, mode)
+    return tuple(dict.fromkeys(found))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -23,12 +23,15 @@ __all__ = [
     "bucketed_overlap",
     "calls_of_messages",
     "calls_of_strategy",
+    "late_ms",
     "passing_bytes",
     "step_parts",
+    "with_gradients",
 ]
 
 # A backward pass computes two gradients where the forward pass computes one product.
 _BACKWARD_SHARE = 2 / 3
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 
 
 class StepCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +65,9 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         hideable_ms: t_hide, computation of a micro-batch beside which communication may run; None takes two thirds of
             `compute_ms`, the backward pass.
         overlap: rho, the part of `hideable_ms` that is used; None is not known, and follows from the buckets.
-        tail_ms: communication that stays exposed however fast the network is: the last bucket's.
+        least_overlap: where rho is not known, what of it was needed to hide what was seen hidden.
+        tail_ms: communication that stays exposed however fast the network is.
+        lateness: of `late_ms`, the part that was seen to be exposed; 1 where nobody looked.
     """
 
     compute_ms: float
@@ -71,7 +76,9 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     data_ms: float = 0.0
     hideable_ms: float | None = None
     overlap: float | None = None
+    least_overlap: float = 0.0
     tail_ms: float = 0.0
+    lateness: float = 1.0
 
     @property
     def t_hide_ms(self) -> float:
@@ -117,7 +124,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
         return self.compute_ms + self.optimizer_ms + self.host_ms + self.data_ms + self.exposed_ms
 
 
-def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap: float) -> StepParts:
+def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap: float, late: float = 0.0) -> StepParts:
     """T_step = K (t_f + t_b) + t_opt + t_host + x, with x = max(0, C - rho t_hide) + tail.
 
     What follows the optimizer counts with the tail; calls of every micro-batch have the computation of every one to
@@ -128,6 +135,7 @@ def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap:
         comm: of its calls.
         accumulation: K.
         overlap: rho, from 0 to 1.
+        late: x is no less than that, in ms: the buckets that are full when there is no time left to hide them.
     """
     hideable = comm.step_ms + accumulation * comm.micro_batch_ms
     passes = accumulation if comm.micro_batch_ms else 1
@@ -140,7 +148,7 @@ def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap:
         data_ms=accumulation * costs.data_ms,
         comm_ms=hideable + comm.after_ms,
         beyond_ms=beyond,
-        exposed_ms=min(beyond + tail, hideable) + comm.after_ms,
+        exposed_ms=min(max(beyond + tail, late), hideable) + comm.after_ms,
     )
 
 
@@ -204,6 +212,14 @@ def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall
     return tuple(calls)
 
 
+def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, ...]:
+    """The same calls with gradients of other bytes: 0.5 is a hook that sends fp32 as half; parameters stay as wide."""
+    return tuple(
+        msgspec.structs.replace(call, size_bytes=call.size_bytes * factor) if call.collective in _REDUCTIONS else call
+        for call in calls
+    )
+
+
 def passing_bytes(calls: Sequence[StepCall], accumulation: int, ranks: int) -> float:
     """Bytes that a worker sends in a step, and receives as many: times x S x busbw's factor for so many workers."""
     return sum(
@@ -224,6 +240,35 @@ def bucketed_overlap(calls: Sequence[StepCall]) -> float:
     hideable = [call for call in calls if call.hideable]
     total = sum(call.times * call.size_bytes for call in hideable)
     return 1 - hideable[0].size_bytes / total if total else 0.0
+
+
+def late_ms(calls: Sequence[StepCall], comm: CommTimes, *, hide_ms: float, accumulation: int) -> float:
+    """What of a step's calls is still to be sent when a backward pass ends, where each begins when its bucket is full.
+
+    Gradients arrive as `bucketed_overlap` has it, and one call follows the other: the last bucket hides behind nothing,
+    and the larger it is, the less computation helps.
+
+    Args:
+        calls: of a step, as the engine cuts them, in their order.
+        comm: what they take.
+        hide_ms: the backward pass of a micro-batch.
+        accumulation: K.
+    """
+    hideable = [call for call in calls if call.hideable]
+    once, each = ([call for call in hideable if call.per_micro_batch is grows] for grows in (False, True))
+    return _late_ms(once, comm.step_ms, hide_ms) + accumulation * _late_ms(each, comm.micro_batch_ms, hide_ms)
+
+
+def _late_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float:
+    total = sum(call.times * call.size_bytes for call in calls)
+    full_ms = end_ms = 0.0
+    for call in calls if total else ():
+        filling_ms, sending_ms = (call.size_bytes / total * whole_ms for whole_ms in (hide_ms, comm_ms))
+        # Of equal buckets the first waits longest where sending is slower than filling, else the last.
+        first_ms = max(end_ms, full_ms + filling_ms) + call.times * sending_ms
+        full_ms += call.times * filling_ms
+        end_ms = max(first_ms, full_ms + sending_ms)
+    return max(0.0, end_ms - hide_ms)
 
 
 def _is_hideable(collective: str, *, grows: bool) -> bool:

@@ -42,6 +42,11 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     """How much of its GPUs a training uses.
 
+    Published tables mean one or the other: "TFLOPs" of XTuner's speed benchmarks and "achieved teraFLOP/s" of
+    Megatron-LM (arXiv 2104.04473, equation 3) are hardware figures, with what is computed again; PaLM's MFU (arXiv
+    2204.02311, appendix B) is a model figure. XTuner counts causal attention half, as is done here; the other two count
+    it whole. `tests/analyse/test_flops.py` reproduces the first two.
+
     Attributes:
         model_tflops: TFLOP/s a GPU that the training needs.
         hardware_tflops: TFLOP/s a GPU that are computed.

@@ -16,7 +16,7 @@ from multinode.analyse.peak_flops import mean_peak
 from multinode.analyse.seen_models import last_models
 from multinode.analyse.throughput import Throughput
 from multinode.analyse.training import read_trained, refuse_unknown
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.benchmark import Benchmark
 from multinode.core.job import Job, LlamaFactoryJob
 from multinode.core.model_size import ModelShape, parse_model
 from multinode.errors import JobError
@@ -46,7 +46,7 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def read_model_work(job: Job | CollectiveTest, model: Mapping[str, Any] | None) -> ModelWork:
+def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> ModelWork:
     """What the job's files say.
 
     Args:

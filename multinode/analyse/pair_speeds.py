@@ -14,7 +14,18 @@ import msgspec
 
 from multinode.units import format_rate
 
-__all__ = ["Blame", "Odd", "PairSpeed", "blame_pairs", "fastest_of", "find_odd", "find_odd_in_ring", "is_below_due"]
+__all__ = [
+    "Blame",
+    "Odd",
+    "PairSpeed",
+    "blame_pairs",
+    "fastest_of",
+    "find_odd",
+    "find_odd_in_ring",
+    "is_below_due",
+    "least_of_due",
+    "least_of_pairs",
+]
 
 Pair = tuple[str, str]
 
@@ -36,13 +47,15 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: the sender.
         target: the receiver.
-        gbit_per_s: payload that arrived; None where the stream failed.
+        gbit_per_s: payload that arrived, of two tries the better one; None where the stream failed.
+        worse_gbit_per_s: of two tries the other one; None where there was one.
         error: why it failed.
     """
 
     source: str
     target: str
     gbit_per_s: float | None = None
+    worse_gbit_per_s: float | None = None
     error: str | None = None
 
 
@@ -98,8 +111,12 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_below_due(gbit_per_s: float, due_gbit_per_s: float, link_gbit_per_s: float) -> bool:
     """Whether a stream is too slow to be explained by the processor that ran it; its due is the link's goodput."""
-    enough = _ENOUGH_AT_10G if link_gbit_per_s >= _CPU_BOUND_GBIT else _ENOUGH
-    return gbit_per_s < enough * due_gbit_per_s
+    return gbit_per_s < least_of_due(due_gbit_per_s, link_gbit_per_s)
+
+
+def least_of_due(due_gbit_per_s: float, link_gbit_per_s: float) -> float:
+    """Gbit/s that a stream reaches at least, whichever processor runs it."""
+    return due_gbit_per_s * (_ENOUGH_AT_10G if link_gbit_per_s >= _CPU_BOUND_GBIT else _ENOUGH)
 
 
 def blame_pairs(slow: Mapping[Pair, bool], nodes: Sequence[str]) -> tuple[Blame, ...]:
@@ -142,6 +159,11 @@ def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = 
     return tuple(odd)
 
 
+def least_of_pairs(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> dict[Pair, float]:
+    """Gbit/s below which `find_odd`, told the same, calls a stream slow: of every pair that ran."""
+    return _Field(tuple(pairs), ceilings).least()
+
+
 def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
     """Likewise of streams around a ring: a node has one peer each way there, and is blamed if both are slow."""
     odd = list(find_odd(pairs, ceilings))
@@ -182,25 +204,23 @@ class _Field:
         self._levels = {pair: speed / self._dues.get(pair, 1.0) for pair, speed in self._speeds.items()}
         self._usual = _usual_level(self._levels)
 
+    def least(self) -> dict[Pair, float]:
+        """Gbit/s that each pair has to reach."""
+        return {pair: max(self._least_of_usual(pair), self._least_of_due(pair)) for pair in self._speeds}
+
     def slow(self) -> dict[Pair, bool]:
-        unlike = self.unlike_others()
-        return {pair: unlike[pair] or self._below_due(pair) for pair in self._speeds}
+        return {pair: self._speeds[pair] < least for pair, least in self.least().items()}
 
     def unlike_others(self) -> dict[Pair, bool]:
         """Whether a pair is slower than is usual among the others."""
-        unlike = {}
-        for pair, level in self._levels.items():
-            usual_gbit_per_s = self._usual * self._dues.get(pair, 1.0)
-            enough = _ENOUGH if usual_gbit_per_s <= _FAST_GBIT else _ENOUGH_OF_FAST
-            unlike[pair] = level < enough * self._usual
-        return unlike
+        return {pair: speed < self._least_of_usual(pair) for pair, speed in self._speeds.items()}
 
     def tell(self, blame: Blame) -> Odd:
         best = max(blame.pairs, key=self._speeds.__getitem__)
         slow = self.slow()
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
-        if self._below_due(best):
+        if self._speeds[best] < self._least_of_due(best):
             measure = f"where {format_rate(self._dues[best])} would be its due"
         else:
             measure = f"where {format_rate(self._usual * self._dues.get(best, 1.0))} is usual"
@@ -220,12 +240,15 @@ class _Field:
             hint=hint.format_map(words),
         )
 
-    def _below_due(self, pair: Pair) -> bool:
+    def _least_of_usual(self, pair: Pair) -> float:
+        usual_gbit_per_s = self._usual * self._dues.get(pair, 1.0)
+        return usual_gbit_per_s * (_ENOUGH if usual_gbit_per_s <= _FAST_GBIT else _ENOUGH_OF_FAST)
+
+    def _least_of_due(self, pair: Pair) -> float:
         due = self._dues.get(pair)
         if due is None:
-            return False
-        link = _CPU_BOUND_GBIT if due >= _CPU_BOUND_GOODPUT_GBIT else due
-        return is_below_due(self._speeds[pair], due, link)
+            return 0.0
+        return least_of_due(due, _CPU_BOUND_GBIT if due >= _CPU_BOUND_GOODPUT_GBIT else due)
 
 
 _TOLD = {

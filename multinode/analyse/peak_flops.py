@@ -1,7 +1,7 @@
-"""Peak FLOPs: what a GPU's tensor cores can do at the most, by the name that NVML gives it.
+"""Peaks of a GPU by the name that NVML gives it: FLOPs of dense matrices, and bytes a second of its memory.
 
-One kind of peak alone: dense matrices in bf16 (fp16 has the same), summed in fp32, at the boost clock. Of a GPU that
-the table does not have nothing is said: a guessed denominator makes a guessed MFU.
+At the boost clock; bf16 (fp16 has the same, and is all that there is before Ampere) and tf32 are summed in fp32. Of a
+GPU or a figure that the table does not have nothing is said: a guessed denominator makes a guessed MFU.
 """
 
 from __future__ import annotations
@@ -9,27 +9,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 __all__ = ["Peak", "mean_peak", "peak_of"]
+
+# A multiprocessor of a GeForce makes as many FLOP a clock in fp32 as its tensor cores in tf32.
+_GEFORCE_FP32 = 256
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """The peak of one GPU.
 
     Attributes:
-        tflops: TFLOP/s (1e12) of dense bf16 matrices, summed in fp32.
+        tflops: TFLOP/s (1e12) of dense matrices in `half`, summed in fp32.
         source: where that figure is from.
+        fp32_tflops: outside the tensor cores; None is not known, as for the others.
+        tf32_tflops: of fp32 matrices that the tensor cores multiply as tf32.
+        memory_gb_per_s: of its own memory, read and written together.
+        others_source: where these three are from.
+        half: `bf16`, or `fp16` of a GPU whose tensor cores have nothing else; `fp16 or bf16` of several.
     """
 
     tflops: float
     source: str
+    fp32_tflops: float | None = None
+    tf32_tflops: float | None = None
+    memory_gb_per_s: float | None = None
+    others_source: str = ""
+    half: str = "bf16"
 
     @property
     def denominator(self) -> str:
         """The figure in words, to stand beside every share of it."""
-        return f"{self.tflops:g} TFLOP/s a GPU, dense bf16 with fp32 accumulation ({self.source})"
+        return f"{self.tflops:g} TFLOP/s a GPU, dense {self.half} with fp32 accumulation ({self.source})"
 
 
 def peak_of(gpu_name: str) -> Peak | None:
@@ -50,49 +65,105 @@ def mean_peak(gpu_names: Sequence[str]) -> Peak | None:
     if len(counts) == 1:
         return peaks[0]
     mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    return Peak(tflops=fmean(peak.tflops for peak in peaks), source=f"mean of {mixed}")
+    half = " or ".join(dict.fromkeys(peak.half for peak in peaks))
+    return Peak(tflops=fmean(peak.tflops for peak in peaks), source=f"mean of {mixed}", half=half)
 
 
-def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: str) -> Peak:
+def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: str, memory_gb_per_s: float) -> Peak:
     """Of a GeForce: its tensor cores sum in fp32 at half their rate, 512 FLOP a clock and multiprocessor."""
-    made = f"{multiprocessors} multiprocessors x 512 FLOP x {boost_ghz:g} GHz"
-    return Peak(tflops=tflops, source=f"NVIDIA {whitepaper} architecture; {made}")
+    made = f"{multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
+    fp32 = round(multiprocessors * _GEFORCE_FP32 * boost_ghz / 1000, 1)
+    return Peak(
+        tflops=tflops,
+        source=f"NVIDIA {whitepaper} architecture; {made.format(2 * _GEFORCE_FP32)}",
+        fp32_tflops=fp32,
+        tf32_tflops=fp32,
+        memory_gb_per_s=memory_gb_per_s,
+        others_source=f"NVIDIA {whitepaper} architecture; {made.format(_GEFORCE_FP32)}",
+    )
 
 
-def _data_sheet(tflops: float, sheet: str, note: str = "dense figure") -> Peak:
-    return Peak(tflops=tflops, source=f"NVIDIA {sheet} data sheet, {note}")
+class _Others(NamedTuple):
+    """What a data sheet has beside bf16: TFLOP/s in fp32, in dense tf32, and GB/s of the memory."""
+
+    fp32: float
+    tf32: float
+    memory: float
+
+
+def _data_sheet(tflops: float, sheet: str, note: str = "dense figure", others: _Others | None = None) -> Peak:
+    peak = Peak(tflops=tflops, source=f"NVIDIA {sheet} data sheet, {note}")
+    if others is None:
+        return peak
+    return structs.replace(
+        peak,
+        fp32_tflops=others.fp32,
+        tf32_tflops=others.tf32,
+        memory_gb_per_s=others.memory,
+        others_source=f"NVIDIA {sheet} data sheet, without sparsity",
+    )
 
 
 # What data sheets print first is often with structured sparsity, which no training of dense weights has.
 _HALVED = "half of the {} TFLOP/s that it gives with sparsity"
 
-_A100 = _data_sheet(312.0, "A100")
-_H100_SXM = _data_sheet(989.5, "H100", "SXM, " + _HALVED.format(1979))
+
+def _a100(memory_gb_per_s: float) -> Peak:
+    """The same chip at the same clock, whatever its memory and its socket."""
+    return _data_sheet(312.0, "A100", others=_Others(19.5, 156.0, memory_gb_per_s))
+
+
+def _fp16_only(tflops: float, fp32: float, memory_gb_per_s: float, source: str) -> Peak:
+    """Of Volta and Turing, whose tensor cores know neither bf16 nor tf32."""
+    return Peak(
+        tflops=tflops,
+        source=source,
+        fp32_tflops=fp32,
+        memory_gb_per_s=memory_gb_per_s,
+        others_source=source,
+        half="fp16",
+    )
+
+
+_V100_SXM2 = _fp16_only(125.0, 15.7, 900.0, "NVIDIA V100 data sheet, SXM2")
+_V100_PCIE = _fp16_only(112.0, 14.0, 900.0, "NVIDIA V100 data sheet, PCIe")
+_H100_SXM = _Others(67.0, 494.5, 3350.0)
 
 _PEAKS = {
-    "GeForce RTX 3090": _geforce(71.2, 82, 1.695, "GA102"),
-    "GeForce RTX 3090 Ti": _geforce(80.0, 84, 1.86, "GA102"),
-    "GeForce RTX 4080": _geforce(97.5, 76, 2.505, "Ada"),
-    "GeForce RTX 4090": _geforce(165.2, 128, 2.52, "Ada"),
-    "GeForce RTX 4090 D": _geforce(147.1, 114, 2.52, "Ada"),
-    "GeForce RTX 5080": _geforce(112.6, 84, 2.617, "RTX Blackwell"),
-    "GeForce RTX 5090": _geforce(209.5, 170, 2.407, "RTX Blackwell"),
-    "RTX 6000 Ada Generation": _data_sheet(364.2, "RTX 6000 Ada", _HALVED.format(728.5)),
-    "RTX A6000": _data_sheet(154.8, "RTX A6000", _HALVED.format(309.7)),
-    "A30": _data_sheet(165.0, "A30"),
-    "A40": _data_sheet(149.7, "A40"),
-    "L4": _data_sheet(121.0, "L4", _HALVED.format(242)),
-    "L40": _data_sheet(181.05, "L40"),
-    "L40S": _data_sheet(362.05, "L40S"),
-    # The same chip at the same clock, whatever its memory and its socket.
-    "A100-SXM4-40GB": _A100,
-    "A100-SXM4-80GB": _A100,
-    "A100-PCIE-40GB": _A100,
-    "A100 80GB PCIe": _A100,
-    "H100 80GB HBM3": _H100_SXM,
-    "H100 PCIe": _data_sheet(756.5, "H100", "PCIe, " + _HALVED.format(1513)),
-    "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671)),
-    "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979)),
-    "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671)),
+    "Tesla V100-SXM2-16GB": _V100_SXM2,
+    "Tesla V100-SXM2-32GB": _V100_SXM2,
+    "Tesla V100-PCIE-16GB": _V100_PCIE,
+    "Tesla V100-PCIE-32GB": _V100_PCIE,
+    "Tesla T4": _fp16_only(65.0, 8.1, 320.0, "NVIDIA Turing architecture, Tesla T4"),
+    "GeForce RTX 2080 Ti": _fp16_only(
+        53.8, 13.4, 616.0, "NVIDIA Turing architecture; 68 multiprocessors x 512 FLOP x 1.545 GHz"
+    ),
+    "GeForce RTX 3090": _geforce(71.2, 82, 1.695, "GA102", 936.0),
+    "GeForce RTX 3090 Ti": _geforce(80.0, 84, 1.86, "GA102", 1008.0),
+    "GeForce RTX 4080": _geforce(97.5, 76, 2.505, "Ada", 716.8),
+    "GeForce RTX 4090": _geforce(165.2, 128, 2.52, "Ada", 1008.0),
+    "GeForce RTX 4090 D": _geforce(147.1, 114, 2.52, "Ada", 1008.0),
+    "GeForce RTX 5080": _geforce(112.6, 84, 2.617, "RTX Blackwell", 960.0),
+    "GeForce RTX 5090": _geforce(209.5, 170, 2.407, "RTX Blackwell", 1792.0),
+    "RTX 6000 Ada Generation": _data_sheet(364.2, "RTX 6000 Ada", _HALVED.format(728.5), _Others(91.1, 182.1, 960.0)),
+    "RTX A6000": _data_sheet(154.8, "RTX A6000", _HALVED.format(309.7), _Others(38.7, 77.4, 768.0)),
+    "A30": _data_sheet(165.0, "A30", others=_Others(10.3, 82.0, 933.0)),
+    "A40": _data_sheet(149.7, "A40", others=_Others(37.4, 74.8, 696.0)),
+    "L4": _data_sheet(121.0, "L4", _HALVED.format(242), _Others(30.3, 60.0, 300.0)),
+    "L40": _data_sheet(181.05, "L40", others=_Others(90.5, 90.5, 864.0)),
+    "L40S": _data_sheet(362.05, "L40S", others=_Others(91.6, 183.0, 864.0)),
+    "A100-SXM4-40GB": _a100(1555.0),
+    "A100-SXM4-80GB": _a100(2039.0),
+    "A100-PCIE-40GB": _a100(1555.0),
+    "A100 80GB PCIe": _a100(1935.0),
+    # An A100 whose links to other GPUs alone are slower.
+    "A800-SXM4-80GB": _a100(2039.0),
+    "A800 80GB PCIe": _a100(1935.0),
+    "H100 80GB HBM3": _data_sheet(989.5, "H100", "SXM, " + _HALVED.format(1979), _H100_SXM),
+    "H100 PCIe": _data_sheet(756.5, "H100", "PCIe, " + _HALVED.format(1513), _Others(51.0, 378.0, 2000.0)),
+    "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671), _Others(60.0, 417.5, 3900.0)),
+    "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979), _Others(67.0, 494.5, 4800.0)),
+    "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671), _Others(60.0, 417.5, 4800.0)),
+    # Its data sheet's other figures are of eight GPUs together, and rounded.
     "B200": _data_sheet(2250.0, "HGX B200", _HALVED.format(4500)),
 }

@@ -6,56 +6,41 @@ Composes the cost model; the interval is the same model at both ends of what is 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from multinode.analyse.bottleneck import Bottleneck, find_bottleneck
-from multinode.analyse.calibration import Calibration
-from multinode.analyse.carried_network import Assumed, CarriedNetwork, Doubt, Link, comm_times, network_doubts, widest
-from multinode.analyse.cost_model import StepCall, StepParts, bucketed_overlap, passing_bytes, step_parts
+from multinode.analyse.calibration import Calibration, Residual
+from multinode.analyse.carried_network import Assumed, CarriedNetwork, Doubt, comm_times, network_doubts, widest
+from multinode.analyse.cost_model import (
+    CommTimes,
+    StepCall,
+    StepParts,
+    bucketed_overlap,
+    late_ms,
+    passing_bytes,
+    step_parts,
+    with_gradients,
+)
+from multinode.analyse.scenario import Scenario
 from multinode.analyse.step_split import StepSplit, WorkerSplit
-from multinode.analyse.traffic import Layout, Strategy
+from multinode.analyse.traffic import Reach
+from multinode.units import format_count
 
-__all__ = ["Prediction", "Scenario", "predict"]
+__all__ = ["Prediction", "overlap_of", "predict", "sent_bytes"]
 
 _MS_PER_S = 1e3
 # Not two runs of one training agree better.
 _LEAST_DOUBT = 0.02
 _PER_DOUBLING_OF_BATCH = 0.1
 _PER_DOUBLING_OF_ACCUMULATION = 0.03
+# What they exchange inside a node, and take from each other of its memory and its bus.
+_PER_DOUBLING_OF_WORKERS = 0.1
+_OTHER_STRATEGY = 0.1
 _ALIKE = 0.01
 # Of rho, where it was measured: the same training on another day.
 _RHO_DOUBT = 0.1
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
-
-
-class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for.
-
-    Attributes:
-        link: between the nodes.
-        layout: the workers.
-        per_device_batch: samples of a worker's micro-batch, above zero.
-        accumulation: micro-batches a step.
-        strategy: how the model is shared out.
-        gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
-        bucket_bytes: the most that a reduction carries at once; None as calibrated.
-        overlap: whether computation may hide communication at all.
-    """
-
-    link: Link
-    layout: Layout
-    per_device_batch: float
-    accumulation: int = 1
-    strategy: Strategy = Strategy.DDP
-    gradient_factor: float = 1.0
-    bucket_bytes: float | None = None
-    overlap: bool = True
-
-    @property
-    def samples(self) -> float:
-        """Of one optimizer step, of all workers."""
-        return self.layout.workers * self.per_device_batch * self.accumulation
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,36 +103,60 @@ def _calls(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]
     if scenario.bucket_bytes is not None:
         # The calls as the engine cut them are of another size of bucket.
         work = msgspec.structs.replace(work, bucket_bytes=scenario.bucket_bytes, calls={})
-    return tuple(
-        msgspec.structs.replace(call, size_bytes=call.size_bytes * scenario.gradient_factor)
-        if call.collective in _REDUCTIONS
-        else call
-        for call in work.calls_of(scenario.strategy, scenario.layout)
-    )
+    return with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
 
 
 def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: _End) -> StepParts:
-    costs = calibration.costs
-    larger = scenario.per_device_batch / calibration.per_device_batch
-    hideable_ms = costs.t_hide_ms * larger * end.own
+    costs, residual = calibration.costs, _residual(calibration, scenario)
+    larger, own = scenario.per_device_batch / calibration.per_device_batch, end.own * residual.own
     costs = msgspec.structs.replace(
         costs,
-        compute_ms=costs.compute_ms * larger * end.own,
-        optimizer_ms=costs.optimizer_ms * end.own,
-        host_ms=costs.host_ms * end.own,
-        data_ms=costs.data_ms * larger * end.own,
+        compute_ms=costs.compute_ms * larger * own,
+        optimizer_ms=costs.optimizer_ms * own,
+        host_ms=costs.host_ms * own,
+        data_ms=costs.data_ms * larger * own,
         # Computing that takes longer than thought does not hide more for it.
-        hideable_ms=hideable_ms if end.own == 1 else costs.t_hide_ms * larger,
+        hideable_ms=costs.t_hide_ms * larger,
     )
-    comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, end.network)
+    assumed = msgspec.structs.replace(end.network, stretch=end.network.stretch * residual.comm)
+    comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, assumed)
     parts = step_parts(
-        costs, comm, accumulation=scenario.accumulation, overlap=_rho(calibration, scenario, calls, end.network.end)
+        costs,
+        comm,
+        accumulation=scenario.accumulation,
+        overlap=_rho(calibration, scenario, calls, end.network.end),
+        late=_late_ms(calibration, scenario, calls, comm) if end.network.end >= 0 else 0.0,
     )
     # A ring over all nodes passes between the workers of each as well: it is no faster than theirs alone.
-    local_ms = _local_ms(calibration, scenario, calls) * end.own
-    if parts.exposed_ms >= local_ms:
-        return parts
-    return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, local_ms), exposed_ms=local_ms)
+    exposed_ms = max(parts.exposed_ms, _local_ms(calibration, scenario, calls) * end.own)
+    exposed_ms += _extra_ms(residual, scenario, calls)
+    return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
+
+
+def _residual(calibration: Calibration, scenario: Scenario) -> Residual:
+    """What several nodes took beyond the model; one node, of which the model is made, has none."""
+    return calibration.residual if scenario.layout.nodes > 1 else Residual()
+
+
+def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
+    """By the bytes: the link's rate is in the time of the calls already."""
+    if not residual.extra_ms or not residual.sent_bytes:
+        return residual.extra_ms
+    return residual.extra_ms * sent_bytes(scenario, calls) / residual.sent_bytes
+
+
+def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
+    """Rho: the part of the time beside which communication may run that is used for it; 0 hides nothing.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    return _rho(calibration, scenario, _calls(calibration, scenario), 0)
+
+
+def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
+    """Bytes that a worker sends in a step of the scenario, and receives as many, in rings over all workers."""
+    return passing_bytes(calls, scenario.accumulation, scenario.layout.workers)
 
 
 def _rho(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> float:
@@ -156,13 +165,25 @@ def _rho(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ..
     measured = _measured_rho(calibration, scenario)
     if measured is not None:
         return min(1.0, max(0.0, measured - end * _RHO_DOUBT))
-    return {-1: 1.0, 0: bucketed_overlap(calls), 1: 0.0}[end]
+    least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+    return {-1: 1.0, 0: max(least, bucketed_overlap(calls)), 1: max(0.0, least - _RHO_DOUBT)}[end]
+
+
+def _late_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], comm: CommTimes) -> float:
+    if not scenario.overlap or not (scenario.bucket_bytes or calibration.work.is_cut(scenario.strategy)):
+        return 0.0
+    hide_ms = calibration.costs.t_hide_ms * scenario.per_device_batch / calibration.per_device_batch
+    waiting_ms = late_ms(calls, comm, hide_ms=hide_ms, accumulation=scenario.accumulation)
+    return calibration.costs.lateness * waiting_ms
 
 
 def _measured_rho(calibration: Calibration, scenario: Scenario) -> float | None:
-    """It is of the calls that it was measured with."""
-    same = scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
-    return calibration.costs.overlap if same else None
+    return calibration.costs.overlap if _is_as_measured(calibration, scenario) else None
+
+
+def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
+    """The overlap is of the calls that it was measured with."""
+    return scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
 
 
 def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
@@ -171,7 +192,8 @@ def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCal
         return 0.0
     measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
     before = passing_bytes(measured, calibration.accumulation, max(2, calibration.layout.workers))
-    now = passing_bytes(calls, scenario.accumulation, scenario.layout.workers_per_node)
+    inside = [call for call in calls if call.reach is not Reach.ACROSS]
+    now = passing_bytes(inside, scenario.accumulation, scenario.layout.workers_per_node)
     return calibration.local_ms * now / before if before else calibration.local_ms
 
 
@@ -190,14 +212,41 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         if abs(math.log2(ratio)) > _ALIKE:
             why = f"{name} is {ratio:.3g} times that of the run that was measured"
             found.append(Doubt(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
+    found += _doubts_of_workers(calibration, scenario)
+    if scenario.strategy is not calibration.work.strategy:
+        why = f"the engine's own work is that of {calibration.work.strategy}, which was measured"
+        found.append(Doubt(part="compute", relative=_OTHER_STRATEGY, why=why))
+    found += calibration.doubts
     if not between:
         return tuple(found)
+    found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)
     if scenario.overlap and _measured_rho(calibration, scenario) is None:
-        why = "how much computation hides was not measured: from nothing to all that it could"
+        least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+        start = f"the {least:.0%} that it was seen to use" if least else "nothing"
+        why = f"how much computation hides was not measured: from {start} to all that it could"
         # It moves rho to its ends, and stretches nothing.
         found.append(Doubt(part="overlap", relative=0.0, why=why))
     return tuple(found)
+
+
+def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[Doubt]:
+    """Of more workers on a node than were measured together."""
+    known, asked = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
+    if asked <= known:
+        return []
+    told = format_count(known, "worker")
+    why = f"{told} on a node measured, and {asked} are asked for: what these take from each other is not known"
+    return [Doubt(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
+
+
+def _doubts_of_residual(residual: Residual, scenario: Scenario) -> list[Doubt]:
+    """Of what the model alone missed, wherever it was not measured; and of what it misses all the same."""
+    size = residual.left if scenario == residual.at else max(residual.left, residual.size)
+    if size <= _LEAST_DOUBT:
+        return []
+    why = f"of the run on several nodes the model alone was off by a factor of {1 + size:.3g}"
+    return [Doubt(part="step", relative=size, why=why)]
 
 
 def _why_least(scatter: float, network: CarriedNetwork, *, between: bool) -> str:

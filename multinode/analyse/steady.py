@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["SteadyState", "find_steady_state"]
+__all__ = ["SteadyState", "find_steady_state", "steps_to_run"]
 
 # NCCL connects lazily and DDP rebuilds its buckets after the first iteration: five steps at the least.
 _LEAST_DROPPED = 5
@@ -44,3 +44,11 @@ def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
     return SteadyState(
         first=first, count=total - first, rule=f"the first {first} of {total} steps are warm-up and do not count"
     )
+
+
+def steps_to_run(counted: int) -> int:
+    """Steps that a training has to make for so many to count, if none of them is slow to settle."""
+    total = counted
+    while total - min(_LEAST_DROPPED, int(total * _SHARE_DROPPED)) < counted:
+        total += 1
+    return total

@@ -232,7 +232,8 @@ def _memory(case: Case, use: NodeUse) -> Iterator[Clue]:
         yield Clue(
             cause="memory",
             sentence=f"{case.node} had {_figure(mine)} GiB of memory left where {case.they} had {_figure(theirs)} GiB",
-            hint=f"see what takes it, and whether it swaps: ssh {case.node} 'free -h; ps aux --sort=-rss | head'",
+            hint=f"see what takes it, and whether it swaps: ssh {case.node} 'free -h; ps aux --sort=-rss | head'; what "
+            "a container may use `free` does not know, multinode check does",
         )
 
 

@@ -31,6 +31,7 @@ __all__ = ["Comm", "Summary", "summarise"]
 
 # A node may note without end.
 _MOST_NOTES = 20
+_NO_LENGTH = "only the Trainer tells how many samples its data set has, and one that streams has no number"
 # The reasons of the split that are of communication, by their names here.
 _IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
 
@@ -79,6 +80,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_sample: padded length of a sample, in the mean.
         micro_steps: forward passes a step (gradient accumulation).
         parameters: of the model; `trainable` those that have gradients.
+        dataset_samples: of the data that an epoch goes through, on all workers together.
         all_steps_samples_per_s: as `samples_per_s`, warm-up included, as the Trainer counts.
         trainer_samples_per_s: the Trainer's own figure.
         first_loss: the first loss that was logged; `last_loss` the last.
@@ -109,6 +111,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     micro_steps: float | None = None
     parameters: int | None = None
     trainable: int | None = None
+    dataset_samples: int | None = None
     all_steps_samples_per_s: float | None = None
     trainer_samples_per_s: float | None = None
     first_loss: float | None = None
@@ -167,6 +170,7 @@ def summarise(
         micro_steps=speed.micro_steps,
         parameters=model.parameters if model else None,
         trainable=model.trainable if model else None,
+        dataset_samples=model.dataset_samples if model else None,
         all_steps_samples_per_s=all_steps_samples_per_s(observed),
         trainer_samples_per_s=_trainers_own(observed),
         first_loss=losses[0].loss if losses else None,
@@ -230,10 +234,15 @@ def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:
 def _missing(observed: Observed, speed: Throughput, used: Utilisation | str) -> dict[str, str]:
     if not observed.steps:
         reason = "no worker recorded a step"
-        return dict.fromkeys(("step_time_ms", *speed.missing), reason)
-    told = model_of(observed) is not None
-    model = {} if told else dict.fromkeys(("parameters", "trainable"), "no worker said what it trains")
-    return speed.missing | model | ({"utilisation": used} if isinstance(used, str) else {})
+        return dict.fromkeys(("step_time_ms", *speed.missing), reason) | _missing_of_model(observed)
+    return speed.missing | _missing_of_model(observed) | ({"utilisation": used} if isinstance(used, str) else {})
+
+
+def _missing_of_model(observed: Observed) -> dict[str, str]:
+    model = model_of(observed)
+    if model is None:
+        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker said what it trains")
+    return {} if model.dataset_samples is not None else {"dataset_samples": _NO_LENGTH}
 
 
 def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:

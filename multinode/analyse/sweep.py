@@ -28,9 +28,9 @@ from multinode.core.facts import Interface, NodeFacts
 from multinode.core.log import clean_log
 from multinode.core.plan import LaunchPlan, NodePlan
 from multinode.core.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
-from multinode.units import goodput_gb_per_s
+from multinode.units import format_count, goodput_gb_per_s
 
-__all__ = ["StepEstimate", "SweepReport", "estimate_step", "summarise_sweep"]
+__all__ = ["StepEstimate", "SweepReport", "estimate_step", "link_ceilings", "summarise_sweep"]
 
 _ETHERNET_MTU = 1500
 _BITS_PER_BYTE = 8
@@ -112,7 +112,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """Who measured, in a few words."""
-        nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
+        nodes = format_count(len(self.nodes), "node")
         return f"{self.backend}, {self.world_size} workers on {nodes}"
 
     @property
@@ -153,6 +153,25 @@ class _Network(msgspec.Struct, frozen=True, kw_only=True):
         link = self.link_gbit_per_s
         return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
 
+    @property
+    def ceilings_gbit_per_s(self) -> dict[str, float] | None:
+        ceilings = {
+            name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
+            for name, card in self.cards.items()
+            if card.speed_gbit_per_s
+        }
+        return ceilings or None
+
+
+def link_ceilings(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, float] | None:
+    """Payload in Gbit/s that the card of each node carries, by node whose link is known; None where none is.
+
+    Args:
+        nodes: with the card that each uses.
+        facts: of the nodes, by name.
+    """
+    return _network(nodes, facts).ceilings_gbit_per_s
+
 
 def summarise_sweep(
     plan: LaunchPlan,
@@ -171,10 +190,10 @@ def summarise_sweep(
         directory: the run's.
 
     Raises:
-        ValueError: the plan is of another job.
+        TypeError: the plan is of another job.
     """
-    if plan.test is None:
-        raise ValueError(f"run {plan.run_id} is no collective test")
+    if not isinstance(plan.test, CollectiveTest):
+        raise TypeError(f"run {plan.run_id} is no collective test")
     network = _network(plan.nodes, facts)
     layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
     measured = list(_measured(plan, samples))
@@ -194,7 +213,7 @@ def summarise_sweep(
     if path.ok is not False and not over_rdma:
         # What took another way is no share of this one.
         rows = with_shares(rows, network.ceiling_gb_per_s, tcp_gb_per_s)
-    odd = _find_odd(tcp, network)
+    odd = find_odd(tcp.pairs, network.ceilings_gbit_per_s) if tcp.pairs else ()
     evidence = SweepEvidence(
         rows=rows,
         nodes=len(plan.nodes),
@@ -259,7 +278,7 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
 
 def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
     """What the workers measured, as far as it can be what they were asked for: nodes may say anything."""
-    messages = plan.test.messages if plan.test is not None else ()
+    messages = plan.test.messages if isinstance(plan.test, CollectiveTest) else ()
     seen: set[tuple[int, int]] = set()
     for node in plan.nodes:
         for sample in samples.get(node.node_rank, ()):
@@ -284,17 +303,6 @@ def _network(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> _Netw
         if card is not None:
             cards[node.node] = card
     return _Network(cards=cards)
-
-
-def _find_odd(tcp: RawTcp, network: _Network) -> tuple[Odd, ...]:
-    if not tcp.pairs:
-        return ()
-    ceilings = {
-        name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
-        for name, card in network.cards.items()
-        if card.speed_gbit_per_s
-    }
-    return find_odd(tcp.pairs, ceilings or None)
 
 
 def _card_factors(rows: Sequence[CollectiveRow], backend: str, layout: Layout) -> dict[str, float]:

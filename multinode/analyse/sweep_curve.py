@@ -132,20 +132,21 @@ def _clean(points: Iterable[Point]) -> tuple[Point, ...]:
 
 def _fit(points: Sequence[Point]) -> tuple[float, float | None]:
     """Least squares of (alpha + size * slope) / time - 1, neither below zero: alpha and 1 / slope."""
-    # Sizes in units of the largest: the sums stay of one magnitude.
-    unit = points[-1][0]
-    ones = [1 / time_us for _, time_us in points]
-    sizes = [size / unit / time_us for size, time_us in points]
+    # Sizes in units of the largest, and times of the least: no product leaves what a float can hold.
+    unit, least_us = points[-1][0], min(time_us for _, time_us in points)
+    ones = [least_us / time_us for _, time_us in points]
+    sizes = [size / unit * one for (size, _), one in zip(points, ones, strict=True)]
     ones_ones, ones_sizes, sizes_sizes = (_product(*pair) for pair in ((ones, ones), (ones, sizes), (sizes, sizes)))
     sum_ones, sum_sizes = math.fsum(ones), math.fsum(sizes)
     determinant = ones_ones * sizes_sizes - ones_sizes**2
     alpha = (sum_ones * sizes_sizes - sum_sizes * ones_sizes) / determinant if determinant > 0 else 0.0
     slope = (sum_sizes * ones_ones - sum_ones * ones_sizes) / determinant if determinant > 0 else -1.0
-    if alpha <= 0:
+    if alpha <= 0 < sizes_sizes:
         alpha, slope = 0.0, sum_sizes / sizes_sizes
     elif slope <= 0:
         alpha, slope = sum_ones / ones_ones, 0.0
-    return alpha, unit / slope * _US_PER_GB_PER_S if slope > 0 else None
+    slope_us = slope * least_us
+    return alpha * least_us, unit / slope_us * _US_PER_GB_PER_S if slope_us > 0 else None
 
 
 def _product(left: Sequence[float], right: Sequence[float]) -> float:

@@ -159,7 +159,8 @@ def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> No
     """
     config = job.config
     key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
-    if key is None and config.get("stage", "sft") not in _PLAIN_STAGES:
+    stage = config.get("stage", "sft")
+    if key is None and not (isinstance(stage, str) and stage in _PLAIN_STAGES):
         key = "stage"
     steps = config.get("gradient_accumulation_steps", 1)
     if key is None and (type(steps) is not int or steps < 1):

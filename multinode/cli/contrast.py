@@ -1,7 +1,8 @@
-"""`multinode contrast`: one node against many, measured."""
+"""`multinode contrast`: one node against many, measured; `multinode compare`: two stored runs."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,41 +11,67 @@ import typer
 from multinode.cli.options import (
     AccelerateConfig,
     Check,
+    DeepspeedSet,
     EngineName,
+    GradCompress,
     Hosts,
+    JobFile,
     Json,
     MasterPort,
-    Nodes,
     Overrides,
     Prelude,
+    Synthetic,
     Variables,
 )
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.workflows.contrast import Contrasted
+    from multinode.analyse.contrast_figures import Contrast
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to the command."""
+    """Add the verbs to the command."""
     app.command(cls=ScriptCommand)(contrast)
+    app.command()(compare)
 
 
 def contrast(
     ctx: typer.Context,
-    job: Annotated[Path | None, typer.Argument(help="LLaMA-Factory YAML; else the default job.")] = None,
+    job: JobFile = None,
     hosts: Hosts = None,
-    nodes: Nodes = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="1,2,4", help="How many of the hostfile's first nodes, each in turn; else one and all."),
+    ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="same-workers or scale-out; else what node 0's slots allow, and it says why.")
+        str | None,
+        typer.Option(
+            help="same-workers, scale-out (every node full, the same batch a worker) or fixed-global-batch (every node "
+            "full, the same samples a step); else what node 0's slots allow, and it says why."
+        ),
     ] = None,
     baseline_gpus: Annotated[
         str | None, typer.Option(metavar="1,2,3,5", help="GPUs of node 0 for the baseline: same workers.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=6, help="Run this many steps on each side (max_steps).")] = None,
+    each_node: Annotated[
+        bool, typer.Option("--each-node", help="Measure each node alone, too: a slow node is not a slow network.")
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=3, help="Steps that count on each side, warm-up apart (max_steps); else 30, or all there are."
+        ),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Train the whole job on each side.")] = False,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=20, help="Measure each side so often, in turns: what drifts hits all alike.")
+    ] = 1,
     set_: Overrides = None,
+    deepspeed_set: DeepspeedSet = None,
+    synthetic: Synthetic = False,
+    grad_compress: GradCompress = None,
     engine: EngineName = None,
     accelerate_config: AccelerateConfig = None,
     env: Variables = None,
@@ -53,47 +80,80 @@ def contrast(
     check: Check = True,
     as_json: Json = False,
 ) -> None:
-    """Run a job on node 0 alone and on all nodes, and say which is faster, by how much."""
+    """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
     from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_surroundings
-    from multinode.cli.output import print_document
     from multinode.cli.running import outside
     from multinode.core.planning import LaunchOptions
+    from multinode.core.sides import Wish
+    from multinode.core.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.contrast import contrast as measure
+    from multinode.workflows.contrast import cut_job
     from multinode.workflows.launch import Launch
 
-    cluster, text = read_cluster(hosts, nodes)
-    overrides = [*(set_ or []), *([f"max_steps={steps}"] if steps is not None else [])]
-    what_job = read_job(job, ctx.meta[SCRIPT], overrides)
+    cluster, text = read_cluster(hosts, None)
+    what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set), steps, whole=whole)
+    if synthetic:
+        what_job = with_synthetic(what_job)
+    wish = Wish(
+        mode=mode,
+        counts=parse_option("--nodes", nodes, _parse_numbers) if nodes is not None else (),
+        each_node=each_node,
+        baseline_gpus=parse_option("--baseline-gpus", baseline_gpus, _parse_numbers) if baseline_gpus else None,
+    )
     what = Launch(
         cluster=cluster,
         hostfile=text,
         job=what_job,
         options=LaunchOptions(
             master_port=master_port,
+            grad_compress=grad_compress,
             engine=read_engine(what_job, engine, accelerate_config),
             surroundings=read_surroundings(env, prelude),
         ),
         execute=ExecuteOptions(kind="contrast"),
         check=check,
     )
-    gpus = parse_option("--baseline-gpus", baseline_gpus, _parse_gpus) if baseline_gpus is not None else None
     with outside(cluster) as around:
-        contrasted = measure(what, around, mode=mode, baseline_gpus=gpus)
-    if as_json:
-        print_document(contrasted.contrast)
-    else:
-        _print_contrast(contrasted)
-
-
-def _parse_gpus(text: str) -> tuple[int, ...]:
-    return tuple(int(gpu) for gpu in text.split(","))
-
-
-def _print_contrast(contrasted: Contrasted) -> None:
-    from multinode.cli.output import print_table
-    from multinode.report.contrast_table import contrast_table
-
-    print_table(contrast_table(contrasted.contrast))
-    typer.echo(contrasted.contrast.verdict)
+        contrasted = measure(what, around, wish, repeats=repeats)
+    _tell(contrasted.contrast, as_json=as_json)
     typer.echo(f"everything of it: {contrasted.directory}", err=True)
+    typer.echo(f"the same as a page: multinode report {contrasted.directory.name}", err=True)
+
+
+def compare(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The baseline: an id, or the beginning of one.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="What is held against it; `last` is the newest run.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare runs that did not train the same; what differs is marked.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare two stored runs as `contrast` compares its sides."""
+    from multinode.store.run_directory import runs_root
+    from multinode.workflows.compare import compare_runs
+
+    _tell(compare_runs(runs_root(dict(os.environ), Path.cwd()), run_a, run_b, anyway=anyway), as_json=as_json)
+
+
+def _parse_numbers(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
+        raise ValueError(f"{text!r} is not a list of numbers such as 1,2,4")
+    return tuple(int(part) for part in text.split(","))
+
+
+def _tell(contrast: Contrast, *, as_json: bool) -> None:
+    from multinode.cli.output import print_document, print_table
+    from multinode.report.contrast_table import contrast_lines, contrast_table
+
+    if as_json:
+        print_document(contrast)
+        return
+    print_table(contrast_table(contrast))
+    for line in contrast_lines(contrast):
+        typer.echo(line)

@@ -1,4 +1,4 @@
-"""Reading what several verbs are given alike: the hostfile and the job."""
+"""Reading what several verbs are given alike: the hostfile and the job. What an edit changes is told on stderr."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import typer
+
 from multinode.core.cluster import Cluster
 from multinode.core.engines.engine import Engine, choose_engine
-from multinode.core.job import Job, ScriptJob
+from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.surroundings import Surroundings, parse_surroundings
 from multinode.errors import UsageError
 
@@ -47,12 +49,18 @@ def parse_option(name: str, text: str, parse: Callable[[str], T]) -> T:
         raise UsageError(f"{name}: {error}") from error
 
 
-def read_job(path: Path | None, script: tuple[str, ...] | None, overrides: list[str]) -> Job:
-    """The job: a script after `--`, a YAML, or the default one.
+def read_job(
+    path: Path | None,
+    script: tuple[str, ...] | None,
+    overrides: list[str],
+    deepspeed_edits: list[str] | None = None,
+) -> Job:
+    """The job: a script after `--`, a YAML, or the default one; edits of its DeepSpeed JSON are shown as a diff.
 
     Raises:
         UsageError: both or neither, or it cannot be understood.
     """
+    from multinode.core.deepspeed_edit import parse_deepspeed_edits
     from multinode.store.job import load_job
     from multinode.store.settings import default_job, load_settings
 
@@ -61,10 +69,27 @@ def read_job(path: Path | None, script: tuple[str, ...] | None, overrides: list[
             raise UsageError(f"both a job ({path}) and a script after -- were given", hint="give one of them")
         if not script:
             raise UsageError("nothing stands after --", hint="multinode launch -- train.py --its --arguments")
-        if overrides:
-            raise UsageError("--set changes a YAML job, and this is a script", hint="give the script its own arguments")
+        if overrides or deepspeed_edits:
+            option = "--set" if overrides else "--deepspeed-set"
+            raise UsageError(
+                f"{option} changes a YAML job, and this is a script", hint="give the script its own arguments"
+            )
         return ScriptJob(argv=script)
-    return load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), tuple(overrides))
+    edits = parse_deepspeed_edits(deepspeed_edits or [])
+    job = load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), tuple(overrides), edits)
+    _show_diff(job)
+    return job
+
+
+def _show_diff(job: LlamaFactoryJob) -> None:
+    """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
+    from multinode.report.foreign_text import plain
+
+    if job.deepspeed_diff is None:
+        return
+    lines = job.deepspeed_diff.split("\n") if job.deepspeed_diff else ["--deepspeed-set changes nothing in the JSON"]
+    for line in lines:
+        typer.echo("\t".join(plain(part) for part in line.split("\t")), err=True)
 
 
 def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:

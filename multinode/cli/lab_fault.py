@@ -175,6 +175,24 @@ def cpu(
 
 
 @app.command()
+def memory(
+    node: Node,
+    limit: Annotated[str, typer.Option("--limit", metavar="SIZE", help="In memory, such as 700MiB or 2G.")],
+    as_json: Json = False,
+) -> None:
+    """Hold all processes of the node together to so much memory; the kernel kills the largest when it is exceeded.
+
+    What the node has on its disk counts, as it is in memory; what a process holds already does not.
+    """
+    from multinode.cli.inputs import parse_option
+    from multinode.lab.faults import Memory
+    from multinode.units import parse_size
+
+    limit_bytes = parse_option("--limit", limit, parse_size)
+    _make(node, lambda name: Memory(node=name, limit_bytes=limit_bytes), as_json)
+
+
+@app.command()
 def disk(
     node: Node,
     how: Annotated[str, typer.Argument(metavar="full", help="To the last byte.")],

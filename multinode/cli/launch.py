@@ -10,9 +10,11 @@ import typer
 from multinode.cli.options import (
     AccelerateConfig,
     Check,
+    DeepspeedSet,
     EngineName,
     Fetch,
     Grace,
+    GradCompress,
     Hosts,
     Json,
     MasterPort,
@@ -23,6 +25,7 @@ from multinode.cli.options import (
     Profile,
     SampleHz,
     StallAfter,
+    Synthetic,
     Trace,
     TraceRanks,
     Variables,
@@ -54,6 +57,8 @@ def launch(
     nodes: Nodes = None,
     workers_per_node: WorkersPerNode = None,
     set_: Overrides = None,
+    deepspeed_set: DeepspeedSet = None,
+    synthetic: Synthetic = False,
     engine: EngineName = None,
     accelerate_config: AccelerateConfig = None,
     env: Variables = None,
@@ -70,6 +75,7 @@ def launch(
     on_stall: OnStall = "report",
     fetch: Fetch = None,
     check: Check = True,
+    grad_compress: GradCompress = None,
     profile: Profile = True,
     trace: Trace = None,
     trace_ranks: TraceRanks = None,
@@ -82,9 +88,12 @@ def launch(
     from multinode.cli.inputs import read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.result import tell_result
     from multinode.cli.running import outside
+    from multinode.core.synthetic import with_synthetic
 
     cluster, text = read_cluster(hosts, nodes)
-    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [])
+    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set)
+    if synthetic:
+        what_job = with_synthetic(what_job)
     what_engine = read_engine(what_job, engine, accelerate_config)
     surroundings = read_surroundings(env, prelude)
 
@@ -104,6 +113,7 @@ def launch(
                 trace_steps=trace,
                 trace_ranks=tuple(trace_ranks or ()),
                 sample_interval_s=1 / sample_hz,
+                grad_compress=grad_compress,
                 engine=what_engine,
                 surroundings=surroundings,
             ),

@@ -30,7 +30,23 @@ def _main(
 
 def build_app() -> typer.Typer:
     """The command with all its verbs."""
-    from multinode.cli import attach, check, contrast, init, lab, launch, nccl_test, report, runs
+    from multinode.cli import (
+        advise,
+        attach,
+        bench,
+        check,
+        contrast,
+        import_table,
+        init,
+        lab,
+        launch,
+        nccl_test,
+        predict,
+        report,
+        runs,
+        sweep,
+        table,
+    )
 
     app = typer.Typer(
         name="multinode",
@@ -42,7 +58,8 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_main)
     app.add_typer(lab.app, name="lab")
-    for verb in (init, check, nccl_test, launch, contrast, runs, report, attach):
+    verbs = (init, check, nccl_test, bench, launch, contrast, predict, advise, sweep, table, import_table)
+    for verb in (*verbs, runs, report, attach):
         verb.register(app)
     return app
 

@@ -10,25 +10,33 @@ import typer
 __all__ = [
     "AccelerateConfig",
     "Check",
+    "Deadline",
+    "DeepspeedSet",
     "EngineName",
     "Fetch",
     "Grace",
+    "GradCompress",
     "Hosts",
+    "JobFile",
     "Json",
     "MasterPort",
     "Nodes",
     "OnStall",
     "Overrides",
     "Prelude",
+    "PricesFile",
     "Profile",
     "SampleHz",
     "StallAfter",
+    "Synthetic",
     "Trace",
     "TraceRanks",
     "Variables",
+    "Where",
     "WorkersPerNode",
 ]
 
+JobFile = Annotated[Path | None, typer.Argument(help="LLaMA-Factory YAML; else the default job.")]
 Hosts = Annotated[
     str | None, typer.Option(help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.")
 ]
@@ -36,6 +44,21 @@ Nodes = Annotated[int | None, typer.Option(min=1, metavar="K", help="Use the fir
 WorkersPerNode = Annotated[int | None, typer.Option(min=1, help="Workers on each node; else its slots.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job. Repeatable.")
+]
+DeepspeedSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Change the DeepSpeed JSON of the job for this run alone, and show the diff; a.b is b in the group a. "
+        "Repeatable.",
+    ),
+]
+Synthetic = Annotated[
+    bool,
+    typer.Option(
+        "--synthetic",
+        help="Train on made-up data, for the figures alone: every sample has exactly cutoff_len tokens.",
+    ),
 ]
 MasterPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of the rendezvous on node 0.")]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Check first what would break the run.")]
@@ -83,6 +106,10 @@ OnStall = Annotated[
     Literal["report", "stop"],
     typer.Option(metavar="HOW", help="When it hangs: `report` says which rank is behind, `stop` also stops the run."),
 ]
+GradCompress = Annotated[
+    str | None,
+    typer.Option(metavar="DTYPE", help="Send DDP's gradients as fp16 or bf16: half the bytes of fp32 ones."),
+]
 Profile = Annotated[
     bool,
     typer.Option("--profile/--no-profile", help="Record in the workers where the time of their steps goes."),
@@ -104,4 +131,14 @@ SampleHz = Annotated[
     typer.Option(
         "--sample-hz", min=1.0, max=10.0, help="Samples a second of network cards, processors and GPUs on each node."
     ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CONDITION", help="Show rows of which it is true: method=lora, nodes>=2. Repeatable."),
+]
+PricesFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="What GPUs or nodes cost, a YAML; else the hostfile's prices.")
+]
+Deadline = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Name the cheapest cell that ends the whole job in 8h, 2d, ...")
 ]

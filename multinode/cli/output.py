@@ -26,12 +26,14 @@ def print_document(value: object) -> None:
 def print_table(table: Table, prefix: str = "") -> None:
     """A table on stdout; `prefix` begins every line, for an output that programs read by its lines."""
     console = Console()
-    if prefix:
-        with console.capture() as captured:
-            console.print(table)
-        typer.echo("\n".join(prefix + line for line in captured.get().splitlines()))
-    else:
-        (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    if console.is_terminal and not prefix:
+        console.print(table)
+        return
+    wide = console if prefix else Console(width=_WIDE)
+    with wide.capture() as captured:
+        wide.print(table)
+    # The blanks that fill a terminal's lines are of no use to a file.
+    typer.echo("\n".join((prefix + line).rstrip() for line in captured.get().splitlines()))
 
 
 def print_failure(failure: Failure, directory: str) -> None:

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(as_json: Json = False) -> None:
-    """List the runs, oldest first."""
+    """List the runs; what changed last stands at the end."""
     from multinode.cli.output import print_document, print_table
     from multinode.report.run_table import runs_document, runs_table
     from multinode.workflows.runs import load_runs
@@ -38,7 +38,7 @@ def runs(as_json: Json = False) -> None:
 
 
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
-    """Show one run: how it ended, what holds it up, where its time goes, its figures, its files."""
+    """Show one run: how it ended, what holds it up, where its time goes, its files; or what a sweep or bench found."""
     from multinode.cli.output import print_document, print_table
     from multinode.report.run_table import run_table
     from multinode.report.summary_table import summary_tables
@@ -52,7 +52,50 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
     for table in summary_tables(found.summary) if found.summary is not None else ():
         typer.echo()
         print_table(table)
+    _show_contrast(found.directory)
+    _show_cells(found.directory)
+    _show_bench(found.directory)
     typer.echo(f"everything of it: {found.directory}", err=True)
+
+
+def _show_contrast(directory: Path) -> None:
+    from multinode.cli.output import print_table
+    from multinode.report.contrast_table import contrast_lines, contrast_table
+    from multinode.store.run_directory import RunDirectory
+    from multinode.workflows.compare import load_contrast
+
+    contrast, unread = load_contrast(RunDirectory(directory))
+    if contrast is not None:
+        typer.echo()
+        print_table(contrast_table(contrast))
+        for line in contrast_lines(contrast):
+            typer.echo(line)
+    elif unread:
+        typer.echo(unread)
+
+
+def _show_cells(directory: Path) -> None:
+    from multinode.cli.table import print_cells
+    from multinode.store.run_directory import RunDirectory
+    from multinode.workflows.sweep_table import load_table
+
+    table = load_table(RunDirectory(directory))
+    if table is not None:
+        typer.echo()
+        print_cells(table)
+        name = directory.name
+        typer.echo(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html", err=True)
+
+
+def _show_bench(directory: Path) -> None:
+    from multinode.cli.bench import print_bench
+    from multinode.store.run_directory import RunDirectory
+    from multinode.workflows.bench_store import load_bench
+
+    found = load_bench(RunDirectory(directory))
+    if found is not None:
+        typer.echo()
+        print_bench(found)
 
 
 def logs(
@@ -65,22 +108,29 @@ def logs(
     raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, progress bars and all.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a run's logs, a node after the other; progress bars are reduced to their last state."""
+    """Print a run's logs, a node after the other, or those of all runs of a bench, sweep or contrast.
+
+    Progress bars are reduced to their last state.
+    """
     from multinode.cli.output import print_document
-    from multinode.workflows.runs import choose_nodes, load_run, node_logs
+    from multinode.workflows.runs import choose_logs, load_run, node_logs
 
     found = load_run(_root(), run_id)
-    nodes = choose_nodes(found, node, rank)
+    chosen = choose_logs(_root(), found, node, rank)
     if follow and found.run.status == "running":
-        _follow(found.run.run_id, tuple(one.node_rank for one in nodes), rank)
+        _follow(found.run.run_id, tuple(one.node_rank for _, nodes in chosen for one in nodes), rank)
         return
-    texts = [(name, data if raw else _clean(data, rank)) for name, data in node_logs(found, nodes)]
+    texts = (
+        (part.run.run_id, name, data if raw else _clean(data, rank))
+        for part, nodes in chosen
+        for name, data in node_logs(part, nodes)
+    )
     if as_json:
-        records = [{"name": name, "log": data.decode(errors="replace")} for name, data in texts]
+        records = [{"run_id": part, "name": name, "log": data.decode(errors="replace")} for part, name, data in texts]
         print_document({"schema": "multinode.logs/1", "run_id": found.run.run_id, "nodes": records})
         return
-    for name, data in texts:
-        typer.echo(f"--- {name}", err=True)
+    for part_id, name, data in texts:
+        typer.echo(f"--- {name}" if part_id == found.run.run_id else f"--- {part_id}: {name}", err=True)
         typer.get_binary_stream("stdout").write(data)
 
 

@@ -23,7 +23,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ssh_config: an SSH configuration to read instead of ~/.ssh/config, as `ssh -F` does.
         python: interpreter of the training environment, on the node.
         workdir: directory in which the job runs, on the node.
-        price: cost of the node per hour, in the user's currency.
+        price: cost of the node per hour, in the user's currency; `price_gpu` of each GPU in use, in its place.
+        price_purchase: cost of buying the node; `price_purchase_gpu` of each GPU in use, in its place.
         env: environment variables for the job on this node alone.
     """
 
@@ -40,7 +41,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     python: str | None = None
     workdir: str | None = None
     price: float | None = None
+    price_gpu: float | None = None
+    price_purchase: float | None = None
+    price_purchase_gpu: float | None = None
     env: dict[str, str] = {}
+
+    def hourly(self, workers: int) -> float | None:
+        """What the node costs per hour with so many workers on it, one a GPU; None is unknown."""
+        return _price_of(self.price, self.price_gpu, workers)
+
+    def purchase(self, workers: int) -> float | None:
+        """What the node, or so many of its GPUs, costs to buy; None is unknown."""
+        return _price_of(self.price_purchase, self.price_purchase_gpu, workers)
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +69,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def first(self, count: int) -> Cluster:
         """The same cluster with its first `count` nodes only."""
         return msgspec.structs.replace(self, nodes=self.nodes[:count])
+
+
+def _price_of(whole: float | None, gpu: float | None, workers: int) -> float | None:
+    return gpu * workers if whole is None and gpu is not None else whole
 
 
 def local_cluster(slots: int, python: str) -> Cluster:

@@ -176,7 +176,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         boot_id: the kernel's boot id; equal ids mean the same machine.
         time_s: the node's wall clock when it answered, seconds since the epoch.
         cores: processors that a job may use.
-        memory_total_gib: physical memory.
+        processor: what the kernel calls its processors, `AMD EPYC 9B14 96-Core Processor`; ARM's have no name.
+        memory_total_gib: physical memory, whatever part of it may be used.
         disk_free_gib: free space where runs are kept.
         agent_python: version of the interpreter that runs the agent.
         python: absolute path of the job's interpreter.
@@ -193,7 +194,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         env: variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...).
         machine_id: /etc/machine-id, which tells two containers of one machine from one machine named twice.
         clock_offset_s: the node's wall clock less the controller's; made by the controller when the answer came.
-        memory_available_gib: what could be had without swapping.
+        memory_available_gib: what could be had without swapping, within `memory_limit_gib`.
         memory_limit_gib: what the container or the login session may use, where that is less than the machine has.
         shm_total_gib: size of /dev/shm; likewise `shm_free_gib`.
         limits: soft limits by name: `open_files`, `processes`, `locked_memory_bytes`; None is unlimited.
@@ -219,6 +220,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str | None = None
     time_s: float | None = None
     cores: int | None = None
+    processor: str | None = None
     memory_total_gib: float | None = None
     disk_free_gib: float | None = None
     agent_python: str | None = None

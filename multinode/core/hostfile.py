@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.hostfile_keys import KEYS, check_variable, parse_value
+from multinode.core.hostfile_keys import EXCLUSIVE, KEYS, check_variable, parse_value
 from multinode.core.ranges import expand_ranges
 from multinode.errors import HostfileError
 
@@ -136,6 +136,9 @@ def _parse_settings(settings: list[str]) -> dict[str, Any]:
             raise _Wrong(f"unknown key {key!r}: expected one of {', '.join(KEYS)}, env.NAME")
     if env:
         values["env"] = env
+    for one, other in EXCLUSIVE:
+        if one in values and other in values:
+            raise _Wrong(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
     return _settle_slots(values)
 
 

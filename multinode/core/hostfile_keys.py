@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["KEYS", "Key", "check_variable", "parse_value"]
+__all__ = ["EXCLUSIVE", "KEYS", "Key", "check_variable", "parse_value"]
 
 _MOST_SLOTS = 1024
 _MOST_GPU = 1023
@@ -19,6 +19,7 @@ _USER = re.compile(r"[^\s-]\S*")
 _IFNAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")
 _JUMP = re.compile(r"(?:[^\s@-][^\s@]*@)?[A-Za-z0-9_.:][A-Za-z0-9_.:%-]*")
 _PRICE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_ONE_CURRENCY = "a number alone: all nodes have the same currency"
 
 
 class Key(NamedTuple):
@@ -100,5 +101,11 @@ KEYS: dict[str, Key] = {
     "ssh_config": Key(_text, "the path of an SSH configuration", "on the controller"),
     "python": Key(_text, "the path of an interpreter", "on the node"),
     "workdir": Key(_text, "the path of a directory", "on the node"),
-    "price": Key(_price, "a price per hour such as 0.35", "a number alone: all nodes have the same currency"),
+    "price": Key(_price, "a price per hour such as 0.35", _ONE_CURRENCY),
+    "price_gpu": Key(_price, "a price per hour and GPU such as 0.35", _ONE_CURRENCY),
+    "price_purchase": Key(_price, "a price to buy the node such as 15000", _ONE_CURRENCY),
+    "price_purchase_gpu": Key(_price, "a price to buy one GPU such as 15000", _ONE_CURRENCY),
 }
+
+# Two ways to say one thing: for the whole node, and for each GPU in use.
+EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.assignment import parse_assignment
 from multinode.core.training_yaml import WrongYaml, dump_yaml, parse_yaml
 from multinode.errors import JobError
 
@@ -15,10 +16,14 @@ __all__ = [
     "Job",
     "LlamaFactoryJob",
     "ScriptJob",
+    "Synthetic",
+    "cut_short",
     "describe_job",
+    "figures_only",
     "is_llamafactory",
     "job_paths",
     "named_paths",
+    "override_job",
     "parse_llamafactory",
     "parse_overrides",
     "render_job",
@@ -41,7 +46,35 @@ _PATH_KEYS = (
 _LOCAL = re.compile(r"/|\.{1,2}(?:/|$)|~(?:/|$)")
 # Where LLaMA-Factory looks for datasets when the YAML does not say.
 _DATASET_DIR = "data"
-_NULLS = frozenset({"null", "Null", "NULL", "~"})
+
+
+# What a run that is made for its figures does without; some are on where the YAML is silent.
+_FIGURES_ONLY: dict[str, Any] = {
+    "save_strategy": "no",
+    "report_to": "none",
+    "overwrite_output_dir": True,
+    "do_eval": False,
+    "do_predict": False,
+    "predict_with_generate": False,
+    "eval_strategy": "no",
+    # It asserts that there are evaluations.
+    "early_stopping_steps": None,
+    "load_best_model_at_end": False,
+    "resume_from_checkpoint": None,
+    "plot_loss": False,
+    "push_to_hub": False,
+}
+_ON_WHERE_SILENT = frozenset({"save_strategy", "report_to", "overwrite_output_dir"})
+
+
+class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
+    """Made-up data in place of a data set.
+
+    Attributes:
+        rows: samples, at the least; None is as many as the training's steps take on the workers that there are.
+    """
+
+    rows: int | None = None
 
 
 class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafactory"):
@@ -52,7 +85,11 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
         text: its text, verbatim.
         config: its content with the overrides applied.
         overridden: keys that an override has set.
-        deepspeed_text: the DeepSpeed JSON that it names, verbatim; None where it names none.
+        deepspeed_text: the DeepSpeed JSON that it names, verbatim but for the edits; None where it names none.
+        deepspeed_diff: what was edited in it for this job alone, as a unified diff; None where nothing was to be.
+        keeps_output: whether what it trains is kept where the YAML says; else it goes to the run's directory.
+        synthetic: the made-up data that it trains on (`with_synthetic`); None where it has its own.
+        uncut: its content before it was cut short for its figures; None where it was not.
         local_paths: those of `named_paths` that are there on the controller, which tells a path from a hub's name.
     """
 
@@ -61,7 +98,11 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
     config: dict[str, Any]
     overridden: tuple[str, ...] = ()
     deepspeed_text: str | None = None
+    deepspeed_diff: str | None = None
+    synthetic: Synthetic | None = None
     local_paths: tuple[str, ...] = ()
+    keeps_output: bool = True
+    uncut: dict[str, Any] | None = None
 
 
 class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
@@ -94,6 +135,26 @@ def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) ->
     return LlamaFactoryJob(config_path=source, text=text, config=config | changed, overridden=tuple(changed))
 
 
+def override_job(job: LlamaFactoryJob, changed: dict[str, Any]) -> LlamaFactoryJob:
+    """The same job with these keys set; None is YAML's null, which unsets one."""
+    overridden = dict.fromkeys((*job.overridden, *changed))
+    return msgspec.structs.replace(job, config=job.config | changed, overridden=tuple(overridden))
+
+
+def cut_short(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
+    """The same job with so many optimizer steps; what the user asks for is kept beside them."""
+    return msgspec.structs.replace(override_job(job, {"max_steps": steps}), uncut=job.uncut or job.config)
+
+
+def figures_only(job: LlamaFactoryJob) -> LlamaFactoryJob:
+    """The same training for its figures alone: it evaluates and reports nothing, and leaves the user's output alone.
+
+    What an earlier training left in `output_dir` would be resumed from, or written over.
+    """
+    without = {key: value for key, value in _FIGURES_ONLY.items() if key in _ON_WHERE_SILENT or key in job.config}
+    return msgspec.structs.replace(override_job(job, without), keeps_output=False)
+
+
 def is_llamafactory(config: dict[str, Any]) -> bool:
     """Whether these are the keys of a LLaMA-Factory training."""
     return _MODEL in config and not _TELLTALES.isdisjoint(config)
@@ -105,20 +166,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     Raises:
         JobError: one is not `key=value`, its value is not YAML, or is nothing.
     """
-    changed: dict[str, Any] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not re.fullmatch(r"\w+", key, re.ASCII):
-            raise JobError(f"--set {override!r} is not KEY=VALUE", hint="for example --set max_steps=100")
-        try:
-            changed[key] = parse_yaml(text)
-        except WrongYaml as wrong:
-            raise JobError(
-                f"--set {key}: {text!r} is not a YAML value: {wrong}", hint=f"text is quoted: --set {key}='\"...\"'"
-            ) from None
-        if changed[key] is None and text.strip() not in _NULLS:
-            raise JobError(f"--set {override!r} sets {key} to nothing", hint=f"if that is meant: --set {key}=null")
-    return changed
+    return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
 
 
 def named_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
@@ -129,7 +177,7 @@ def named_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
 def job_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
     """Paths that must exist on every node: what the job reads from disk and what does not travel with it."""
     paths = [path for path in _possible_paths(job.config) if _LOCAL.match(path) or path in job.local_paths]
-    paths += _dataset_paths(job.config)
+    paths += () if job.synthetic is not None else _dataset_paths(job.config)
     deepspeed = job.config.get("deepspeed")
     if isinstance(deepspeed, str) and job.deepspeed_text is None:
         paths.append(deepspeed)
@@ -142,18 +190,21 @@ def describe_job(job: Job) -> str:
         return " ".join(job.argv[:1])
     name = job.config_path.rsplit("/", 1)[-1]
     how = [str(job.config[key]) for key in ("stage", "finetuning_type") if key in job.config]
-    return f"{name} ({' '.join(['LLaMA-Factory', *how])})"
+    made_up = ", made-up data" if job.synthetic is not None else ""
+    return f"{name} ({' '.join(['LLaMA-Factory', *how])}{made_up})"
 
 
-def render_job(job: LlamaFactoryJob, deepspeed_path: str | None) -> str:
+def render_job(job: LlamaFactoryJob, paths: dict[str, str]) -> str:
     """The YAML that travels: verbatim where nothing changes, else written anew and saying so in its first line.
 
-    `deepspeed_path` is where the DeepSpeed JSON lies on the node; None where none travels.
+    Args:
+        job: the job.
+        paths: on the node, by key: of the files that travel, and of the output that is not kept.
     """
-    if not job.overridden and deepspeed_path is None:
+    if not job.overridden and not paths:
         return job.text
-    config = job.config if deepspeed_path is None else job.config | {"deepspeed": deepspeed_path}
-    changed = dict.fromkeys([*job.overridden, *(["deepspeed"] if deepspeed_path is not None else [])])
+    config = job.config | paths
+    changed = dict.fromkeys([*job.overridden, *paths])
     # A file's name may hold anything; a comment ends with its line.
     name = "".join(char if char.isprintable() else "?" for char in job.config_path)
     return f"# {name} with these keys changed by multinode: {', '.join(changed)}\n" + dump_yaml(config)

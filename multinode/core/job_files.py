@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.benchmark import Benchmark
 from multinode.core.job import Job, LlamaFactoryJob, ScriptJob, job_paths
 
 __all__ = ["JobFiles", "job_files"]
@@ -41,7 +41,7 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys([*self.needed, *others]))
 
 
-def job_files(job: Job | CollectiveTest | None) -> JobFiles:
+def job_files(job: Job | Benchmark | None) -> JobFiles:
     """The files of a job; none where there is no job, or none is known of."""
     if isinstance(job, LlamaFactoryJob):
         return _llamafactory_files(job)
@@ -54,7 +54,9 @@ def _llamafactory_files(job: LlamaFactoryJob) -> JobFiles:
     needed = job_paths(job)
     models = [path for key in _MODELS for path in _names(job.config.get(key)) if path in needed]
     folder = job.config.get("dataset_dir", "data")
-    datasets = [name for key in _DATASETS for name in _names(job.config.get(key))]
+    # Made-up data travel with the plan, and are prepared in the run's directory.
+    keys = _DATASETS if job.synthetic is None else ()
+    datasets = [name for key in keys for name in _names(job.config.get(key))]
     return JobFiles(
         needed=needed,
         output=_text(job.config.get("output_dir")),

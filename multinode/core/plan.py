@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.benchmark import Benchmark
 from multinode.core.command import Command
 
 __all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "node_run_id"]
@@ -81,7 +81,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         profile: whether the workers record their steps.
         trace: the profiler's window; None is none.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
-        test: what a collective test measures; None of any other job.
+        grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
+        test: what a benchmark measures; None of any other job.
         nodes: in node-rank order.
         notes: what a reader of the plan should know.
     """
@@ -97,7 +98,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     profile: bool = True
     trace: TraceWindow | None = None
     sample_interval_s: float = 1.0
-    test: CollectiveTest | None = None
+    grad_compress: str | None = None
+    test: Benchmark | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
 

@@ -7,24 +7,28 @@ from typing import NamedTuple
 
 import msgspec
 
+from multinode.core.benchmark import Benchmark, describe_benchmark
 from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest, describe_test
+from multinode.core.collective_test import CollectiveTest
 from multinode.core.command import Command
 from multinode.core.dataplane import Endpoint, choose_endpoints, route_notes
-from multinode.core.engines.collective import collective_command
+from multinode.core.engines.benchmark import benchmark_command
 from multinode.core.engines.engine import Engine, choose_engine, engine_command, engine_files
 from multinode.core.engines.llamafactory import JOB_FILE
 from multinode.core.engines.place import Place
 from multinode.core.facts import NodeFacts
+from multinode.core.grad_compress import compression_environment, refuse_compression
 from multinode.core.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
 from multinode.core.surroundings import Surroundings
+from multinode.core.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.errors import UsageError
 
 __all__ = ["DEFAULT_MASTER_PORT", "LaunchOptions", "plan_launch", "workers_per_node"]
 
 DEFAULT_MASTER_PORT = 29500
 _DEEPSPEED_FILE = "deepspeed.json"
+_OUTPUT = "output"
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +40,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         profile: whether workers record their steps.
         trace_steps: steps that torch.profiler records; None is none.
         trace_ranks: on these workers; empty takes the first one of each node.
-        sample_interval_s: as LaunchPlan has it.
-        agent: where the agent lies on a node, relative to the home directory; a collective test runs it.
+        sample_interval_s: as LaunchPlan has it; likewise `grad_compress`.
+        agent: where the agent lies on a node, relative to the home directory; a benchmark runs it.
         engine: what starts the workers; None is the job's own.
         surroundings: variables and a prelude for every node.
     """
@@ -48,6 +52,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace_steps: int | None = None
     trace_ranks: tuple[int, ...] = ()
     sample_interval_s: float = 1.0
+    grad_compress: str | None = None
     agent: str | None = None
     engine: Engine | None = None
     surroundings: Surroundings = Surroundings()
@@ -56,18 +61,20 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _Task(NamedTuple):
     """What every node does alike."""
 
-    job: Job | CollectiveTest
+    job: Job | Benchmark
     engine: Engine
     surroundings: Surroundings
+    grad_compress: str | None
 
 
 def plan_launch(
-    cluster: Cluster, job: Job | CollectiveTest, facts: Mapping[str, NodeFacts], run_id: str, options: LaunchOptions
+    cluster: Cluster, job: Job | Benchmark, facts: Mapping[str, NodeFacts], run_id: str, options: LaunchOptions
 ) -> LaunchPlan:
     """Lay the job out over the nodes; `facts` may lack nodes (a dry run offline), and then says what it assumed.
 
     Raises:
-        UsageError: unequal slots, no network in common, or an address that a node does not have.
+        UsageError: unequal slots, no network in common, an address that a node does not have, or gradients that cannot
+            be compressed.
     """
     nproc = workers_per_node(cluster, facts, options.workers_per_node)
     if isinstance(job, CollectiveTest):
@@ -77,7 +84,7 @@ def plan_launch(
     master_addr = endpoints[0].addr
     if master_addr is None:
         raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
-    engine = _engine(job, options)
+    task = _task(job, options)
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         found = facts.get(node.name)
@@ -96,11 +103,11 @@ def plan_launch(
             python=(found.python if found and found.python else node.python) if known else None,
             packages=found.packages if found and known else None,
         )
-        nodes.append(_plan_node(node, place, endpoint, _Task(job, engine, options.surroundings), found))
+        nodes.append(_plan_node(node, place, endpoint, task, found))
     return LaunchPlan(
         run_id=run_id,
-        engine=engine.name,
-        job=describe_test(job) if isinstance(job, CollectiveTest) else describe_job(job),
+        engine=task.engine.name,
+        job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
         master_addr=master_addr,
         master_port=options.master_port,
         nproc_per_node=nproc,
@@ -108,7 +115,8 @@ def plan_launch(
         profile=options.profile,
         trace=_trace_window(options, nproc, len(cluster.nodes)),
         sample_interval_s=options.sample_interval_s,
-        test=job if isinstance(job, CollectiveTest) else None,
+        grad_compress=task.grad_compress,
+        test=job if isinstance(job, Benchmark) else None,
         nodes=tuple(nodes),
         notes=tuple(route_notes(cluster, endpoints, facts)),
     )
@@ -196,10 +204,13 @@ def _slots(node: Node, found: NodeFacts | None) -> int:
     return len(found.gpus) if found and found.gpus else 1
 
 
-def _engine(job: Job | CollectiveTest, options: LaunchOptions) -> Engine:
-    if isinstance(job, CollectiveTest):
-        return Engine(name="torchrun")
-    return options.engine or choose_engine(job)
+def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
+    if isinstance(job, Benchmark):
+        return _Task(job, Engine(name="torchrun"), options.surroundings, None)
+    engine, kind = options.engine or choose_engine(job), options.grad_compress
+    if kind is not None:
+        refuse_compression(kind, job, engine, profile=options.profile)
+    return _Task(job, engine, options.surroundings, kind)
 
 
 def _is_known(node: Node, surroundings: Surroundings) -> bool:
@@ -221,7 +232,7 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         gpus=place.gpus or _gpus(command.env.get("CUDA_VISIBLE_DEVICES"), place.nproc, found),
         run_dir=place.run_dir,
         command=command,
-        files=_job_files(task.job, place.run_dir) + engine_files(task.engine, place),
+        files=_job_files(task.job, place) + engine_files(task.engine, place),
         assumed=endpoint.assumed + _assumed(node, found, task),
     )
 
@@ -235,22 +246,29 @@ def _gpus(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int
 
 
 def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
-    if isinstance(task.job, CollectiveTest):
-        command = collective_command(place, task.job, env)
+    if isinstance(task.job, Benchmark):
+        command = benchmark_command(place, task.job, env)
     else:
-        command = engine_command(task.engine, place, task.job, env, cwd)
+        own = synthetic_environment(task.job, place.run_dir) if isinstance(task.job, LlamaFactoryJob) else {}
+        command = engine_command(task.engine, place, task.job, own | env, cwd)
     surroundings = task.surroundings
-    return msgspec.structs.replace(command, forwarded=surroundings.forwarded, prelude=surroundings.prelude)
+    env = command.env | compression_environment(task.grad_compress)
+    return msgspec.structs.replace(command, env=env, forwarded=surroundings.forwarded, prelude=surroundings.prelude)
 
 
-def _job_files(job: Job | CollectiveTest, run_dir: str) -> tuple[PlanFile, ...]:
-    """The YAML, and the DeepSpeed JSON that it names, which then is named by its place on the node."""
+def _job_files(job: Job | Benchmark, place: Place) -> tuple[PlanFile, ...]:
+    """The YAML and what it names that travels with it, which then is named by its place on the node, as its output."""
     if not isinstance(job, LlamaFactoryJob):
         return ()
-    if job.deepspeed_text is None:
-        return (PlanFile(path=JOB_FILE, text=render_job(job, None)),)
-    text = render_job(job, f"{run_dir}/{_DEEPSPEED_FILE}")
-    return (PlanFile(path=JOB_FILE, text=text), PlanFile(path=_DEEPSPEED_FILE, text=job.deepspeed_text))
+    run_dir, deepspeed = place.run_dir, job.deepspeed_text
+    paths = {} if deepspeed is None else {"deepspeed": f"{run_dir}/{_DEEPSPEED_FILE}"}
+    paths |= {} if job.keeps_output else {"output_dir": f"{run_dir}/{_OUTPUT}"}
+    paths |= synthetic_paths(job, run_dir)
+    return (
+        PlanFile(path=JOB_FILE, text=render_job(job, paths)),
+        *([] if deepspeed is None else [PlanFile(path=_DEEPSPEED_FILE, text=deepspeed)]),
+        *synthetic_files(job, place.nproc * place.nnodes),
+    )
 
 
 def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...]:

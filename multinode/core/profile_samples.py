@@ -44,6 +44,7 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         dtypes: parameters by the name of their dtype (`bfloat16`).
         trainable_dtypes: likewise of the trainable ones.
         accumulation: micro-batches a step, where the framework says.
+        dataset_samples: samples of the training's data set, of all workers together, where the Trainer says.
         device: `cpu` or `cuda`; `device_name` the GPU's name.
         settings: what decides the communication: of DDP `bucket_cap_mb`, `find_unused_parameters`, `static_graph`,
             `comm_hooks`; of DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype` and others; of FSDP
@@ -58,6 +59,7 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     dtypes: dict[str, Count] = {}
     trainable_dtypes: dict[str, Count] = {}
     accumulation: Count | None = None
+    dataset_samples: Count | None = None
     device: str | None = None
     device_name: str | None = None
     settings: dict[str, str | int | float | bool | None] = {}

@@ -10,13 +10,14 @@ import msgspec
 
 from multinode.core.collective_test import CollectiveTest, time_left_s
 from multinode.core.credible import credible_reading, credible_us
+from multinode.core.device_samples import SpeedSample
 from multinode.core.plan import LaunchPlan
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.recent_steps import RECENT_STEPS, RecentSteps
 from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
 from multinode.core.stall import Stall
 
-__all__ = ["CardProgress", "NodeProgress", "RunProgress", "advance_node", "start_progress"]
+__all__ = ["CardProgress", "NodeProgress", "RunProgress", "TrainingTime", "advance_node", "start_progress"]
 
 # Ten years. What goes on for longer is a guess that nobody is helped by.
 _LONGEST_LEFT_S = 10 * 365 * 86400
@@ -51,7 +52,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         ranks: its workers' global ranks.
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         message: one short line on the state, such as how it ended.
-        step: last step that a worker of this node finished; of a collective test, messages measured.
+        step: last step that a worker of this node finished; of a benchmark, messages or tests measured.
         total_steps: None where unknown.
         recent_us: the last step times of its first worker, oldest first.
         samples_per_step: of all its workers; None is unknown.
@@ -158,6 +159,23 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         return _largest([credible_reading(gpu.temperature_c) for gpu in self.gpus.values()])
 
 
+class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a training that is stopped at its time.
+
+    Attributes:
+        limit_s: how long it trains.
+        trained_s: since its first step; 0 before that.
+    """
+
+    limit_s: float
+    trained_s: float = 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """What remains of it; None before the first step, as nothing tells when that comes."""
+        return max(0.0, self.limit_s - self.trained_s) if self.trained_s else None
+
+
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run, now.
 
@@ -168,6 +186,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         world_size: workers in all.
         nodes: in node-rank order.
         stall: what is behind the standstill that lasts; None while the run gets on.
+        training: how far it is in its time; None has it train its steps.
     """
 
     run_id: str
@@ -176,12 +195,18 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeProgress, ...]
     elapsed_s: float = 0.0
     stall: Stall | None = None
+    training: TrainingTime | None = None
 
     @property
     def left_s(self) -> float | None:
-        """A guess of how long the run takes yet: that of the node which needs longest; None where nothing tells."""
-        running = [node.left_s for node in self.nodes if node.state == "running"]
-        return max((left_s for left_s in running if left_s is not None), default=None)
+        """How long the run takes yet; None where nothing tells.
+
+        A guess: that of the node which needs longest, or what remains of its time if that is less.
+        """
+        running = [node for node in self.nodes if node.state == "running"]
+        steps_s = _largest([node.left_s for node in running])
+        time_s = self.training.left_s if self.training is not None and running else None
+        return min((left_s for left_s in (steps_s, time_s) if left_s is not None), default=None)
 
     @property
     def exposed_share(self) -> float | None:
@@ -203,8 +228,8 @@ def start_progress(plan: LaunchPlan) -> RunProgress:
                 ranks=node.ranks,
                 ifname=node.ifname,
                 link_gbit_per_s=node.link_gbit_per_s,
-                test=plan.test,
-                total_steps=len(plan.test.messages) if plan.test else None,
+                test=plan.test if isinstance(plan.test, CollectiveTest) else None,
+                total_steps=len(plan.test.messages) if isinstance(plan.test, CollectiveTest) else None,
             )
             for node in plan.nodes
         ),
@@ -226,6 +251,8 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR09
             return _exposed(node, sample)
         case CollectiveSample():
             return _message(node, sample)
+        case SpeedSample():
+            return _device_test(node, sample)
         case LossSample():
             return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
         case NicSample():
@@ -274,6 +301,14 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
     if not times_us:
         return node
     return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(times_us),))
+
+
+def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
+    """A test that was gone through; how many there will be is for the worker to find out."""
+    times_us = [time_us for time_us in map(credible_us, sample.times_us) if time_us is not None]
+    if sample.rank not in node.ranks or not times_us:
+        return node
+    return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(times_us),))
 
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:

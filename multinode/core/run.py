@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.stall import Stall
+from multinode.units import format_count
 
 __all__ = ["Failure", "NodeRun", "Run", "RunStatus"]
 
@@ -24,7 +25,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         hint: what mends it.
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
-            `timeout`, `connection`, `killed`, `crashed`, `hang`; None is none of these.
+            `timeout`, `connection`, `killed`, `crashed`, `hang`, `gpu_held` (somebody else computes on a GPU of it);
+            None is none of these.
     """
 
     node: str
@@ -50,7 +52,8 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
         cause: `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`.
         ended_s: when, on the node's wall clock.
         processes_left: processes of the run still there after the stop; None is unknown.
-        oom_kills: processes that the node's kernel killed for lack of memory meanwhile; None is unknown.
+        oom_kills: processes that the kernel killed for lack of memory meanwhile, in the job's control group where that
+            can be seen, else on the whole node; None is unknown.
         disk_free_bytes: what was left where the run keeps its log, when the job ended; None is unknown.
     """
 
@@ -81,7 +84,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         nodes: in node-rank order.
         first_failure: None when it succeeded.
         lease_s: how long the nodes go on without word from the controller.
-        kind: `launch`, `nccl-test`, `contrast`.
+        kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`.
         detached: whether it goes on without a controller.
         stalls: times in which no node got on; the last few.
     """
@@ -100,3 +103,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "launch"
     detached: bool = False
     stalls: tuple[Stall, ...] = ()
+
+    @property
+    def extent(self) -> str:
+        """`4 workers on 2 nodes`."""
+        return f"{format_count(self.world_size, 'worker')} on {format_count(len(self.nodes), 'node')}"

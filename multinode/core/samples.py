@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.device_samples import DeviceSample, SpeedSample
 from multinode.core.profile_samples import (
     Count,
     DdpSample,
@@ -197,7 +198,8 @@ class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
         busy_percent: of all cores, since the sample before; likewise `iowait_percent`, idle while a disk was waited
             for, and `steal_percent`, taken by the hypervisor.
         job_cores: cores that the job's processes used since the sample before.
-        memory_available_gib: what could still be allocated; `memory_total_gib` is all there is.
+        memory_available_gib: what the job could still have; `memory_total_gib` is all that it may have, of the machine
+            or of the control groups that it is in, whichever is less.
     """
 
     time_s: float
@@ -324,6 +326,8 @@ Sample = (
     | TraceSample
     | TcpSample
     | CgroupSample
+    | DeviceSample
+    | SpeedSample
 )
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from multinode.core.cluster import Cluster
 from multinode.core.hostfile_keys import check_variable
 from multinode.errors import UsageError
 
-__all__ = ["Surroundings", "parse_surroundings"]
+__all__ = ["Surroundings", "parse_surroundings", "with_same_threads"]
+
+_THREADS = "OMP_NUM_THREADS"
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,3 +58,20 @@ def parse_surroundings(variables: Iterable[str], prelude: str | None, environ: M
     if "\0" in text:
         raise UsageError("--prelude holds a NUL character")
     return Surroundings(env=env, forwarded=tuple(forwarded), prelude=text or None)
+
+
+def with_same_threads(surroundings: Surroundings, cluster: Cluster, workers: Sequence[int]) -> Surroundings:
+    """One thread a worker for runs that are to be compared, unless the user or the hostfile says how many.
+
+    torchrun gives each of several workers one thread of OpenMP, and one that is alone on its node as many as there are
+    cores: the same worker would compute differently (torch.distributed.run, `OMP_NUM_THREADS`).
+
+    Args:
+        surroundings: of all runs.
+        cluster: their nodes.
+        workers: on a node, of each run.
+    """
+    said = _THREADS in surroundings.env or any(_THREADS in node.env for node in cluster.nodes)
+    if said or max(workers, default=1) == 1:
+        return surroundings
+    return msgspec.structs.replace(surroundings, env=surroundings.env | {_THREADS: "1"})

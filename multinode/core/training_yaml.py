@@ -5,12 +5,13 @@ Knows nothing of what the keys mean.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import yaml
 
-__all__ = ["WrongYaml", "dump_yaml", "parse_yaml"]
+__all__ = ["WrongYaml", "dump_flow_yaml", "dump_yaml", "parse_yaml"]
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _DATE_TAG = "tag:yaml.org,2002:timestamp"
@@ -88,6 +89,11 @@ def dump_yaml(data: dict[str, Any]) -> str:
     if _NEXT_LINE not in text:
         return text
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
+
+
+def dump_flow_yaml(data: list[Any] | dict[str, Any]) -> str:
+    """A list or mapping as YAML in one line, as brackets have it."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf).strip()
 
 
 def _count_characters(node: yaml.Node, counted: dict[int, int | None]) -> int:

@@ -1,14 +1,17 @@
-"""Control groups that hold a node's processes to a part of the processors; version 1 where it has `cpu`, else 2.
+"""Control groups that hold a node's processes to a part of the processors or of the memory, of version 1 or 2.
 
 They lie at the top of what this machine has mounted, and their names say whose they are: a crash loses none of them.
+Version 1 has a tree for each controller; version 2 has one, in which both limits of a node are in the same group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 
@@ -16,18 +19,33 @@ from multinode.errors import MultinodeError
 from multinode.lab.processes import poll
 
 __all__ = [
+    "Controller",
     "Top",
     "find_groups",
     "find_top",
     "free_processes",
     "group_path",
+    "is_disabled",
     "join_command",
-    "make_group",
+    "lift_limit",
+    "limit_cpu",
+    "limit_memory",
     "members",
     "move_process",
     "remove_group",
 ]
 
+Controller = Literal["cpu", "memory"]
+
+# A kernel that does not account for swap has neither.
+_SWAP_FILES = {"memory.swap.max", "memory.memsw.limit_in_bytes"}
+_NO_LIMIT = {
+    ("cpu", True): {"cpu.max": "max"},
+    ("cpu", False): {"cpu.cfs_quota_us": "-1"},
+    ("memory", True): {"memory.swap.max": "max", "memory.max": "max"},
+    # The sum of memory and swap may never be the lower one of the two.
+    ("memory", False): {"memory.memsw.limit_in_bytes": "-1", "memory.limit_in_bytes": "-1"},
+}
 # The kernel's own choice, and that of every container runtime.
 _PERIOD_US = 100_000
 _DEADLINE_S = 10.0
@@ -37,26 +55,29 @@ class Top(msgspec.Struct, frozen=True, kw_only=True):
     """The top of a tree of control groups.
 
     Attributes:
+        controller: what its groups are wanted for.
         unified: whether it is version 2.
         root: the group that is mounted.
         place: where it is mounted.
     """
 
+    controller: Controller
     unified: bool
     root: str
     place: Path
 
 
-def find_top() -> Top | None:
-    """The tree that knows the processors; None where none is mounted, or only under another mount."""
+def find_top(controller: Controller, mountinfo: Path = Path("/proc/self/mountinfo")) -> Top | None:
+    """The tree with this controller, of version 1 before 2; None where none is mounted, or only under another mount."""
     found: dict[bool, Top] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in mountinfo.read_text().splitlines():
         mount, _, device = line.partition(" - ")
         kind, _, options = device.split()[:3]
-        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-            root, place = mount.split()[3:5]
-            if Path(place, "cgroup.procs").exists():
-                found[kind == "cgroup2"] = Top(unified=kind == "cgroup2", root=root, place=Path(place))
+        root, place = mount.split()[3:5]
+        unified = kind == "cgroup2"
+        controllers = _offered(Path(place)) if unified else options.split(",") if kind == "cgroup" else []
+        if controller in controllers and Path(place, "cgroup.procs").exists():
+            found[unified] = Top(controller=controller, unified=unified, root=root, place=Path(place))
     return found.get(False) or found.get(True)
 
 
@@ -66,34 +87,54 @@ def group_path(top: Top, node: str) -> Path:
 
 
 def find_groups() -> list[Path]:
-    """The groups of our lab's nodes that there are."""
-    top = find_top()
-    if top is None:
-        return []
+    """The groups of our lab's nodes that there are, in all trees."""
     name = re.compile(rf"mn-node\d+-{_our_mark()}")
-    return sorted(path for path in top.place.iterdir() if name.fullmatch(path.name))
+    places = {top.place for top in _tops()}
+    return sorted(path for place in places for path in place.iterdir() if name.fullmatch(path.name))
 
 
-def make_group(top: Top, node: str, share: float) -> Path:
+def limit_cpu(top: Top, node: str, share: float) -> Path:
     """Make a node's group, or change it, so that its processes together get this much of a core.
 
     Raises:
         MultinodeError: the kernel refused.
     """
-    group = group_path(top, node)
-    quota_us = round(share * _PERIOD_US)
-    try:
-        if top.unified:
-            _hand_down(top)
-            group.mkdir(exist_ok=True)
-            (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
-        else:
-            group.mkdir(exist_ok=True)
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-    except OSError as error:
-        raise _refusal(group, error) from error
-    return group
+    quota_us = str(round(share * _PERIOD_US))
+    if top.unified:
+        return _make_group(top, node, {"cpu.max": f"{quota_us} {_PERIOD_US}"})
+    return _make_group(top, node, {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota_us})
+
+
+def limit_memory(top: Top, node: str, limit_bytes: int) -> Path:
+    """Make a node's group, or change it, so that its processes together have this much memory and no swap beside it.
+
+    Raises:
+        MultinodeError: the kernel refused, or they hold more already and can give none back.
+    """
+    limit = str(limit_bytes)
+    if top.unified:
+        return _make_group(top, node, {"memory.max": limit, "memory.swap.max": "0"})
+    names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+    # The sum of memory and swap may never be the lower one: it is raised first and lowered last.
+    if limit_bytes > _number(group_path(top, node) / names[0]):
+        names.reverse()
+    return _make_group(top, node, dict.fromkeys(names, limit))
+
+
+def lift_limit(top: Top, node: str) -> None:
+    """Let a group that stays be without a limit by this controller; one that is not there is fine.
+
+    Raises:
+        MultinodeError: the kernel refused.
+    """
+    if group_path(top, node).is_dir():
+        _make_group(top, node, _NO_LIMIT[top.controller, top.unified])
+
+
+def is_disabled(controller: Controller, table: Path = Path("/proc/cgroups")) -> bool:
+    """Whether the kernel was started without this controller; one that says nothing of it may have it."""
+    lines = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
+    return any(fields[0] == controller and fields[-1] == "0" for fields in lines)
 
 
 def members(group: Path) -> list[int]:
@@ -154,25 +195,61 @@ def remove_group(group: Path) -> None:
 
 
 def join_command(node: str) -> tuple[str, ...]:
-    """What goes before a command to run it in a node's group; nothing where it has none."""
-    top = find_top()
-    if top is None or not group_path(top, node).is_dir():
+    """What goes before a command to run it in a node's groups; nothing where it has none."""
+    groups = sorted({group_path(top, node) for top in _tops()})
+    procs = [str(group / "cgroup.procs") for group in groups if group.is_dir()]
+    if not procs:
         return ()
-    procs = group_path(top, node) / "cgroup.procs"
-    return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs))
+    join = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done; shift; exec "$@"'
+    return ("sh", "-c", join, "sh", *procs, "--")
+
+
+def _tops() -> list[Top]:
+    return [top for controller in get_args(Controller) if (top := find_top(controller)) is not None]
+
+
+def _offered(place: Path) -> list[str]:
+    """Version 2: the controllers that groups there may be given; those that version 1 has are not among them."""
+    try:
+        return (place / "cgroup.controllers").read_text().split()
+    except OSError:
+        return []
+
+
+def _make_group(top: Top, node: str, files: dict[str, str]) -> Path:
+    """Make the group, or take the one that is there, and write its files in this order."""
+    group = group_path(top, node)
+    try:
+        if top.unified:
+            _hand_down(top)
+        group.mkdir(exist_ok=True)
+        for name, text in files.items():
+            if name not in _SWAP_FILES or (group / name).exists():
+                (group / name).write_text(text)
+    except OSError as error:
+        raise _refusal(group, error) from error
+    return group
 
 
 def _hand_down(top: Top) -> None:
     """Version 2: groups have the controller where the one around hands it down. It stays so: others may use it."""
     control = top.place / "cgroup.subtree_control"
-    if "cpu" not in control.read_text().split():
-        control.write_text("+cpu")
+    if top.controller not in control.read_text().split():
+        control.write_text(f"+{top.controller}")
+
+
+def _number(file: Path) -> float:
+    """What a file says; a group that is still to be made will be without a limit."""
+    try:
+        return int(file.read_text())
+    except FileNotFoundError:
+        return float("inf")
 
 
 def _own_group(top: Top) -> Path:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if (not controllers) if top.unified else ("cpu" in controllers.split(",")):
+        if (not controllers) if top.unified else (top.controller in controllers.split(",")):
             own = top.place / os.path.relpath(path, top.root)
             return own if own.is_dir() else top.place
     return top.place
@@ -184,7 +261,10 @@ def _our_mark() -> int:
 
 
 def _refusal(group: Path, error: OSError) -> MultinodeError:
+    hints = {
+        errno.EBUSY: "the processes in it hold more, and cannot give it back: end them first, or ask for a higher limit"
+    }
+    container = "in a container this takes --privileged, and version 2 a group around it that holds no processes"
     return MultinodeError(
-        f"the control group {group} cannot be changed: {error.strerror}",
-        hint="in a container this takes --privileged, and version 2 a group around it that holds no processes",
+        f"the control group {group} cannot be changed: {error.strerror}", hint=hints.get(error.errno or 0, container)
     )

@@ -185,22 +185,30 @@ def mount_overlay(layer: Path, disk: str, root: Path, *, needed: bool) -> None:
 
 
 def mount_cgroups(target: Path) -> None:
-    """Show the node which control group holds its processors, as machines and containers do; it may change none."""
-    places: dict[str, str] = {}
+    """Show the node which control groups hold its processors and memory, as containers do; it may change none."""
+    trees: dict[str, str] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         place, (kind, _, options) = before.split()[4], after.split()[:3]
-        # A mount that another one hides has no such file to be seen.
-        if (kind == "cgroup2" or "cpu" in options.split(",")) and Path(place, "cgroup.procs").exists():
-            places[kind] = place
-    if not places or not target.is_dir():
-        return
-    if "cgroup" in places:
         # Version 1 has a tree for each controller.
-        mount("tmpfs", target, "tmpfs", options="size=64k,mode=755")
-        target /= "cpu"
-        target.mkdir()
-    mount(places.get("cgroup", places.get("cgroup2", "")), target, None, _MS_BIND)
+        names = {"unified"} if kind == "cgroup2" else {"cpu", "memory"} & set(options.split(","))
+        # A mount that another one hides has no such file to be seen.
+        if kind in {"cgroup", "cgroup2"} and Path(place, "cgroup.procs").exists():
+            trees |= dict.fromkeys(names, place)
+    if not trees or not target.is_dir():
+        return
+    if trees.keys() == {"unified"}:
+        mount_read_only(trees["unified"], target)
+        return
+    mount("tmpfs", target, "tmpfs", options="size=64k,mode=755")
+    for name, place in trees.items():
+        (target / name).mkdir()
+        mount_read_only(place, target / name)
+
+
+def mount_read_only(place: str, target: Path) -> None:
+    """Mount a directory of the controller's as it is, and let the node change nothing in it."""
+    mount(place, target, None, _MS_BIND)
     mount("none", target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
 
 

@@ -32,7 +32,7 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
         namespaces: names of network namespaces.
         processes: process ids.
         interfaces: the controller's interfaces.
-        cgroups: directories of control groups that hold nodes to a part of the processors.
+        cgroups: directories of control groups that hold nodes to a part of the processors or of the memory.
         mounts: mount points below the state directory.
         directories: the state directory.
     """

@@ -12,15 +12,15 @@ __all__ = ["WorkerDeath", "classify", "find_worker_death"]
 
 
 class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that ended without a Python exception, as torchrun's report has it.
+    """A worker that ended without a Python exception, as its launcher reports it.
 
     Attributes:
-        rank: global rank.
+        rank: global rank; None where the launcher does not say.
         exit_code: None where a signal ended it.
         signal: its name.
     """
 
-    rank: int
+    rank: int | None = None
     exit_code: int | None = None
     signal: str | None = None
 
@@ -42,14 +42,16 @@ _FULL_BYTES = 1 << 20
 _KINDS = (
     _kind(
         "out_of_gpu_memory",
-        r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
+        r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory|CUDA (?:driver )?error: out of memory|OutOfMemoryError"
+        r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'",
         "a smaller per_device_train_batch_size with more gradient_accumulation_steps, a shorter cutoff_len, or ZeRO; "
         "see who else is on the GPU: nvidia-smi on {node}",
     ),
     _kind(
         "out_of_memory",
-        r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)",
-        "fewer data loader workers, a smaller batch, no offload; what is left: ssh {node} free -g",
+        r"MemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc",
+        "fewer data loader workers, a smaller batch, no offload; what is left: ssh {node} free -g; what is allowed: "
+        "ssh {node} ulimit -a",
     ),
     _kind(
         "disk_full",
@@ -105,16 +107,39 @@ _REPORT = re.compile(
     r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
     re.DOTALL,
 )
+# What DeepSpeed's launcher says of itself when it starts, and of the first of its workers that fails.
+_DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
+_DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
+_LOCAL_RANK = re.compile(r"'--local_rank=(\d{1,6})'")
+# Where only words tell of a process that was killed: a data loader's, a launcher's, Python's or a shell's exit code.
+_KILLED = re.compile(
+    r"killed by signal: Killed|died with <Signals\.SIGKILL|return code = -9\b|exitcode\s*:\s*-9\b"
+    r"|exit code (?:137|247)\b"
+)
+_STARVED_HINT = (
+    "the kernel killed it: {node}, or the control group that it ran in, has too little memory. Fewer data loader "
+    "workers, a smaller batch, no offload; ssh {node} dmesg -T | grep -i oom"
+)
 _NUMBERS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _NUMBERS |= {11: "SIGSEGV", 15: "SIGTERM"}
 
 
 def find_worker_death(log: str) -> WorkerDeath | None:
-    """The worker that torchrun's report at the end of a log names as the first to fail; None where there is none."""
+    """The worker that torchrun's or DeepSpeed's report in a log names as the first to fail; None without a report."""
     found = _REPORT.search(log)
-    if found is None:
-        return None
-    rank, code = int(found[1]), int(found[2])
+    if found is not None:
+        return _death(int(found[1]), int(found[2]))
+    said = _DEEPSPEED_REPORT.search(log)
+    return None if said is None else _death(_deepspeed_rank(log, said[1]), int(said[2]))
+
+
+def _deepspeed_rank(log: str, command: str) -> int | None:
+    """The launcher names the local rank, in the worker's command; where it stands it says at the beginning."""
+    place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(command)
+    return None if place is None or local is None else int(place[1]) * int(place[2]) + int(local[1])
+
+
+def _death(rank: int | None, code: int) -> WorkerDeath:
     if code < 0:
         return WorkerDeath(rank=rank, signal=_NUMBERS.get(-code, f"signal {-code}"))
     return WorkerDeath(rank=rank, exit_code=code)
@@ -132,15 +157,16 @@ def classify(failure: Failure, run: NodeRun | None = None) -> Failure:
 
 def _find(failure: Failure, oom_kills: int | None) -> tuple[str | None, str | None]:
     if failure.signal == "SIGKILL" and oom_kills:
-        return "out_of_memory", (
-            "the kernel killed it: {node} has too little memory. Fewer data loader workers, a smaller batch, no "
-            "offload; ssh {node} dmesg -T | grep -i oom"
-        )
+        return "out_of_memory", _STARVED_HINT
     # The sentence first: the log may speak of much else.
     for text in (failure.message, failure.log_tail):
+        if oom_kills and _KILLED.search(text):
+            return "out_of_memory", _STARVED_HINT
         for kind in _KINDS:
             if kind.pattern.search(text):
                 return kind.name, kind.hint
         if failure.signal is not None:
             return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_HINTS.get(failure.signal)
+    if _KILLED.search(failure.message):
+        return "killed", _SIGNAL_HINTS["SIGKILL"]
     return None, None

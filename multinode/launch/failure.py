@@ -172,10 +172,11 @@ def _job_failure(node: Evidence) -> Failure:
     }
     death = find_worker_death(clean_log(node.log)) if node.run.cause == "exited" else None
     if death is not None:
+        who = "a worker" if death.rank is None else f"rank {death.rank}"
         how = f"was ended by {death.signal}" if death.signal else f"ended with exit code {death.exit_code}"
         return _failure(
             node,
-            f"rank {death.rank} {how}",
+            f"{who} {how}",
             {"rank": death.rank, "signal": death.signal, "log_tail": last_lines(node.log, 20)},
         )
     how = f"was ended by {node.run.signal}" if node.run.signal else f"ended with exit code {node.run.exit_code}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from multinode.core.benchmark import Benchmark
 from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest
 from multinode.core.dataplane import Endpoint
 from multinode.core.facts import Interface, NodeFacts
 from multinode.core.job import Job
@@ -30,7 +30,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: Cluster
     facts: dict[str, NodeFacts]
-    job: Job | CollectiveTest | None = None
+    job: Job | Benchmark | None = None
     master_port: int = 29500
     endpoints: dict[str, Endpoint] = {}
     meeting: Meeting | None = None

@@ -50,13 +50,15 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         node: the sender.
         peer: the receiver.
-        gbit_per_s: what arrived; None where the stream failed.
+        gbit_per_s: what arrived, of two tries the better one; None where the stream failed.
+        worse_gbit_per_s: of two tries the other one; None where there was one.
         error: why it failed.
     """
 
     node: str
     peer: str
     gbit_per_s: float | None = None
+    worse_gbit_per_s: float | None = None
     error: str | None = None
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from multinode.analyse.pair_speeds import PairSpeed
+import msgspec
+
+from multinode.analyse.pair_speeds import PairSpeed, least_of_pairs
 from multinode.analyse.raw_tcp import RawTcp, RoundTrip
 from multinode.core.cluster import Node
 from multinode.errors import MultinodeError, UsageError
 from multinode.preflight.meeting import Streamed
-from multinode.preflight.pairs import ALL_PAIRS_NODES, Pair, tournament
+from multinode.preflight.pairs import ALL_PAIRS_NODES
 from multinode.preflight.reach import Agenda, Hall
+from multinode.preflight.stream_rounds import repeat_slow, stream_all
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["measure_raw_tcp", "require_pairs"]
+__all__ = ["AllPairs", "measure_raw_tcp", "require_pairs"]
 
 _RING_S = 1.0
 _PAIR_S = 0.5
@@ -36,12 +40,22 @@ def require_pairs(names: Sequence[str]) -> None:
         raise UsageError("--pairs needs two nodes, and this is one", hint="a hostfile with two nodes or more")
 
 
+class AllPairs(msgspec.Struct, frozen=True, kw_only=True):
+    """That every pair of nodes is measured.
+
+    Attributes:
+        ceilings: payload in Gbit/s that the link of each node carries, by node; None where no link is known.
+    """
+
+    ceilings: Mapping[str, float] | None = None
+
+
 def measure_raw_tcp(
     agent: AgentTransport,
     nodes: Sequence[Node],
     addresses: Mapping[str, str],
     *,
-    pairs: bool,
+    pairs: AllPairs | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> RawTcp:
     """Stream around the ring of nodes, and between all pairs where that is asked for.
@@ -50,7 +64,7 @@ def measure_raw_tcp(
         agent: the way to the nodes.
         nodes: in node-rank order.
         addresses: on the data plane, by name.
-        pairs: whether every pair is measured as well.
+        pairs: None measures the ring alone.
         say: is told each stage in a few words.
 
     Raises:
@@ -65,7 +79,7 @@ def measure_raw_tcp(
         latency = hall.ping(ring, _PINGS)
         one = hall.stream(ring, _RING_S)
         several = hall.stream(ring, _RING_S, count=_SEVERAL)
-        matrix = _stream_pairs(hall, names, say) if pairs else []
+        matrix = _stream_pairs(hall, names, pairs.ceilings, say) if pairs is not None else []
         _raise_first(hall.errors)
     return RawTcp(
         one=_speeds(one),
@@ -79,23 +93,25 @@ def measure_raw_tcp(
     )
 
 
-def _stream_pairs(hall: Hall, names: Sequence[str], say: Callable[[str], None]) -> list[Streamed]:
-    streams: list[Streamed] = []
-    rounds = tournament(names)
-    for number, pairs in enumerate(rounds, 1):
-        say(f"measuring every pair of nodes, round {number} of {len(rounds)}")
-        for way in (pairs, _turned(pairs)):
-            streams += hall.stream(way, _PAIR_S)
-    return streams
-
-
-def _turned(pairs: Iterable[Pair]) -> list[Pair]:
-    return [(peer, caller) for caller, peer in pairs]
+def _stream_pairs(
+    hall: Hall, names: Sequence[str], ceilings: Mapping[str, float] | None, say: Callable[[str], None]
+) -> list[Streamed]:
+    """What every pair reached, those that seem odd in two tries."""
+    stream = partial(hall.stream, seconds=_PAIR_S)
+    streams = stream_all(names, stream, say)
+    return repeat_slow(streams, names, least_of_pairs(_speeds(streams), ceilings), stream, say)
 
 
 def _speeds(streams: Iterable[Streamed]) -> tuple[PairSpeed, ...]:
     return tuple(
-        PairSpeed(source=one.node, target=one.peer, gbit_per_s=one.gbit_per_s, error=one.error) for one in streams
+        PairSpeed(
+            source=one.node,
+            target=one.peer,
+            gbit_per_s=one.gbit_per_s,
+            worse_gbit_per_s=one.worse_gbit_per_s,
+            error=one.error,
+        )
+        for one in streams
     )
 
 

@@ -25,7 +25,7 @@ from multinode.core.samples import (
 from multinode.report.card_rates import CardRate, card_rates
 from multinode.report.foreign_text import plain
 
-__all__ = ["FILES", "csv_files"]
+__all__ = ["FILES", "csv_files", "harmless"]
 
 _Row = dict[str, Any]
 
@@ -193,11 +193,12 @@ def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> st
         for node in observed.nodes:
             place = {"run_id": observed.run_id, "node": node.name, "node_rank": node.node_rank}
             for row in rows(observed, node):
-                writer.writerow({name: _harmless(value) for name, value in (place | row).items()})
+                writer.writerow({name: harmless(value) for name, value in (place | row).items()})
     return text.getvalue()
 
 
-def _harmless(value: object) -> object:
+def harmless(value: object) -> object:
+    """A cell as it is, text that a spreadsheet would calculate told to be text."""
     if not isinstance(value, str):
         return value
     text = plain(value)

@@ -77,7 +77,7 @@ def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocumen
 def launch_sentence(run: Run, summary: Summary) -> str:
     """One sentence, and the rule beside the figures."""
     took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
-    words = [f"{run.run_id} {run.status}{took}: {run.world_size} workers on {len(run.nodes)} nodes"]
+    words = [f"{run.run_id} {run.status}{took}: {run.extent}"]
     if summary.step_time_ms is not None:
         words.append(
             f"{summary.steps} steps, {summary.step_time_ms.median:.0f} ms each (p95 {summary.step_time_ms.p95:.0f})"

@@ -6,7 +6,7 @@ What stands on a page is `run_page`'s and its neighbours' business.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 from multinode.report.foreign_text import plain
 from multinode.report.sheet import Sheet
 
-__all__ = ["PALETTE", "chart_html", "page", "section_html", "sheet_html", "text_html"]
+__all__ = ["PALETTE", "chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]
 
 # Told apart by people who see colours otherwise, on white and on black (Okabe and Ito).
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
@@ -31,7 +31,8 @@ body { margin: 0 auto; padding: 1rem; max-width: 75rem; color: var(--ink); backg
   font: 15px/1.45 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; margin: 0.5rem 0; }
 h2 { font-size: 1.05rem; margin: 1.6rem 0 0.4rem; }
-section.run + section.run { border-top: 3px solid var(--line); margin-top: 3rem; padding-top: 1rem; }
+section.run ~ section.run { border-top: 3px solid var(--line); margin-top: 3rem; padding-top: 1rem; }
+p.lead { font-size: 1.2rem; font-weight: 600; margin: 0.6rem 0 0.9rem; }
 p.note { color: var(--faint); font-size: 0.85rem; margin: 0.3rem 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: 0.6rem; }
 .tile { background: var(--card); border-radius: 6px; padding: 0.5rem 0.7rem; }
@@ -42,13 +43,15 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: 0.2rem 0.7rem 0.2rem 0; text-align: right; vertical-align: top; white-space: nowrap; }
 th { border-bottom: 1px solid var(--line); font-weight: 600; }
 th small { display: block; color: var(--faint); font-weight: 400; }
-td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; }
-td.name { text-align: left; color: var(--faint); }
+td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
+td.long { min-width: 16rem; }
+td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
 pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
 .infolayer text, .cartesianlayer text, .xaxislayer-above text, .yaxislayer-above text { fill: var(--ink) !important; }
 """
 _ROW_PX = 190
 _EDGES_PX = 110
+_LONG = 40
 
 
 def page(title: str, sections: Sequence[str]) -> str:
@@ -97,6 +100,7 @@ def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0},
         colorway=list(PALETTE),
         hoverlabel={"namelength": -1},
+        font={"family": "system-ui, sans-serif"},
     )
     figure.update_xaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True)
     figure.update_yaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True)
@@ -105,9 +109,21 @@ def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
             full_html=False,
             include_plotlyjs=False,
             div_id=name,
-            config={"responsive": True, "displaylogo": False},
+            # Where nothing can hover, the bar of buttons always stands, and on the legend; dragging zooms without it.
+            config={"responsive": True, "displaylogo": False, "displayModeBar": False},
         )
     )
+
+
+def tiles_html(figures: Iterable[tuple[str, str]]) -> str:
+    """The figures that one looks at first: name and value of each."""
+    tiles = (f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for name, value in figures)
+    return f'<div class="tiles">{"".join(tiles)}</div>\n'
+
+
+def lead_html(sentence: str) -> str:
+    """What a reader who reads one sentence should read."""
+    return f'<p class="lead">{_text(sentence)}</p>\n'
 
 
 def text_html(text: str) -> str:
@@ -126,8 +142,13 @@ def _row(row: Sequence[str], words: Sequence[bool]) -> str:
         name, *rest = row
         said = "".join(f"<td class=words>{_text(one)}</td>" for one in rest)
         return f'<tr><td class="name">{_text(name)}</td>{said}</tr>'
-    cells = (f"<td{' class=words' if word else ''}>{_text(cell)}</td>" for cell, word in zip(row, words, strict=True))
-    return f"<tr>{''.join(cells)}</tr>"
+    return f"<tr>{''.join(_cell(cell, words=word) for cell, word in zip(row, words, strict=True))}</tr>"
+
+
+def _cell(cell: str, *, words: bool) -> str:
+    # A sentence in a narrow column would make its row as tall as a page.
+    long = " long" if len(cell) > _LONG else ""
+    return f'<td class="words{long}">{_text(cell)}</td>' if words else f"<td>{_text(cell)}</td>"
 
 
 def _text(text: str) -> str:

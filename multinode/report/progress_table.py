@@ -179,9 +179,12 @@ def stall_line(stall: Stall) -> str:
 
 
 def _duration(progress: RunProgress) -> str:
-    elapsed = format_duration(progress.elapsed_s)
+    said = format_duration(progress.elapsed_s)
+    training = progress.training
+    if training is not None:
+        said += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"
     left_s = progress.left_s
-    return f"{elapsed}, about {format_duration(left_s)} left" if left_s else elapsed
+    return f"{said}, about {format_duration(left_s)} left" if left_s else said
 
 
 def _row(node: NodeProgress) -> list[Text]:

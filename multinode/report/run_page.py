@@ -8,14 +8,20 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from multinode.analyse.bench_figures import BenchReport
+from multinode.analyse.cells import CellTable
+from multinode.analyse.contrast_figures import Contrast
 from multinode.analyse.observed import Observed
 from multinode.analyse.summary import Summary
 from multinode.analyse.sweep import SweepReport
 from multinode.core.run import Run
+from multinode.report.bench_page import bench_html
+from multinode.report.cell_page import cells_html
+from multinode.report.contrast_page import contrast_html
 from multinode.report.foreign_text import plain
-from multinode.report.page import chart_html, page, section_html, sheet_html, text_html
+from multinode.report.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.report.run_charts import loss_chart, split_chart, step_time_chart
-from multinode.report.sheet import UNKNOWN, Column, Sheet, figure, percent
+from multinode.report.sheet import UNKNOWN, Column, Sheet, few, figure, percent
 from multinode.report.summary_sheets import summary_sheets, verdict_sheet
 from multinode.report.sweep_chart import sweep_chart
 from multinode.report.sweep_text import sweep_lines
@@ -38,12 +44,27 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
         summary: its figures; None where it never got so far.
         observed: its samples; None where it has no nodes of its own, as a contrast.
         sweep: what an nccl-test measured; None of any other run.
+        contrast: what a contrast found; None of any other run.
+        cells: the table of a sweep or an import; None of any other run.
+        bench: what a bench found out; None of any other run.
+        unread: what of it cannot be shown, and why, in a sentence; else empty.
     """
 
     run: Run
     summary: Summary | None = None
     observed: Observed | None = None
     sweep: SweepReport | None = None
+    contrast: Contrast | None = None
+    cells: CellTable | None = None
+    bench: BenchReport | None = None
+    unread: str = ""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show beside samples, or a word on why there is not."""
+        return bool(self.unread) or any(
+            found is not None for found in (self.sweep, self.contrast, self.cells, self.bench)
+        )
 
 
 def run_page(runs: Sequence[ReportedRun]) -> str:
@@ -56,7 +77,7 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
 
 def _overview(runs: Sequence[ReportedRun]) -> Sheet:
     names = ["run", "state"]
-    tiles = [dict(_key_figures(one.summary)) if one.summary is not None else {} for one in runs]
+    tiles = [_tiles(one) for one in runs]
     shown = list(dict.fromkeys(name for one in tiles for name in one))
     rows = [
         (one.run.run_id, one.run.status, *(mine.get(name, UNKNOWN) for name in shown), one.run.job)
@@ -73,16 +94,24 @@ def _section(one: ReportedRun, name: str) -> str:
 def _parts(one: ReportedRun, name: str) -> Iterator[str]:
     yield _head(one.run)
     summary, observed = one.summary, one.observed
+    if one.unread:
+        yield f"<p><b>{_text(one.unread)}</b></p>\n"
+    if one.contrast is not None:
+        yield from contrast_html(one.contrast, name)
+    if one.cells is not None:
+        yield from cells_html(one.cells, name)
+    if one.bench is not None:
+        yield from bench_html(one.bench)
     if summary is not None:
-        yield _tiles(summary)
+        yield tiles_html(_key_figures(summary))
         yield sheet_html(verdict_sheet(summary))
     if one.sweep is not None:
         chart = chart_html(sweep_chart(one.sweep.rows, one.sweep.levels, ""), f"{name}-sweep", rows=2)
         yield section_html(f"collectives: {one.sweep.title}", [chart, text_html("\n".join(sweep_lines(one.sweep)))])
-    if observed is None or not any(node.samples for node in observed.nodes):
-        yield "<p>Nothing was recorded of this run: it has no samples.</p>\n"
-    else:
+    if observed is not None and any(node.samples for node in observed.nodes):
         yield from _curves(observed, summary, name)
+    elif not one.has_result:
+        yield "<p>Nothing was recorded of this run: it has no samples.</p>\n"
     if summary is not None:
         yield from (sheet_html(sheet) for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
@@ -108,7 +137,8 @@ def _curves(observed: Observed, summary: Summary | None, name: str) -> Iterator[
 def _head(run: Run) -> str:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_s))
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
-    workers = f"{run.world_size} workers on {len(run.nodes)} nodes: {', '.join(node.name for node in run.nodes)}"
+    names = ", ".join(node.name for node in run.nodes)
+    workers = f"{run.extent}: {names}"
     lines = [
         f"<h1>{_text(run.job)}</h1>\n",
         f'<p class="note">run {_text(run.run_id)}, {_text(run.status)}; {_text(workers)}; began {started}{took}</p>\n',
@@ -118,12 +148,10 @@ def _head(run: Run) -> str:
     return "".join(lines)
 
 
-def _tiles(summary: Summary) -> str:
-    tiles = (
-        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
-        for name, value in _key_figures(summary)
-    )
-    return f'<div class="tiles">{"".join(tiles)}</div>\n'
+def _tiles(one: ReportedRun) -> dict[str, str]:
+    if one.contrast is not None:
+        return {"speed-up": few(one.contrast.speedup.value), "efficiency": percent(one.contrast.efficiency, ".0f")}
+    return dict(_key_figures(one.summary)) if one.summary is not None else {}
 
 
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:

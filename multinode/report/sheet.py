@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["UNKNOWN", "Column", "Sheet", "figure", "megabytes", "percent"]
+__all__ = ["UNKNOWN", "Column", "Sheet", "few", "figure", "megabytes", "percent"]
 
 UNKNOWN = "-"
 _BYTES_PER_MB = 1e6
+_MANY = 1e12
+# Below it three digits behind the point are too few.
+_LITTLE = 0.00995
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -43,6 +46,18 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 def figure(value: float | None, form: str = ".1f") -> str:
     """A figure, or a dash."""
     return UNKNOWN if value is None else format(value, form)
+
+
+def few(value: float | None) -> str:
+    """A figure with as many digits as a reader can use, two to four of them, or a dash."""
+    if value is None or value == 0:
+        return UNKNOWN if value is None else "0"
+    if abs(value) < _LITTLE:
+        return f"{value:.2g}"
+    for digits, below in ((3, 0.9995), (2, 9.995), (1, 999.95)):
+        if abs(value) < below:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}" if abs(value) < _MANY else f"{value:.3g}"
 
 
 def percent(share: float | None, form: str = ".1f") -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.deepspeed_edit import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
 from multinode.core.job import LlamaFactoryJob, named_paths, parse_llamafactory
 from multinode.errors import JobError
 from multinode.store.text_file import read_text
@@ -13,24 +14,47 @@ from multinode.store.text_file import read_text
 __all__ = ["load_job"]
 
 
-def load_job(path: Path, overrides: tuple[str, ...] = ()) -> LlamaFactoryJob:
-    """A LLaMA-Factory job, with the DeepSpeed JSON that travels with it.
+def load_job(
+    path: Path, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+) -> LlamaFactoryJob:
+    """A LLaMA-Factory job, with the DeepSpeed JSON that travels with it, edited; the user's file stays as it is.
 
     Raises:
         UsageError: a file cannot be read.
-        JobError: a file is wrong.
+        JobError: a file is wrong, or there is no JSON to edit.
     """
     text = read_text(path, "the job", "a LLaMA-Factory YAML; a script of your own goes after --")
     job = parse_llamafactory(text, str(path), overrides)
     local = tuple(named for named in named_paths(job) if _exists(Path(named)))
-    return msgspec.structs.replace(job, deepspeed_text=_read_deepspeed(job, path), local_paths=local)
+    return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
 
 
-def _read_deepspeed(job: LlamaFactoryJob, path: Path) -> str | None:
-    """The JSON that `deepspeed:` names: from the working directory, as LLaMA-Factory does, else beside the YAML."""
+def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> LlamaFactoryJob:
     named = job.config.get("deepspeed")
     if not isinstance(named, str):
-        return None
+        if edits:
+            raise _nothing_to_edit(path, written_out=named is not None)
+        return job
+    found, text = _read_deepspeed(named, path)
+    edited = edit_deepspeed(text, edits)
+    diff = diff_deepspeed(text, edited, str(found)) if edits else None
+    return msgspec.structs.replace(job, deepspeed_text=edited, deepspeed_diff=diff)
+
+
+def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
+    if written_out:
+        return JobError(
+            f"--deepspeed-set edits a DeepSpeed JSON, and {path} has its settings of DeepSpeed written out",
+            hint="put them into a JSON file, and name that: `deepspeed: FILE`",
+        )
+    return JobError(
+        f"--deepspeed-set edits a DeepSpeed JSON, and {path} names none",
+        hint="--set deepspeed=FILE names one for this run",
+    )
+
+
+def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
+    """The JSON that `deepspeed:` names: from the working directory, as LLaMA-Factory does, else beside the YAML."""
     candidates = [Path(named), path.parent / named]
     found = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
     hint = f"`deepspeed:` in {path} names it; it is looked for here, then beside that file"
@@ -41,7 +65,7 @@ def _read_deepspeed(job: LlamaFactoryJob, path: Path) -> str | None:
         raise JobError(f"{found} is not a JSON object: {error}", hint=hint) from None
     except RecursionError:
         raise JobError(f"{found} is nested too deeply", hint=hint) from None
-    return text
+    return found, text
 
 
 def _exists(path: Path) -> bool:

@@ -73,8 +73,10 @@ class RunDirectory:
         """
         names = [path.name for path in list_runs(root)]
         matching = names[-1:] if run_id == "last" else [name for name in names if name.startswith(run_id)]
-        if run_id in matching:
-            matching = [run_id]
+        # The runs of a contrast are named after it, and whoever names it means it.
+        first = run_id if run_id in matching else min(matching, key=len, default="")
+        if run_id in matching or all(name == first or name.startswith(f"{first}-") for name in matching):
+            matching = [name for name in matching if name == first]
         if len(matching) == 1:
             return cls(root / matching[0])
         found = ", ".join(matching or names[-3:]) or "none"

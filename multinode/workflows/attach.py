@@ -21,7 +21,8 @@ from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.outcomes import gather
 from multinode.workflows.launch import Launched, Outside
-from multinode.workflows.observe import fetch_traces, summarise_run
+from multinode.workflows.observe import summarise_run
+from multinode.workflows.traces import fetch_traces
 
 __all__ = ["Known", "attach", "find_known", "find_on_nodes", "stop"]
 

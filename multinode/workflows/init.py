@@ -93,7 +93,8 @@ def _remarks(node: Node, found: NodeFacts) -> Iterator[str]:
     """What a line cannot say."""
     models = ", ".join(dict.fromkeys(gpu.name for gpu in found.gpus)) or "no GPU was found"
     count = f"{len(found.gpus)} x " if found.gpus else ""
-    memory = f", {found.memory_total_gib:.0f} GiB of memory" if found.memory_total_gib else ""
+    usable = found.memory_limit_gib or found.memory_total_gib
+    memory = f", {usable:.0f} GiB of memory" if usable else ""
     torch = f", torch {found.packages['torch']}" if "torch" in found.packages else ""
     yield f"{node.name}: {count}{models}, {found.cores} cores{memory}{torch}"
     for interface in found.interfaces:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.core.cluster import Cluster
+from multinode.core.cluster import Cluster, Node
+from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cluster import load_lab, refresh
 
-__all__ = ["lab_hostfile", "refresh_lab"]
+__all__ = ["is_lab_node", "lab_hostfile", "refresh_lab"]
 
 
 def lab_hostfile() -> Path | None:
@@ -21,3 +22,8 @@ def refresh_lab(cluster: Cluster) -> None:
     lab = load_lab()
     if lab is not None and cluster.source == lab.hostfile:
         refresh(lab)
+
+
+def is_lab_node(node: Node) -> bool:
+    """Whether it is one of a lab's, which share this machine's processors; also of a lab that is down."""
+    return node.ssh_config == str(SSH_CONFIG)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import copy
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from multinode.analyse.algorithms import Layout
 from multinode.analyse.model_work import read_model_work
 from multinode.analyse.summary import Summary
+from multinode.analyse.workload import read_workload
+from multinode.core.benchmark import Benchmark
 from multinode.core.cluster import Cluster
-from multinode.core.collective_test import CollectiveTest
 from multinode.core.facts import NodeFacts
 from multinode.core.finding import Finding
-from multinode.core.job import Job
+from multinode.core.job import Job, LlamaFactoryJob, figures_only
 from multinode.core.job_files import job_files
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch
 from multinode.core.progress import RunProgress
 from multinode.core.redaction import redact_cluster, redact_plan
 from multinode.core.run import Run
+from multinode.core.surroundings import with_same_threads
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
@@ -33,8 +36,11 @@ from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
+from multinode.units import format_count
+from multinode.workflows.clean import clean
 from multinode.workflows.lab import refresh_lab
-from multinode.workflows.observe import fetch_traces, summarise_run
+from multinode.workflows.observe import summarise_run
+from multinode.workflows.traces import fetch_traces
 
 __all__ = [
     "Launch",
@@ -42,13 +48,19 @@ __all__ = [
     "Outside",
     "Prepared",
     "carry_out",
+    "forget",
     "launch",
     "make_run_id",
+    "measured_only",
     "plan_offline",
     "prepare",
+    "probe_nodes",
     "require_success",
+    "same_threads",
 ]
 
+# What is compared is told with its versions.
+_COMPARED = frozenset({"contrast", "sweep"})
 # Checks that look into the interpreter that was found before the job starts.
 _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
 
@@ -59,7 +71,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cluster: the nodes.
         hostfile: the hostfile's text, kept with the run.
-        job: the training, or a collective test.
+        job: the training, or a benchmark.
         options: how it is laid out.
         execute: how it is executed.
         check: whether findings that would break the run stop it before it starts.
@@ -68,7 +80,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: Cluster
     hostfile: str
-    job: Job | CollectiveTest
+    job: Job | Benchmark
     options: LaunchOptions = LaunchOptions()
     execute: ExecuteOptions = ExecuteOptions()
     check: bool = True
@@ -161,7 +173,7 @@ def prepare(what: Launch, outside: Outside) -> Prepared:
     """
     refresh_lab(what.cluster)
     outside.say(f"probing {_nodes(what.cluster)}")
-    facts = _probe(what, outside.agent)
+    facts = probe_nodes(what, outside.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
     findings = _check(what, facts, outside) if what.check else ()
     directory = RunDirectory.create(outside.runs, plan.run_id)
@@ -173,7 +185,7 @@ def carry_out(prepared: Prepared, outside: Outside) -> Launched:
     """Start what was prepared and follow it to its end; a run that fails is a result."""
     plan, cluster = prepared.plan, prepared.what.cluster
     directory = RunDirectory(prepared.directory)
-    outside.say(f"run {plan.run_id}: starting {plan.world_size} workers on {_nodes(cluster)}")
+    outside.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
     with directory.following():
         run = execute(
             plan,
@@ -208,6 +220,26 @@ def require_success(launched: Launched, outside: Outside) -> None:
         )
 
 
+def same_threads(what: Launch, workers: Sequence[int]) -> Launch:
+    """The launch with as many threads a worker, however many workers a node has; see `with_same_threads`."""
+    surroundings = with_same_threads(what.options.surroundings, what.cluster, workers)
+    return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, surroundings=surroundings))
+
+
+def measured_only(what: Launch) -> Launch:
+    """The launch for its figures alone; a script keeps what it keeps."""
+    if not isinstance(what.job, LlamaFactoryJob):
+        return what
+    return msgspec.structs.replace(what, job=figures_only(what.job))
+
+
+def forget(launched: Launched, cluster: Cluster, outside: Outside) -> None:
+    """Remove from its nodes what a run left there; everything of it that is wanted has come home."""
+    for node in clean(outside.agent, cluster, [launched.run.run_id], 0.0):
+        if node.error is not None:
+            outside.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
+
+
 def plan_offline(what: Launch) -> LaunchPlan:
     """The plan as far as the hostfile alone gives it; what a probe would have told is marked as assumed."""
     return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
@@ -218,12 +250,17 @@ def make_run_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
-def _probe(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
+def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
+    """What each node is, by its name.
+
+    Raises:
+        NodeError: one could not be reached.
+    """
     questions = Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(what.cluster.nodes),
         ports=(what.options.master_port,),
-        packages=what.check,
+        packages=what.check or what.execute.kind in _COMPARED,
         model=job_files(what.job).model if what.options.profile else None,
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
@@ -263,9 +300,16 @@ def _keep(
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
     directory.write("plan.json", redact_plan(plan))
+    first = facts[what.cluster.nodes[0].name]
     if what.options.profile:
-        directory.write("model.json", read_model_work(what.job, facts[what.cluster.nodes[0].name].model))
+        directory.write("model.json", read_model_work(what.job, first.model))
+    if not isinstance(what.job, Benchmark):
+        layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
+        directory.write(
+            "workload.json",
+            read_workload(what.job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress),
+        )
 
 
 def _nodes(cluster: Cluster) -> str:
-    return "1 node" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes"
+    return format_count(len(cluster.nodes), "node")

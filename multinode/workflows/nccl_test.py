@@ -11,7 +11,7 @@ from multinode.analyse.algorithms import Layout
 from multinode.analyse.raw_tcp import RawTcp
 from multinode.analyse.step_estimate import messages_to_test
 from multinode.analyse.step_messages import StepMessages, step_messages
-from multinode.analyse.sweep import SweepReport, estimate_step, summarise_sweep
+from multinode.analyse.sweep import SweepReport, estimate_step, link_ceilings, summarise_sweep
 from multinode.analyse.sweep_changes import compare_sweeps
 from multinode.core.job import Job
 from multinode.core.job_files import job_files
@@ -19,7 +19,7 @@ from multinode.core.planning import workers_per_node
 from multinode.core.samples import parse_samples
 from multinode.errors import Interrupted, UsageError
 from multinode.preflight.probe import Questions, probe
-from multinode.preflight.raw_tcp import measure_raw_tcp, require_pairs
+from multinode.preflight.raw_tcp import AllPairs, measure_raw_tcp, require_pairs
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.lab import refresh_lab
 from multinode.workflows.launch import Launch, Outside, Prepared, carry_out, prepare, require_success
@@ -117,7 +117,8 @@ def _measure_tcp(prepared: Prepared, extent: Extent, outside: Outside) -> RawTcp
     if len(nodes) == 1 or not (extent.tcp or extent.pairs):
         return RawTcp()
     addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
-    tcp = measure_raw_tcp(outside.agent, nodes, addresses, pairs=extent.pairs, say=outside.say)
+    pairs = AllPairs(ceilings=link_ceilings(prepared.plan.nodes, prepared.facts)) if extent.pairs else None
+    tcp = measure_raw_tcp(outside.agent, nodes, addresses, pairs=pairs, say=outside.say)
     if outside.stop.count:
         raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")
     return tcp

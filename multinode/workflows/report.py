@@ -1,4 +1,4 @@
-"""report: stored runs -> one page, or CSV files. Reads and writes disk; prints nothing."""
+"""report: stored runs -> one page, Markdown, or CSV files. Reads and writes disk; prints nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.analyse.cell_table import combine
+from multinode.analyse.cells import CellTable
 from multinode.analyse.sweep import SweepReport
 from multinode.core.plan import LaunchPlan
 from multinode.errors import UsageError
+from multinode.report.cell_csv import cell_csv
+from multinode.report.cell_markdown import cell_markdown
+from multinode.report.cell_page import cell_page
 from multinode.report.export import csv_files
+from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun, run_page
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import write_text
+from multinode.workflows.bench_store import load_bench
+from multinode.workflows.compare import load_contrast
 from multinode.workflows.observe import observe_run
 from multinode.workflows.runs import load_run
+from multinode.workflows.sweep_table import load_table
 
-__all__ = ["Report", "load_report", "write_csv", "write_page"]
+__all__ = ["Report", "load_report", "report_markdown", "write_csv", "write_markdown", "write_page"]
+
+
+_CELLS = "cells.csv"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +42,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: tuple[ReportedRun, ...]
     directories: tuple[Path, ...]
+
+    @property
+    def cells(self) -> CellTable | None:
+        """The tables of all runs as one, where several were named and each has one."""
+        tables = [one.cells for one in self.runs if one.cells is not None]
+        return combine(tables) if len(tables) == len(self.runs) > 1 else None
 
 
 def load_report(root: Path, names: Sequence[str]) -> Report:
@@ -52,7 +70,21 @@ def write_page(report: Report, path: Path) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    write_text(path, run_page(report.runs))
+    write_text(path, cell_page(report.cells) if report.cells is not None else run_page(report.runs))
+
+
+def report_markdown(report: Report) -> str:
+    """The same as text for an issue or a wiki, without charts."""
+    return "".join(cell_markdown(report.cells)) if report.cells is not None else run_markdown(report.runs)
+
+
+def write_markdown(report: Report, path: Path) -> None:
+    """Write it; one of an earlier time is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_text(path, report_markdown(report))
 
 
 def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
@@ -61,7 +93,7 @@ def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
     Raises:
         UsageError: one cannot be written, or the directory cannot be made.
     """
-    files = csv_files(one.observed for one in report.runs if one.observed is not None)
+    files = _csv_files(report.runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,14 +103,28 @@ def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in files)
 
 
+def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
+    """The samples of runs and the cells of tables; what none of them has is no file."""
+    tables = [one.cells for one in runs if one.cells is not None]
+    files = {_CELLS: cell_csv(combine(tables))} if tables else {}
+    if len(tables) == len(runs):
+        return files
+    return csv_files(one.observed for one in runs if one.observed is not None) | files
+
+
 def _load(path: Path) -> ReportedRun:
     stored = load_run(path.parent, path.name)
     directory = RunDirectory(path)
     plan = directory.read("plan.json", LaunchPlan)
+    contrast, unread = load_contrast(directory)
     return ReportedRun(
         run=stored.run,
         summary=stored.summary,
-        # A contrast has no nodes of its own: its two runs lie beside it.
+        # A contrast has no nodes of its own: its sides' runs lie beside it.
         observed=observe_run(directory, plan) if plan is not None else None,
         sweep=directory.read("nccl-test.json", SweepReport),
+        contrast=contrast,
+        cells=load_table(directory),
+        bench=load_bench(directory),
+        unread=unread,
     )

@@ -41,6 +41,11 @@ def tell(told):
     with open(FOLDER + "/told-%d.json" % RANK, "w") as file:
         json.dump(told, file)
 """
+# Threads of gloo that still run when the interpreter ends may take the process down with them.
+_END = """
+if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized():
+    sys.modules["torch.distributed"].destroy_process_group()
+"""
 
 
 class Told:
@@ -65,7 +70,7 @@ class Told:
 def run_pair(folder: Path, script: str, workers: int = 2, **environ: str) -> list[Told]:
     """Run a script, after the prelude, in each worker; what they told, by rank."""
     folder.mkdir(parents=True)
-    started = [_start(folder, PRELUDE + script, rank, environ) for rank in range(workers)]
+    started = [_start(folder, PRELUDE + script + _END, rank, environ) for rank in range(workers)]
     told = []
     try:
         for rank, process in enumerate(started):

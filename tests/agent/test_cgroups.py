@@ -31,7 +31,24 @@ def test_version_1_with_the_cpu_controller_comes_before_version_2(tmp_path: Path
         f"32 22 0:28 / {tmp_path}/memory rw - cgroup cgroup rw,memory",
         f"33 22 0:29 /docker/4f {tmp_path}/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct",
     )
-    assert find_hierarchy(mounts) == Hierarchy(unified=False, root="/docker/4f", place=f"{tmp_path}/cpu,cpuacct")
+    assert find_hierarchy("cpu", mounts) == Hierarchy(
+        controller="cpu", unified=False, root="/docker/4f", place=f"{tmp_path}/cpu,cpuacct"
+    )
+
+
+def test_each_controller_of_version_1_has_a_tree_of_its_own_and_what_it_lacks_version_2_has(tmp_path: Path) -> None:
+    for name in ("cpu", "memory", "unified"):
+        group(tmp_path / name)
+    lines = (
+        f"31 22 0:27 / {tmp_path}/unified rw - cgroup2 cgroup2 rw",
+        f"32 22 0:28 / {tmp_path}/memory rw - cgroup cgroup rw,memory",
+        f"33 22 0:29 / {tmp_path}/cpu rw - cgroup cgroup rw,cpu",
+    )
+    found = find_hierarchy("memory", mountinfo(tmp_path, *lines))
+    assert found == Hierarchy(controller="memory", unified=False, root="/", place=f"{tmp_path}/memory")
+    assert group_of(found, "4:memory:/m\n3:cpu:/c\n0::/u\n") == f"{tmp_path}/memory/m"
+    alone = find_hierarchy("memory", mountinfo(tmp_path, lines[0], lines[2]))
+    assert alone == Hierarchy(controller="memory", unified=True, root="/", place=f"{tmp_path}/unified")
 
 
 def test_a_mount_with_a_blank_in_its_name_is_found_and_a_hidden_one_is_not(tmp_path: Path) -> None:
@@ -41,8 +58,10 @@ def test_a_mount_with_a_blank_in_its_name_is_found_and_a_hidden_one_is_not(tmp_p
         f"31 22 0:27 / {tmp_path}/all\\040groups rw - cgroup2 cgroup2 rw",
         f"33 22 0:29 / {tmp_path}/hidden rw - cgroup cgroup rw,cpu",
     )
-    assert find_hierarchy(mounts) == Hierarchy(unified=True, root="/", place=f"{tmp_path}/all groups")
-    assert find_hierarchy(mountinfo(tmp_path)) is None
+    assert find_hierarchy("cpu", mounts) == Hierarchy(
+        controller="cpu", unified=True, root="/", place=f"{tmp_path}/all groups"
+    )
+    assert find_hierarchy("cpu", mountinfo(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -58,16 +77,16 @@ def test_a_mount_with_a_blank_in_its_name_is_found_and_a_hidden_one_is_not(tmp_p
     ],
 )
 def test_the_group_is_looked_for_below_what_is_mounted(root: str, membership: str, found: str | None) -> None:
-    assert group_of(Hierarchy(unified=False, root=root, place="/place"), membership) == found
+    assert group_of(Hierarchy(controller="cpu", unified=False, root=root, place="/place"), membership) == found
 
 
 def test_version_2_takes_the_line_without_controllers() -> None:
-    hierarchy = Hierarchy(unified=True, root="/", place="/place")
+    hierarchy = Hierarchy(controller="cpu", unified=True, root="/", place="/place")
     assert group_of(hierarchy, "1:name=systemd:/s\n0::/user.slice/a:b\n") == "/place/user.slice/a:b"
 
 
 def test_the_nearest_group_with_a_quota_is_the_one_that_counts(tmp_path: Path) -> None:
-    hierarchy = Hierarchy(unified=True, root="/", place=str(tmp_path))
+    hierarchy = Hierarchy(controller="cpu", unified=True, root="/", place=str(tmp_path))
     group(tmp_path)
     group(
         tmp_path / "slice",
@@ -85,7 +104,7 @@ def test_the_nearest_group_with_a_quota_is_the_one_that_counts(tmp_path: Path) -
 
 
 def test_version_1_counts_nanoseconds(tmp_path: Path) -> None:
-    hierarchy = Hierarchy(unified=False, root="/", place=str(tmp_path))
+    hierarchy = Hierarchy(controller="cpu", unified=False, root="/", place=str(tmp_path))
     group(tmp_path, cpu_cfs_quota_us="-1", cpu_cfs_period_us="100000")
     stat = "nr_periods 10\nnr_throttled 9\nthrottled_time 7000000\nwait_sum 1"
     group(tmp_path / "job", cpu_cfs_quota_us="30000", cpu_cfs_period_us="100000", cpu_stat=stat)
@@ -95,7 +114,7 @@ def test_version_1_counts_nanoseconds(tmp_path: Path) -> None:
 
 
 def test_without_a_quota_anywhere_there_is_no_limit(tmp_path: Path) -> None:
-    hierarchy = Hierarchy(unified=True, root="/", place=str(tmp_path))
+    hierarchy = Hierarchy(controller="cpu", unified=True, root="/", place=str(tmp_path))
     group(tmp_path / "job", cpu_max="max 100000")
     record = read_cpu_limit(hierarchy, f"{tmp_path}/job")
     assert (record["quota_cores"], record["throttled_us"], record["periods"]) == (None, 0, 0)

@@ -232,7 +232,38 @@ tell(None)
 """
     (sample,) = models_of(tmp_path, script)
     assert described(sample) == WHOLE
-    assert (sample.wrapper, sample.accumulation) == ("none", 8)
+    assert (sample.wrapper, sample.accumulation, sample.dataset_samples) == ("none", 8, None)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("data", "samples"),
+    [
+        ("list(range(30))", 30),
+        ("iter(range(30))", None),
+        ("type('Endless', (), {'__len__': lambda self: sys.maxsize})()", None),
+        ("type('Broken', (), {'__len__': lambda self: 1 / 0})()", None),
+    ],
+)
+def test_a_trainers_data_set_is_counted_whole_where_it_has_a_length(
+    tmp_path: Path, data: str, samples: int | None
+) -> None:
+    module = tmp_path / "modules" / "transformers" / "trainer.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(TRAINER)
+    (module.parent / "__init__.py").touch()
+    script = f"""
+import types
+from transformers.trainer import Trainer
+trainer = Trainer(Net(), types.SimpleNamespace(gradient_accumulation_steps=8))
+loader = types.SimpleNamespace(dataset={data})
+trainer.callback_handler = types.SimpleNamespace(train_dataloader=loader)
+train(trainer.model, torch.optim.SGD(trainer.model.layers.parameters(), lr=0.1))
+tell(None)
+"""
+    (sample,) = models_of(tmp_path, script)
+    assert sample.dataset_samples == samples
+    assert sample.accumulation == 8
 
 
 @pytest.mark.torch

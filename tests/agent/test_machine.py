@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.machine import find_container, find_memory_limit, read_machine
+from multinode.agent.machine import find_container, read_machine, read_processor_name
 
 GIB = 1 << 30
 
@@ -37,36 +37,33 @@ def test_limits_are_soft_limits_and_none_is_unlimited() -> None:
     assert limits["locked_memory_bytes"] == (None if locked == resource.RLIM_INFINITY else locked)
 
 
-# /proc/self/cgroup as docker on Ubuntu 22.04 shows it (version 2, a namespace of its own), as systemd shows a login on
-# version 2, and as docker on Ubuntu 18.04 shows it (version 1).
+# The first processor as Linux shows it on x86, and on ARM, whose processors have numbers for names.
+X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel\t\t: 17\nmodel name\t: {}\nstepping\t: 1\n"
+ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+
+
 @pytest.mark.parametrize(
-    ("files", "limit"),
+    ("text", "name"),
     [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "17179869184\n"}, 16 * GIB),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
-        (
-            {
-                "proc/self/cgroup": "0::/user.slice/user-1000.slice/session-3.scope\n",
-                "sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope/memory.max": "max\n",
-                "sys/fs/cgroup/user.slice/user-1000.slice/memory.max": "34359738368\n",
-            },
-            32 * GIB,
-        ),
-        (
-            {
-                "proc/self/cgroup": "9:name=systemd:/docker/3f4e\n8:memory:/docker/3f4e\n4:cpu,cpuacct:/docker/3f4e\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "8589934592\n",
-            },
-            8 * GIB,
-        ),
-        ({"proc/self/cgroup": "8:memory:/\n0::/\n"}, None),
-        ({}, None),
+        (X86.format("AMD EPYC 9B14 96-Core Processor"), "AMD EPYC 9B14 96-Core Processor"),
+        (X86.format("Intel(R) Core(TM)2 Duo CPU     T7300  @ 2.00GHz"), "Intel(R) Core(TM)2 Duo CPU T7300 @ 2.00GHz"),
+        (X86.format("x" * 1000), "x" * 200),
+        (X86.format(""), None),
+        (ARM, None),
+        ("", None),
     ],
 )
-def test_the_limit_of_the_groups_above_counts_in_both_versions(
-    tmp_path: Path, files: dict[str, str], limit: int | None
-) -> None:
-    assert find_memory_limit(tree(tmp_path, files)) == limit
+def test_processors_are_called_what_the_kernel_calls_them(tmp_path: Path, text: str, name: str | None) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    assert read_processor_name(str(path)) == name
+    assert read_processor_name(str(tmp_path / "none")) is None
+
+
+def test_the_processors_of_this_machine_are_a_fact_or_missed() -> None:
+    facts, missing = read_machine()
+    assert facts["processor"] == read_processor_name()
+    assert ("processor" in missing) == (facts["processor"] is None)
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,27 @@ def test_a_channel_on_which_nothing_more_is_wanted_ends_well(node: LocalNode, ar
         check=True,
     )
     assert len(ended.stdout.splitlines()) == 1
+
+
+# The archive with less patience: nobody has to wait a minute to see it run out.
+IMPATIENT = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from multinode_agent import channel, main
+channel._REQUEST_DEADLINE_S = 0.5
+main.main()
+"""
+
+
+def test_a_channel_that_is_kept_too_long_ends_without_a_word(node: LocalNode, archive: str) -> None:
+    # An error record would lie there, and be taken for the answer to the next verb.
+    with subprocess.Popen(
+        [*PYTHON, "-c", IMPATIENT, archive, "probe"], env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        agent.stdin.write(b'{"schema": 1, "packages": false, "then": true}\n')
+        agent.stdin.flush()
+        # Stdin stays open: the controller may come back, and then starts anew.
+        assert [json.loads(line)["kind"] for line in agent.stdout] == ["facts"]
+        assert agent.wait(20) == 0

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multinode.agent.memory import MemoryReader
+from multinode.agent.rundir import RunDir
+from multinode.agent.sampler import NodeSampler
 from multinode.core.profile_samples import NoteSample
 from multinode.core.samples import CgroupSample, CpuSample, NicSample, TcpSample, parse_samples
 
 from .localnode import LocalNode
+from .own_group import own_group
 
 BUSY = """
 import time
@@ -58,6 +63,18 @@ def test_the_cores_that_a_job_uses_are_its_own(node: LocalNode) -> None:
     assert 0 < last["memory_available_gib"] <= last["memory_total_gib"]
     assert 0 <= last["iowait_percent"] <= 100
     assert 0 <= last["steal_percent"] <= 100
+
+
+def test_memory_is_what_the_control_group_of_the_job_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = RunDir("r")
+    samples = Path(run.samples)
+    samples.mkdir(parents=True)
+    limited = MemoryReader(own_group(tmp_path, limit=str(1 << 28), used=str(1 << 27)))
+    NodeSampler(run, [], 1.0, (), limited).sample_last()
+    lines = (samples / "node.jsonl").read_text().splitlines()
+    (record,) = of_kind([json.loads(line) for line in lines], "cpu")
+    assert (record["memory_total_gib"], record["memory_available_gib"]) == (0.25, 0.125)
 
 
 def test_cards_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) -> None:

@@ -16,6 +16,13 @@ def test_a_step_that_was_predicted_too_short_has_a_negative_error() -> None:
     assert trial("fast", 10, 12.5).error == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(("predicted", "measured"), [(10, 5), (5, 10), (10, 10)])
+def test_an_interval_of_the_miss_has_what_was_measured(predicted: float, measured: float) -> None:
+    found = trial("one", predicted, measured)
+    assert trial("one", predicted, measured, found.miss).is_covered
+    assert found.miss == pytest.approx(0.0 if predicted == measured else 1.0)
+
+
 def test_the_worst_is_named_and_the_intervals_are_counted() -> None:
     found = back_test([trial("a", 10, 10.1), trial("b", 10, 9.7), trial("c", 10, 8)])
     assert found.median_error == pytest.approx(0.03)
@@ -23,8 +30,7 @@ def test_the_worst_is_named_and_the_intervals_are_counted() -> None:
     assert found.worst.name == "c"
     assert found.coverage == pytest.approx(2 / 3)
     assert found.sentence == (
-        "of 3 stored runs the step time was off by 3.0% in the median, by 20.0% at worst (c); "
-        "2 lie within their intervals"
+        "of 3 measured runs the step time was off by 3.0% in the median, by 20.0% at worst (c); 2 within the interval"
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,16 +8,16 @@ from hypothesis import strategies as st
 from multinode.analyse.break_even import (
     accumulation_for,
     break_even,
-    cost_per_million_tokens,
     efficiency,
     link_for,
     node_gain,
     on_one_node,
 )
-from multinode.analyse.calibration import Calibration, Work
+from multinode.analyse.calibration import Calibration, Residual, Work
 from multinode.analyse.carried_network import CarriedNetwork, Link
 from multinode.analyse.cost_model import StepCosts
-from multinode.analyse.predict import Scenario, predict
+from multinode.analyse.predict import predict
+from multinode.analyse.scenario import Scenario
 from multinode.analyse.traffic import Layout, Load, Strategy
 
 TWO = Layout(nodes=2)
@@ -45,6 +46,7 @@ def scenario(gbit_per_s: float = 1.0, nodes: int = 2, strategy: Strategy = Strat
 
 
 COSTS = StepCosts(compute_ms=150, optimizer_ms=10, host_ms=6, hideable_ms=100, overlap=0.6)
+NEVER = "no link is enough: nothing is ever hidden, as "
 T1_S, HIDDEN_S = 0.166, 0.060
 
 
@@ -115,30 +117,64 @@ def test_accumulation_is_no_advice_where_every_micro_batch_is_sent(strategy: Str
 
 def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -> None:
     nothing = StepCosts(compute_ms=150, overlap=0)
-    assert break_even(calibration(nothing), scenario()).nothing_exposed.value is None
+    told = break_even(calibration(nothing), scenario()).nothing_exposed
+    assert (told.value, told.why) == (None, NEVER + "the run that was measured hid nothing")
     capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
     assert capped.value is None
     assert capped.why == "no link is enough: what every message costs, or what the nodes get through, remains"
-    assert link_for(calibration(nothing), scenario(), lambda _: True).why == "any link is enough"
+    assert link_for(calibration(nothing), scenario(), lambda _: True).always
 
 
 def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
     seen = calibration(StepCosts(compute_ms=166, overlap=0))
-    slow = node_gain(seen, on_one_node(scenario(0.1)))
+    slow = node_gain(seen, on_one_node(seen, scenario(0.1)))
     assert slow.samples_per_s < 0
     assert slow.tokens_per_s == pytest.approx(slow.samples_per_s * 100)
     assert slow.sentence == "do not add it: with 2 nodes the training is no faster than with 1"
-    fast = node_gain(seen, on_one_node(scenario(10)))
+    fast = node_gain(seen, on_one_node(seen, scenario(10)))
     assert fast.worth == pytest.approx(2 * 166 / (166 + G / goodput(10) * 1e3) - 1)
-    assert fast.sentence == "it adds 86% of what one node gives alone"
+    assert fast.sentence == "it adds 86% of what such a node gives alone"
 
 
 def test_an_efficiency_of_one_is_a_network_that_costs_nothing() -> None:
     seen = calibration(StepCosts(compute_ms=166, hideable_ms=166, overlap=1))
     assert efficiency(seen, scenario(100)) == 1
-    assert predict(seen, scenario(100)).samples_per_s == 2 * predict(seen, on_one_node(scenario(100))).samples_per_s
+    assert (
+        predict(seen, scenario(100)).samples_per_s == 2 * predict(seen, on_one_node(seen, scenario(100))).samples_per_s
+    )
 
 
-def test_a_million_tokens_cost_what_their_hours_do() -> None:
-    # 1000 tokens/s: a million takes 1000 s, at 3.60 an hour for both nodes.
-    assert cost_per_million_tokens([1.2, 2.4], 1000) == pytest.approx(1.0)
+def test_one_node_has_all_the_workers_that_it_was_measured_with() -> None:
+    seen = msgspec.structs.replace(
+        calibration(StepCosts(compute_ms=166, overlap=0)), layout=Layout(nodes=1, workers_per_node=2)
+    )
+    slow = scenario(0.1)
+    assert on_one_node(seen, slow).layout == Layout(nodes=1, workers_per_node=2)
+    # The same two workers, less what the network costs them.
+    exposed_ms = G / goodput(0.1) * 1e3
+    assert efficiency(seen, slow) == pytest.approx(166 / (166 + exposed_ms))
+    found = break_even(seen, slow)
+    assert found.one_node_workers == 2
+    assert found.beats_one.value is None
+    assert found.full_beats_one is not None
+    # Four workers do in a step twice what two do: it may take twice as long. A ring of four sends half as much again.
+    assert found.full_beats_one.value == pytest.approx(1.5 * G / (0.166 * goodput(1)), rel=0.01)
+
+
+def test_where_nothing_is_ever_hidden_no_message_is_blamed() -> None:
+    off = msgspec.structs.replace(scenario(), overlap=False)
+    assert break_even(calibration(COSTS), off).nothing_exposed.why == NEVER + "overlap is off"
+    one_bucket = calibration(StepCosts(compute_ms=150))
+    told = break_even(one_bucket, scenario()).nothing_exposed
+    assert (told.value, told.why) == (None, NEVER + "all is sent at once, when the last of it is there")
+    cut = msgspec.structs.replace(scenario(), bucket_bytes=MB)
+    assert break_even(one_bucket, cut).nothing_exposed.value is not None
+
+
+def test_where_the_nodes_are_slower_than_the_one_no_network_is_blamed() -> None:
+    slow = msgspec.structs.replace(calibration(COSTS), residual=Residual(own=1.5))
+    told = break_even(slow, scenario(), target=0.9).efficient
+    assert told.value is None
+    assert told.why == "no link is enough: the nodes' own work, and their waiting for each other, is too slow"
+    # They still beat one: two at two thirds of its speed.
+    assert break_even(slow, scenario()).beats_one.value is not None

@@ -3,8 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.calibration import Calibration, Measured, Work, calibrate
+from multinode.analyse.calibration import Calibration, Measured, Work, calibrate, calibrate_without_single
 from multinode.analyse.carried_network import CarriedNetwork, Link
+from multinode.analyse.cost_model import StepCall
 from multinode.analyse.spread import Spread
 from multinode.analyse.step_split import StepSplit, WorkerSplit
 from multinode.analyse.summary import Summary
@@ -108,15 +109,27 @@ def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
     assert seen(several=summary(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(0.5)
 
 
-def test_where_all_could_be_hidden_what_is_exposed_is_the_tail() -> None:
+@pytest.mark.parametrize(("bucket_bytes", "tail_ms"), [(None, 0), (G / 64, 9)])
+def test_where_all_could_be_hidden_what_the_buckets_do_not_explain_is_the_tail(
+    bucket_bytes: float | None, tail_ms: float
+) -> None:
+    work = msgspec.structs.replace(WORK, bucket_bytes=bucket_bytes)
     long = WorkerSplit(rank=-1, step_ms=1000, compute_ms=900, exposed_ms=0, wait_ms=0)
     found = calibrate(
         Measured(summary=summary(long, step_ms=1000), layout=ONE),
-        WORK,
+        work,
         NETWORK,
         Measured(summary=summary(WorkerSplit(rank=-1, step_ms=1010, exposed_ms=9)), layout=TWO),
     )
-    assert (found.costs.tail_ms, found.costs.overlap) == (9, None)
+    # Of 125 ms the run hid 116, beside 600 ms of computing: more of these would have been used, had there been more.
+    assert found.costs.overlap is None
+    assert found.costs.least_overlap == pytest.approx(116 / 600)
+    assert found.costs.tail_ms == tail_ms
+
+
+def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
+    several = Measured(summary=summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125)), layout=TWO, overlap=False)
+    assert calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several).costs.overlap is None
 
 
 def test_runs_that_cannot_tell_are_refused() -> None:
@@ -126,3 +139,35 @@ def test_runs_that_cannot_tell_are_refused() -> None:
         calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, CarriedNetwork(link=NETWORK.link, layout=ONE))
     with pytest.raises(UsageError, match="tells no samples/s to predict others from: the training does not say it"):
         calibrate(Measured(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
+
+
+def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None:
+    several = Measured(summary=summary(SPLIT), layout=TWO)
+    found = calibrate_without_single(several, WORK, NETWORK)
+    assert found.costs.compute_ms == 128
+    assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
+    assert "less the 30 ms of communication that it exposed" in found.notes[0]
+    assert found.doubts[0].part == "compute"
+    with pytest.raises(UsageError, match="does not tell what a step costs without the network: nobody looked"):
+        calibrate_without_single(Measured(summary=summary(None), layout=TWO), WORK, NETWORK)
+
+
+def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() -> None:
+
+    several = summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))
+    single = Measured(summary=summary(SPLIT), layout=ONE)
+    slow = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5))
+    half = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), grad_compress=True)
+    # At half the rate 250 ms are sent, or 125 ms of half the bytes; 85.3 ms may be hidden.
+    assert calibrate(single, WORK, NETWORK, slow).costs.overlap == 1.0
+    assert calibrate(single, WORK, NETWORK, half).costs.overlap == pytest.approx(62.5 / (128 * 2 / 3))
+
+
+def test_buckets_that_were_seen_to_wait_less_than_thought_are_taken_as_seen() -> None:
+    call = StepCall(collective="all_reduce", size_bytes=G)
+    cut = msgspec.structs.replace(WORK, calls={Strategy.DDP: (call,)})
+    single = Measured(summary=summary(SPLIT), layout=ONE)
+    several = Measured(summary=summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=100)), layout=TWO)
+    # One bucket of 125 ms is full when the backward pass ends; of it 100 ms were exposed.
+    assert calibrate(single, cut, NETWORK, several).costs.lateness == pytest.approx(0.8)
+    assert calibrate(single, WORK, NETWORK, several).costs.lateness == 1.0

@@ -13,6 +13,7 @@ from multinode.analyse.cost_model import (
     bucketed_overlap,
     calls_of_messages,
     calls_of_strategy,
+    late_ms,
     passing_bytes,
     step_parts,
 )
@@ -138,3 +139,33 @@ def test_one_bucket_hides_behind_nothing_and_many_behind_nearly_all() -> None:
     assert overlap(MB) == 0.75
     assert overlap(MB / 25) == 0.99
     assert bucketed_overlap(()) == 0
+
+
+def test_what_is_full_last_is_sent_after_the_backward_pass() -> None:
+    first, last = (StepCall(collective="all_reduce", size_bytes=size) for size in (1 * MB, 9 * MB))
+    comm = CommTimes(step_ms=50)
+    # Full after 10 and 100 ms; they take 5 and 45 ms.
+    assert late_ms((first, last), comm, hide_ms=100, accumulation=1) == pytest.approx(45)
+    # Turned round: full after 90 and 100 ms.
+    assert late_ms((last, first), comm, hide_ms=100, accumulation=1) == pytest.approx(90 + 45 + 5 - 100)
+    # A slow link is busy from the first bucket on.
+    slow = CommTimes(step_ms=1000)
+    assert late_ms((first, last), slow, hide_ms=100, accumulation=1) == pytest.approx(10 + 1000 - 100)
+    assert late_ms((), comm, hide_ms=100, accumulation=1) == 0
+
+
+@pytest.mark.parametrize("comm_ms", [10.0, 99.0, 101.0, 1000.0])
+def test_equal_buckets_are_late_as_one_after_the_other_is(comm_ms: float) -> None:
+    together = StepCall(collective="all_reduce", size_bytes=MB, times=4)
+    single = [StepCall(collective="all_reduce", size_bytes=MB)] * 4
+    comm = CommTimes(step_ms=comm_ms)
+    late = late_ms((together,), comm, hide_ms=100, accumulation=1)
+    assert late == pytest.approx(late_ms(single, comm, hide_ms=100, accumulation=1))
+    assert late == pytest.approx(max(comm_ms / 4, comm_ms - 75))
+
+
+def test_each_micro_batch_has_its_own_backward_pass_to_be_late_for() -> None:
+    call = StepCall(collective="all_reduce", size_bytes=MB, per_micro_batch=True)
+    assert late_ms((call,), CommTimes(micro_batch_ms=30), hide_ms=100, accumulation=4) == 120
+    hidden = StepCall(collective="all_gather", size_bytes=MB, hideable=False)
+    assert late_ms((hidden,), CommTimes(after_ms=30), hide_ms=100, accumulation=4) == 0

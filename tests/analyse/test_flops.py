@@ -86,6 +86,22 @@ def test_xtuners_figure_counts_heads_that_grouped_queries_do_not_have() -> None:
     assert xtuner_tflops(YI_34B, 8192, 485.1) == pytest.approx(ours.hardware_tflops + surplus)
 
 
+@pytest.mark.parametrize("sequence", [512, 2048, 32768])
+def test_megatrons_figure_is_our_hardware_figure_with_attention_counted_whole(sequence: int) -> None:
+    # Equation 3 of its paper, for a token: 96 l h^2 (1 + s / 6h + V / 16lh). Its feed-forward layer is two matrices of
+    # h x 4h, which have as many weights as three of h x 8h/3.
+    layers, hidden, vocabulary = 24, 1536, 51200
+    shape = shape_of(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        intermediate_size=8 * hidden // 3,
+        vocab_size=vocabulary,
+    )
+    published = 96 * layers * hidden**2 * (1 + sequence / (6 * hidden) + vocabulary / (16 * layers * hidden))
+    assert flops_per_token(shape, sequence, recompute=True, causal=False).hardware == pytest.approx(published)
+
+
 def test_full_training_by_hand() -> None:
     matrices = 3 * BY_HAND_LAYER + 20 * 6
     attention = 3 * (2 * 8 * 100 + 2 * 8 * 100)

@@ -9,6 +9,7 @@ from multinode.analyse.model_work import read_model_work, utilisation_of
 from multinode.analyse.observed import Observed, ObservedNode, observe
 from multinode.analyse.throughput import Throughput
 from multinode.core.profile_samples import ModelSample
+from multinode.core.synthetic import with_synthetic
 
 from .trainings import FULL, LORA, TINY, training_job
 
@@ -76,3 +77,12 @@ def test_trainings_whose_flops_are_not_counted_have_a_reason_and_no_shape(change
 def test_an_adapter_on_a_quantised_base_computes_what_any_adapter_does(changes: dict[str, Any]) -> None:
     work = read_model_work(training_job(LORA | changes), TINY)
     assert (work.shape is not None, work.adapter_parameters, work.reason) == (True, 156_160, "")
+
+
+def test_made_up_rows_attend_causally_over_all_their_tokens_and_nothing_is_a_bound() -> None:
+    packed = training_job(FULL | {"packing": True, "max_steps": 20})
+    for job, is_bound in ((packed, True), (with_synthetic(packed), False)):
+        found = utilisation_of(read_model_work(job, TINY), on_gpus([0], [1]), SPEED)
+        assert isinstance(found, Utilisation)
+        assert "attention over 512 tokens, counted half (causal)" in found.rule
+        assert ("upper bound" in found.rule) is is_bound

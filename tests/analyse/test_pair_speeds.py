@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.pair_speeds import Odd, PairSpeed, fastest_of, find_odd
+from multinode.analyse.pair_speeds import Odd, PairSpeed, fastest_of, find_odd, least_of_pairs
 
 GIGABIT = 0.941
 LETTERS = "abcdefghijklmnop"
+ALL_OF_FOUR = list(permutations("abcd", 2))
 
 
 def measured(names: Sequence[str], speed: Callable[[str, str], float | None]) -> tuple[PairSpeed, ...]:
@@ -164,3 +165,22 @@ def test_of_several_tries_the_fastest_of_each_pair_counts() -> None:
     assert fastest_of([slow, failed], [fast]) == (fast, failed)
     assert fastest_of([fast], [slow]) == (fast,)
     assert fastest_of() == ()
+
+
+@given(
+    speeds=st.lists(st.floats(0.05, 30.0), min_size=12, max_size=12),
+    link=st.sampled_from([None, 0.941, 2.35, 9.41, 23.5]),
+)
+def test_who_is_blamed_is_who_missed_the_least(speeds: list[float], link: float | None) -> None:
+    pairs = [PairSpeed(source=a, target=b, gbit_per_s=speed) for (a, b), speed in zip(ALL_OF_FOUR, speeds, strict=True)]
+    ceilings = links("abcd", link) if link is not None else None
+    least = least_of_pairs(pairs, ceilings)
+    slow = {(one.source, one.target) for one in pairs if (one.gbit_per_s or 0.0) < least[one.source, one.target]}
+    odd = find_odd(pairs, ceilings)
+    assert {pair for pair in ALL_OF_FOUR if any(one.covers(*pair) for one in odd)} == slow
+
+
+def test_a_stream_that_failed_has_nothing_to_reach() -> None:
+    assert least_of_pairs(measured("abc", lambda a, b: None if a + b == "ab" else 0.9)).keys() == {
+        *permutations("abc", 2)
+    } - {("a", "b")}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.analyse.peak_flops import mean_peak, peak_of
+from multinode.core.device_name import short_device_name
 
 # Multiprocessors, boost clock in GHz, and FLOP a clock that the tensor cores of one multiprocessor make of dense bf16
 # summed in fp32, from NVIDIA's papers on the GA102, GA100, Ada, Hopper and Blackwell architectures. A GeForce, and the
@@ -29,9 +30,16 @@ CHIPS = [
     ("NVIDIA H100 PCIe", 114, 1.620, HOPPER),
     ("NVIDIA H200", 132, 1.830, HOPPER),
 ]
+# The same of fp16, from the papers on the GV100 and the Turing architecture: their tensor cores have nothing else.
+BEFORE_AMPERE = [
+    ("Tesla V100-SXM2-32GB", 80, 1.530, FULL),
+    ("Tesla V100-PCIE-16GB", 80, 1.370, FULL),
+    ("Tesla T4", 40, 1.590, FULL),
+    ("NVIDIA GeForce RTX 2080 Ti", 68, 1.545, HALF),
+]
 
 
-@pytest.mark.parametrize(("name", "multiprocessors", "boost_ghz", "flop_a_clock"), CHIPS)
+@pytest.mark.parametrize(("name", "multiprocessors", "boost_ghz", "flop_a_clock"), [*CHIPS, *BEFORE_AMPERE])
 def test_a_peak_is_what_the_chip_can_do_without_sparsity(
     name: str, multiprocessors: int, boost_ghz: float, flop_a_clock: int
 ) -> None:
@@ -47,6 +55,26 @@ def test_the_denominator_says_what_it_is() -> None:
         "165.2 TFLOP/s a GPU, dense bf16 with fp32 accumulation "
         "(NVIDIA Ada architecture; 128 multiprocessors x 512 FLOP x 2.52 GHz)"
     )
+
+
+@pytest.mark.parametrize(("name", "multiprocessors", "boost_ghz", "flop_a_clock"), BEFORE_AMPERE)
+def test_a_gpu_whose_tensor_cores_know_fp16_alone_says_so(
+    name: str, multiprocessors: int, boost_ghz: float, flop_a_clock: int
+) -> None:
+    assert flop_a_clock
+    peak = peak_of(name)
+    assert peak is not None
+    assert f"{peak.tflops:g} TFLOP/s a GPU, dense fp16 with fp32 accumulation" in peak.denominator
+    assert peak.fp32_tflops == pytest.approx(multiprocessors * boost_ghz * 128 / 1000, rel=0.015)
+    assert peak.tf32_tflops is None
+    mixed = mean_peak([name, "NVIDIA L40S"])
+    assert mixed is not None
+    assert "dense fp16 or bf16" in mixed.denominator
+
+
+def test_what_differs_in_its_links_alone_has_the_same_peak() -> None:
+    for name, like in (("A800-SXM4-80GB", "A100-SXM4-80GB"), ("A800 80GB PCIe", "A100 80GB PCIe")):
+        assert peak_of(f"NVIDIA {name}") == peak_of(f"NVIDIA {like}") is not None
 
 
 def test_a_figure_with_sparsity_is_halved_and_said_to_be() -> None:
@@ -69,7 +97,7 @@ def test_an_older_driver_leaves_the_maker_out() -> None:
         "NVIDIA GeForce RTX 40",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA H100 80GB HBM2e",
-        "Tesla V100-SXM2-16GB",
+        "Tesla P100-SXM2-16GB",
         "AMD Instinct MI300X",
     ],
 )
@@ -91,3 +119,65 @@ def test_workers_on_equal_gpus_have_the_peak_of_one() -> None:
 @pytest.mark.parametrize("names", [[], ["NVIDIA L40S", "a card of next year"]])
 def test_one_unknown_gpu_leaves_no_mean(names: list[str]) -> None:
     assert mean_peak(names) is None
+
+
+# FLOP a clock that one multiprocessor makes in fp32 outside its tensor cores, and the clock where it is another one.
+FP32_CLOCKS = [
+    *((name, count, ghz, 128 if "A100" in name or "A30" in name else 256) for name, count, ghz, _ in CHIPS[:-3]),
+    ("NVIDIA H100 80GB HBM3", 132, 1.980, 256),
+    ("NVIDIA H100 PCIe", 114, 1.755, 256),
+    ("NVIDIA H200", 132, 1.980, 256),
+]
+
+
+@pytest.mark.parametrize(("name", "multiprocessors", "boost_ghz", "flop_a_clock"), FP32_CLOCKS)
+def test_fp32_is_what_the_multiprocessors_can_do_and_tf32_half_of_bf16(
+    name: str, multiprocessors: int, boost_ghz: float, flop_a_clock: int
+) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.fp32_tflops == pytest.approx(multiprocessors * boost_ghz * flop_a_clock / 1000, rel=0.015)
+    assert peak.tf32_tflops == pytest.approx(peak.tflops / 2, rel=0.015)
+    assert peak.others_source
+
+
+# Width of the memory's bus in bits, and Gbit/s of each of its lines, as the makers of the memory sell it.
+@pytest.mark.parametrize(
+    ("name", "bits", "gbit_per_s"),
+    [
+        ("NVIDIA GeForce RTX 3090", 384, 19.5),
+        ("NVIDIA GeForce RTX 3090 Ti", 384, 21),
+        ("NVIDIA GeForce RTX 4080", 256, 22.4),
+        ("NVIDIA GeForce RTX 4090", 384, 21),
+        ("NVIDIA GeForce RTX 5080", 256, 30),
+        ("NVIDIA GeForce RTX 5090", 512, 28),
+        ("NVIDIA RTX 6000 Ada Generation", 384, 20),
+        ("NVIDIA RTX A6000", 384, 16),
+        ("NVIDIA A40", 384, 14.5),
+        ("NVIDIA L4", 192, 12.5),
+        ("NVIDIA L40S", 384, 18),
+        ("NVIDIA A100-SXM4-40GB", 5120, 2.43),
+        ("NVIDIA A100-SXM4-80GB", 5120, 3.19),
+        ("NVIDIA H100 80GB HBM3", 5120, 5.23),
+    ],
+)
+def test_memory_is_as_fast_as_its_bus(name: str, bits: int, gbit_per_s: float) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.memory_gb_per_s == pytest.approx(bits * gbit_per_s / 8, rel=0.005)
+
+
+def test_a_figure_that_is_not_known_of_one_gpu_is_not_guessed() -> None:
+    peak = peak_of("NVIDIA B200")
+    assert peak is not None
+    assert (peak.fp32_tflops, peak.tf32_tflops, peak.memory_gb_per_s) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CPU", "AMD EPYC 9B14 96-Core Processor", "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "AMD Ryzen 9 A40", ""],
+)
+def test_a_processor_has_no_peak_here(name: str) -> None:
+    assert peak_of(name) is None
+    assert peak_of(short_device_name(name)) is None
+    assert mean_peak([name, "NVIDIA A40"]) is None

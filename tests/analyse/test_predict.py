@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from multinode.analyse.calibration import Calibration, Work
 from multinode.analyse.carried_network import CarriedNetwork, Link
 from multinode.analyse.cost_model import StepCosts
-from multinode.analyse.predict import Prediction, Scenario, predict
+from multinode.analyse.predict import Prediction, predict
+from multinode.analyse.scenario import Scenario
 from multinode.analyse.sweep_curve import fit_curve
 from multinode.analyse.traffic import Layout, Load, Strategy
 

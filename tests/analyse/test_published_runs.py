@@ -8,7 +8,8 @@ from multinode.analyse.break_even import accumulation_for, link_for
 from multinode.analyse.calibration import Calibration, Work
 from multinode.analyse.carried_network import CarriedNetwork, Link
 from multinode.analyse.cost_model import CommTimes, StepCosts, StepParts, step_parts
-from multinode.analyse.predict import Prediction, Scenario, predict
+from multinode.analyse.predict import Prediction, predict
+from multinode.analyse.scenario import Scenario
 from multinode.analyse.sweep_curve import fit_curve
 from multinode.analyse.traffic import Layout, Load, Strategy, card_bytes, step_exchanges
 from multinode.core.model_size import lora_parameters, parse_model

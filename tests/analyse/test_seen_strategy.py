@@ -29,10 +29,17 @@ def grad_op(_rank: int) -> list[CallCount]:
     return [call("all_gather", S / 5, 5), call("reduce_scatter", S / 5, 5)]
 
 
+def compressed(_rank: int) -> list[CallCount]:
+    """DDP's buckets, their gradients sent as fp16."""
+    return [call("all_reduce", S / 4, 2, source="ddp"), call("all_reduce", 4)]
+
+
 @pytest.mark.parametrize(
     ("told", "calls", "name"),
     [
         (model("ddp"), ddp, "DDP"),
+        (model("ddp", comm_hooks="multinode_fp16"), compressed, "DDP"),
+        (None, compressed, "DDP"),
         (model("deepspeed", stage=0), ddp, "DDP (DeepSpeed's ZeRO-0)"),
         (model("deepspeed", stage=1), zero2(1), "ZeRO-1"),
         (model("deepspeed", stage=2), zero2(4), "ZeRO-2"),

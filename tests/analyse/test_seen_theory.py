@@ -78,7 +78,15 @@ def test_parameters_that_zero_3_may_leave_whole_are_gathered_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "part"), [("", 1), ("ALLREDUCE", 1), ("fp16_compress_hook", 0.5), ("FP16_COMPRESS", 0.5)]
+    ("hook", "part"),
+    [
+        ("", 1),
+        ("ALLREDUCE", 1),
+        ("fp16_compress_hook", 0.5),
+        ("FP16_COMPRESS", 0.5),
+        ("multinode_fp16", 0.5),
+        ("multinode_bf16", 0.5),
+    ],
 )
 def test_a_communication_hook_halves_what_ddp_sends(hook: str, part: float) -> None:
     assert of(model=model("ddp", comm_hooks=hook)).bytes_per_step == pytest.approx(part * S)

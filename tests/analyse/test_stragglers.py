@@ -265,6 +265,12 @@ def test_what_differs_between_the_machines_is_the_cause(figures: dict[str, float
     assert "node1" in found.hint
 
 
+def test_a_container_s_memory_is_not_looked_for_in_free_alone() -> None:
+    found = only(find(LATE, use(0, memory_available_gib=9.0), use(1, memory_available_gib=0.2)))
+    assert "ssh node1 'free -h" in found.hint
+    assert "multinode check" in found.hint
+
+
 GOOD_GPU = GpuUse(index=0, sm_clock_mhz=2500.0, pcie="gen 4 x16")
 
 

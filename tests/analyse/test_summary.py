@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from multinode.analyse.observed import ObservedNode, observe
 from multinode.analyse.spread import spread_of
 from multinode.analyse.summary import Summary, summarise
+from multinode.core.profile_samples import ModelSample
 from multinode.core.samples import LossSample, Sample, StepSample, TrainEndSample
 
 
@@ -111,6 +113,20 @@ def test_what_is_not_known_is_none_with_a_reason() -> None:
     assert no_samples.samples_per_s is None
     assert "does not say how many samples" in no_samples.missing["samples_per_s"]
     assert no_samples.step_time_ms is not None
+
+
+@pytest.mark.parametrize("samples", [steps(0, [100.0] * 9), []])
+def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reason(samples: list[Sample]) -> None:
+    model = ModelSample(rank=0, wrapper="ddp", parameters=7, trainable=5, dataset_samples=400)
+    found = summary_of([*samples, model])
+    assert (found.dataset_samples, found.parameters) == (400, 7)
+    assert "dataset_samples" not in found.missing
+    streamed = summary_of([*samples, msgspec.structs.replace(model, dataset_samples=None)])
+    assert streamed.dataset_samples is None
+    assert "streams" in streamed.missing["dataset_samples"]
+    untold = summary_of(samples)
+    assert untold.dataset_samples is untold.parameters is None
+    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker said what it trains"
 
 
 def test_steps_that_took_no_time_break_nothing() -> None:

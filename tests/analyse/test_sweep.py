@@ -64,7 +64,7 @@ def measured(
     of: LaunchPlan, *, card: str = "ens1f0", slow: float = 1.0, backend: str = "gloo"
 ) -> dict[int, list[Sample]]:
     """Samples of both nodes: the link full, and all of it through `card`."""
-    assert of.test is not None
+    assert isinstance(of.test, CollectiveTest)
     samples: dict[int, list[Sample]] = {}
     for rank in range(2):
         mine: list[Sample] = [
@@ -181,7 +181,7 @@ def test_samples_that_say_nothing_end_in_no_rows_and_a_plain_verdict() -> None:
 
 
 def test_a_plan_of_another_job_is_none_of_ours() -> None:
-    with pytest.raises(ValueError, match="no collective test"):
+    with pytest.raises(TypeError, match="no collective test"):
         report(msgspec.structs.replace(plan(), test=None), {})
 
 

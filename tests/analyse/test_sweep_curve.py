@@ -5,7 +5,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from multinode.analyse.sweep_curve import SweepCurve, fit_curve, held_back, median_error
@@ -138,3 +138,16 @@ def test_what_makes_no_curve_is_told(points: list[tuple[int, float]], says: str)
 def test_a_curve_survives_json() -> None:
     curve = fit_curve(SHAPED)
     assert msgspec.json.decode(msgspec.json.encode(curve), type=SweepCurve) == curve
+
+
+@given(st.lists(st.tuples(sizes, st.floats(min_value=0, max_value=math.inf, exclude_min=True, exclude_max=True))))
+@example([(1, 1.0), (2, 6e-88)])
+@example([(1, 1e300), (1 << 34, 1e-300)])
+def test_times_that_nobody_can_have_measured_make_a_curve_or_are_too_few(points: list[tuple[int, float]]) -> None:
+    if len({size for size, _ in points}) < 2:
+        with pytest.raises(ValueError, match="at least two sizes"):
+            fit_curve(points)
+        return
+    curve = fit_curve(points)
+    assert curve.alpha_us >= 0
+    assert curve.bandwidth_gb_per_s is None or curve.bandwidth_gb_per_s > 0

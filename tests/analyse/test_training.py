@@ -32,6 +32,7 @@ def test_full_fine_tuning_trains_every_parameter() -> None:
     [
         ({"quantization_bit": 4}, "quantization_bit: 4"),
         ({"stage": "dpo"}, "stage: dpo"),
+        ({"stage": ["sft"]}, r"stage: \['sft'\]"),
         ({"finetuning_type": "freeze"}, "finetuning_type: freeze"),
         ({"lora_target": "qkv"}, "lora_target: qkv"),
         ({"lora_rank": "8"}, "lora_rank: 8"),

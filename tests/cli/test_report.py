@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from multinode.cli.main import build_app
 from multinode.core.command import Command
 from multinode.core.plan import LaunchPlan, NodePlan
-from multinode.errors import UsageError
+from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
+from tests.report.contrasts import CONTRAST, CONTRAST_RUN
 from tests.report.observing import RUN, SUMMARY, observed
 
 PLAN = LaunchPlan(
@@ -55,6 +56,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def store_contrast(root: Path, contrast: object) -> None:
+    directory = RunDirectory.create(root, CONTRAST_RUN.run_id)
+    directory.write("run.json", CONTRAST_RUN)
+    directory.write("contrast.json", contrast)
+
+
 def report(*args: str) -> str:
     result = CliRunner().invoke(build_app(), ["report", *args], catch_exceptions=False, standalone_mode=False)
     if result.exception is not None:
@@ -79,6 +86,37 @@ def test_the_page_lies_where_it_was_asked_for_and_replaces_an_earlier_one(runs: 
     page = (tmp_path / "out.html").read_text()
     assert page.count('<section class="run"') == 2
     assert "Nothing was recorded of this run" in page
+
+
+def test_markdown_is_printed_or_lies_where_it_was_asked_for(runs: Path, tmp_path: Path) -> None:
+    text = report("20260102", "--markdown")
+    assert text.startswith("## sft.yaml (LLaMA-Factory sft)\n")
+    assert not list(tmp_path.glob("*.html"))
+    assert report("20260102", "-o", "out.md") == "out.md\n"
+    assert (tmp_path / "out.md").read_text() == text
+    document = json.loads(report("20260102", "--markdown", "-o", "out.txt", "--json"))
+    assert (document["path"], (tmp_path / "out.txt").read_text()) == ("out.txt", text)
+    assert runs.is_dir()
+
+
+def test_a_contrast_s_page_shows_its_figures(runs: Path, tmp_path: Path) -> None:
+    store_contrast(runs, CONTRAST)
+    report("20260104")
+    assert f'<p class="lead">{CONTRAST.verdict}</p>' in (tmp_path / "20260104-cc.html").read_text()
+    assert f"**verdict**: {CONTRAST.verdict}" in report("20260104", "--markdown")
+
+
+def test_a_contrast_of_another_release_is_said_to_be_one(runs: Path) -> None:
+    store_contrast(runs, {"schema": "multinode.contrast/1", "speedup": 0.12})
+    text = report("20260104", "20260102", "--markdown")
+    assert "This contrast is of another release (multinode.contrast/1): measure it again" in text
+    assert "## sft.yaml" in text
+
+
+def test_a_contrast_that_is_broken_is_one_clear_error(runs: Path) -> None:
+    store_contrast(runs, {"schema": CONTRAST.schema, "speedup": 0.12})
+    with pytest.raises(MultinodeError, match=r"contrast\.json cannot be read: Expected `object`"):
+        report("20260104")
 
 
 @pytest.mark.usefixtures("runs")
@@ -110,6 +148,8 @@ def test_csv_files_lie_in_a_directory_that_is_made(tmp_path: Path) -> None:
         (("-o", "nowhere/out.html"), "nowhere is no directory"),
         (("-o", "out.html", "--csv", "d"), "-o names a page"),
         (("--csv", "file/d"), "cannot be made"),
+        (("--csv", "d", "--markdown"), "--markdown asks for text"),
+        (("--markdown", "--json"), "both print on stdout"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path, args: tuple[str, ...], said: str) -> None:

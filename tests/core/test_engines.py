@@ -11,7 +11,7 @@ import pytest
 from multinode.core.collective_test import CollectiveTest, Message
 from multinode.core.command import Command
 from multinode.core.engines.accelerate import accelerate_file, parse_accelerate
-from multinode.core.engines.collective import collective_command
+from multinode.core.engines.benchmark import benchmark_command
 from multinode.core.engines.deepspeed import deepspeed_command
 from multinode.core.engines.engine import ENGINES, Engine, choose_engine, engine_command, engine_files
 from multinode.core.engines.llamafactory import llamafactory_command, reads_rank
@@ -54,7 +54,7 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
     commands = [
         llamafactory_command(place, {}, None),
         torchrun_command(place, ("train.py",), {}, None),
-        collective_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
+        benchmark_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
         *(
             engine_command(Engine(name=name), msgspec.structs.replace(place, nproc=2), SCRIPT, {}, None)
             for name in ENGINES
@@ -121,7 +121,7 @@ def test_the_master_port_and_address_are_numbers_of_this_place() -> None:
 def test_a_collective_test_runs_the_archive_with_its_request_as_data() -> None:
     test = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=16)), backend="gloo")
     place = msgspec.structs.replace(PLACE, agent="/home/u/.multinode/agent/x.pyz")
-    command: Command = collective_command(place, test, {"MINE": "1"})
+    command: Command = benchmark_command(place, test, {"MINE": "1"})
     assert command.argv[-2:] == ("/home/u/.multinode/agent/x.pyz", "collectives")
     assert command.env["MINE"] == "1"
     request = json.loads(command.env["MULTINODE_REQUEST"])

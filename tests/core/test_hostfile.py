@@ -32,7 +32,8 @@ def complaint(text: str) -> HostfileError:
 def test_every_key_lands_where_it_belongs() -> None:
     line = (
         "box gpus=6,7 addr=192.0.2.11 ifname=ens1f0 user=alice port=2222 key=~/.ssh/k jump=bob@gate:22 "
-        "ssh_config=~/ssh.conf python=~/env/bin/python workdir=/work price=0.35 env.A=1 env.B_2='two words'"
+        "ssh_config=~/ssh.conf python=~/env/bin/python workdir=/work price=0.35 price_purchase=15000 env.A=1 "
+        "env.B_2='two words'"
     )
     expected = Node(
         name="box",
@@ -48,9 +49,12 @@ def test_every_key_lands_where_it_belongs() -> None:
         python="~/env/bin/python",
         workdir="/work",
         price=0.35,
+        price_purchase=15000.0,
         env={"A": "1", "B_2": "two words"},
     )
     assert nodes(line) == (expected,)
+    each = Node(name="box", price_gpu=0.2, price_purchase_gpu=9000.5)
+    assert nodes("box price_gpu=0.2 price_purchase_gpu=9000.5") == (each,)
     assert set(KEYS) | {"name", "env"} == set(Node.__struct_fields__)
 
 
@@ -131,6 +135,10 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node1 price=-1", "price='-1': expected a price per hour such as 0.35"),
         ("node1 price=1e3", "price='1e3': expected a price per hour such as 0.35"),
         ("node1 price=nan", "price='nan': expected a price per hour such as 0.35"),
+        ("node1 price=1 price_gpu=1", "price= and price_gpu= are both given"),
+        ("node1 price_purchase_gpu=1 price_purchase=1", "price_purchase= and price_purchase_gpu= are both given"),
+        ("node1 price_gpu=0.35/gpu", "price_gpu='0.35/gpu': expected a price per hour and GPU such as 0.35"),
+        ("node1 price_purchase=15,000", "price_purchase='15,000': expected a price to buy the node such as 15000"),
         ("node1 price=" + "9" * 400, "expected a price per hour such as 0.35"),
         ("node1 key=-oProxyCommand", "key='-oProxyCommand': expected the path of a private key"),
         ("node1 key=", "key='': expected the path of a private key"),
@@ -238,6 +246,7 @@ _path = _printable.filter(lambda text: text.strip() != "" and not text.startswit
 _word = st.text(string.ascii_letters + string.digits + "_.", min_size=1, max_size=12)
 _address = st.ip_addresses().map(str).filter(lambda text: text not in {"0.0.0.0", "::"})
 _gpus = st.lists(st.integers(0, 1023), min_size=1, max_size=4, unique=True).map(tuple)
+_money = st.floats(0, allow_infinity=False, allow_nan=False).map(abs)
 _optional_node = st.fixed_dictionaries(
     {"name": _word | _address},
     optional={
@@ -252,7 +261,8 @@ _optional_node = st.fixed_dictionaries(
         "ssh_config": _path,
         "python": _path,
         "workdir": _path,
-        "price": st.floats(0, allow_infinity=False, allow_nan=False).map(abs),
+        "price": _money,
+        "price_purchase_gpu": _money,
         "env": st.dictionaries(_word.filter(str.isidentifier), _printable, max_size=3),
     },
 )

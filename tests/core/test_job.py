@@ -13,6 +13,7 @@ from multinode.core.job import (
     LlamaFactoryJob,
     ScriptJob,
     describe_job,
+    figures_only,
     is_llamafactory,
     job_paths,
     named_paths,
@@ -122,13 +123,13 @@ def test_an_override_can_make_a_training_complete() -> None:
 
 
 def test_an_untouched_job_travels_as_it_was_written() -> None:
-    assert render_job(parse_llamafactory(TEXT, "sft.yaml"), None) == TEXT
+    assert render_job(parse_llamafactory(TEXT, "sft.yaml"), {}) == TEXT
 
 
 def test_a_changed_job_is_written_anew_and_says_what_changed() -> None:
     text = TEXT + "deepspeed: ds.json\n"
     changed = parse_llamafactory(text, "sft.yaml", ["learning_rate=1e-5", "max_steps=3"])
-    rendered = render_job(changed, "/home/u/run/deepspeed.json")
+    rendered = render_job(changed, {"deepspeed": "/home/u/run/deepspeed.json"})
     first, rest = rendered.split("\n", 1)
     assert first == "# sft.yaml with these keys changed by multinode: learning_rate, max_steps, deepspeed"
     assert yaml.safe_load(rest) == {
@@ -145,7 +146,7 @@ def test_a_changed_job_is_written_anew_and_says_what_changed() -> None:
 @given(st.text())
 def test_no_name_of_a_file_gets_out_of_the_comment(name: str) -> None:
     changed = parse_llamafactory(TEXT, name, ["max_steps=3"])
-    assert yaml.safe_load(render_job(changed, None)) == {**changed.config}
+    assert yaml.safe_load(render_job(changed, {})) == {**changed.config}
 
 
 @pytest.mark.parametrize(
@@ -219,3 +220,16 @@ def test_the_published_run_is_there_with_its_settings() -> None:
         "deepspeed": "configs/deepspeed/ds_z2_config.json",
     }
     assert {key: config[key] for key in expected} == expected
+
+
+def test_a_run_for_its_figures_leaves_what_the_user_trained_alone() -> None:
+    job = parse_llamafactory(TEXT + "output_dir: saves/mine\neval_strategy: steps\nval_size: 0.1\n", "sft.yaml")
+    measured = figures_only(job)
+    assert not measured.keeps_output
+    told = yaml.safe_load(render_job(measured, {"output_dir": "/home/u/run/output"}))
+    assert told["output_dir"] == "/home/u/run/output"
+    assert (told["save_strategy"], told["eval_strategy"], told["report_to"]) == ("no", "no", "none")
+    assert told["overwrite_output_dir"] is True
+    # What the data are split into is the training's own.
+    assert told["val_size"] == 0.1
+    assert "resume_from_checkpoint" not in told

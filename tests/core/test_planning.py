@@ -11,12 +11,14 @@ import pytest
 
 from multinode.core.cluster import Cluster, Node
 from multinode.core.collective_test import CollectiveTest, Message
+from multinode.core.device_test import DeviceTest
 from multinode.core.engines.engine import Engine
 from multinode.core.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.plan import LaunchPlan, TraceWindow
 from multinode.core.planning import LaunchOptions, plan_launch, workers_per_node
 from multinode.core.surroundings import Surroundings
+from multinode.core.synthetic import with_synthetic
 from multinode.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,6 +29,9 @@ SFT = LlamaFactoryJob(
 )
 ZERO3 = msgspec.structs.replace(
     SFT, config=SFT.config | {"deepspeed": "configs/ds_z3.json"}, deepspeed_text='{"zero_optimization": {"stage": 3}}\n'
+)
+SYNTHETIC = with_synthetic(
+    msgspec.structs.replace(ZERO3, config=ZERO3.config | {"dataset": "mine", "max_steps": 30, "cutoff_len": 8})
 )
 SCRIPT = ScriptJob(argv=("train.py", "--name", "two words", "--glob=*"))
 TWO_4090 = Cluster(
@@ -66,6 +71,7 @@ COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes
         ("llamafactory", SFT, FACTS, {}),
         ("llamafactory-deepspeed", ZERO3, FACTS, {}),
         ("llamafactory-offline", SFT, {}, {}),
+        ("llamafactory-synthetic", SYNTHETIC, FACTS, {}),
         ("torchrun", SCRIPT, FACTS, {}),
         ("torchrun-offline", SCRIPT, {}, {}),
         ("torchrun-prelude", SCRIPT, FACTS, {"surroundings": AROUND}),
@@ -79,10 +85,11 @@ COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes
             FACTS,
             {},
         ),
+        ("devices", DeviceTest(kinds=("matmul",), dtypes=("bf16",), sizes=(4096,), turns=True), FACTS, {}),
     ],
 )
 def test_the_plan_is_the_golden_one(
-    name: str, job: Job | CollectiveTest, facts: dict[str, NodeFacts], more: dict[str, Any]
+    name: str, job: Job | CollectiveTest | DeviceTest, facts: dict[str, NodeFacts], more: dict[str, Any]
 ) -> None:
     options = LaunchOptions(agent=".multinode/agent/0123456789abcdef.pyz", **more)
     plan = plan_launch(TWO_4090, job, facts, "20260102-030405-abcd", options)
@@ -166,7 +173,7 @@ def test_all_workers_get_one_backend_that_every_node_can_run() -> None:
     unnamed = Cluster(nodes=(Node(name="box1", slots=1), Node(name="box2", slots=1)), source="h")
     for facts, backend in ((FACTS, "nccl"), (FACTS | {"box2": cpu}, "gloo"), ({}, None)):
         planned = plan_launch(unnamed, open_test, facts, "r", LaunchOptions())
-        assert planned.test is not None
+        assert isinstance(planned.test, CollectiveTest)
         assert planned.test.backend == backend
         requests = {node.command.env["MULTINODE_REQUEST"] for node in planned.nodes}
         assert [json.loads(request)["backend"] for request in requests] == [backend]

@@ -9,7 +9,7 @@ from multinode.core.collective_test import CollectiveTest, sweep_messages
 from multinode.core.command import Command
 from multinode.core.plan import LaunchPlan, NodePlan
 from multinode.core.profile_samples import DdpSample, ModelSample
-from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.core.progress import NodeProgress, RunProgress, TrainingTime, advance_node, start_progress
 from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample, WorkerSample
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
@@ -209,6 +209,19 @@ def test_the_time_left_is_that_of_the_node_which_needs_longest_while_it_runs() -
     assert whole.left_s == pytest.approx(12.0)
     unknown = msgspec.structs.replace(running, total_steps=None)
     assert msgspec.structs.replace(whole, nodes=(unknown, ended)).left_s is None
+
+
+def test_the_time_left_of_a_training_that_is_stopped_at_its_time_is_that_of_its_time() -> None:
+    running = msgspec.structs.replace(NODE, state="running", step=10)
+    whole = RunProgress(run_id="r", job="j", world_size=2, nodes=(running,), training=TrainingTime(limit_s=60.0))
+    # Nobody knows how long it loads yet.
+    assert whole.left_s is None
+    later = msgspec.structs.replace(whole, training=TrainingTime(limit_s=60.0, trained_s=20.0))
+    assert later.left_s == 40.0
+    over = TrainingTime(limit_s=60.0, trained_s=61.0)
+    assert msgspec.structs.replace(whole, training=over).left_s == 0.0
+    stopping = msgspec.structs.replace(running, state="stopping")
+    assert msgspec.structs.replace(later, nodes=(stopping,)).left_s is None
 
 
 def test_messages_of_a_collective_test_are_its_steps() -> None:

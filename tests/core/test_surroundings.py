@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.surroundings import Surroundings, parse_surroundings
+from multinode.core.cluster import Cluster, Node
+from multinode.core.surroundings import Surroundings, parse_surroundings, with_same_threads
 from multinode.errors import UsageError
 
 
@@ -40,3 +41,18 @@ def test_what_no_process_can_be_handed_is_refused() -> None:
         parse_surroundings(["A=b\0"], None, {})
     with pytest.raises(UsageError, match="NUL"):
         parse_surroundings([], "a\0b", {})
+
+
+def test_runs_that_are_compared_have_as_many_threads_a_worker() -> None:
+    bare = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    # torchrun would give the two workers of the one run a thread each, and the one worker of the other all cores.
+    assert with_same_threads(Surroundings(env={"A": "b"}), bare, [2, 1]).env == {"A": "b", "OMP_NUM_THREADS": "1"}
+    assert with_same_threads(Surroundings(), bare, [1, 1]) == Surroundings()
+
+
+def test_threads_that_somebody_has_set_stay() -> None:
+    bare = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    typed = Surroundings(env={"OMP_NUM_THREADS": "8"})
+    assert with_same_threads(typed, bare, [2, 1]) == typed
+    set_there = Cluster(nodes=(Node(name="a", env={"OMP_NUM_THREADS": "4"}),), source="hosts")
+    assert with_same_threads(Surroundings(), set_there, [2, 1]) == Surroundings()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from multinode.lab.access import SSH_CONFIG
+from multinode.lab.cgroups import Controller, find_top
 from multinode.lab.cluster import Lab, LabSpec, down_lab, up_lab
 from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.processes import poll
@@ -65,6 +68,23 @@ def no_lab(_clean_machine: None) -> Iterator[None]:
     down_lab()
 
 
+@pytest.fixture(scope="module")
+def control_groups(_clean_machine: None) -> Iterator[None]:
+    """Control groups, where this machine has mounted none that can be seen, as in a container of few mounts."""
+    with contextlib.ExitStack() as mounts:
+        for controller in get_args(Controller):
+            if find_top(controller) is None:
+                mounts.enter_context(_mounted(controller))
+        yield
+
+
+@pytest.fixture
+def made(control_groups: None, no_lab: None) -> Lab:
+    """A lab of the test's own, whose nodes see their control groups."""
+    del control_groups, no_lab
+    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 30))
+
+
 @pytest.fixture(scope="session")
 def multinode() -> Command:
     """The command line in a process of its own."""
@@ -111,6 +131,23 @@ def shared_dir() -> Iterator[Path]:
     """An empty directory of the controller that nodes see, too."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="multinode-test-") as path:
         yield Path(path)
+
+
+@contextlib.contextmanager
+def _mounted(controller: str) -> Iterator[None]:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    options = next((line.split(":")[1] for line in lines if controller in line.split(":")[1].split(",")), None)
+    kind = ["cgroup", "-o", options] if options else ["cgroup2"]
+    # Nothing that deletes a tree may ever come near this place: it would take the groups of the whole machine along.
+    place = tempfile.mkdtemp(dir="/var/tmp", prefix="multinode-test-")
+    try:
+        subprocess.run(["mount", "-t", *kind, "none", place], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "--lazy", place], check=True)
+    finally:
+        Path(place).rmdir()
 
 
 def _is_ours(lock: socket.socket) -> bool:

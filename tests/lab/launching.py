@@ -116,10 +116,13 @@ def processes_of(run_id: str) -> list[int]:
 
 def agents() -> list[int]:
     """Supervisors, sentinels and followers of any run on any lab node."""
+    networks = {path.stat().st_ino for path in Path("/run/netns").glob("mn-*")}
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if b".multinode/agent/" in (path / "cmdline").read_bytes() and not _is_zombie(path):
+            # Agents that other programs started on this very machine are nobody's here.
+            of_lab = (path / "ns" / "net").stat().st_ino in networks
+            if of_lab and b".multinode/agent/" in (path / "cmdline").read_bytes() and not _is_zombie(path):
                 found.append(int(path.name))
         except OSError:
             continue

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from multinode.core.samples import CgroupSample, CpuSample, Sample, parse_samples
 from multinode.errors import UsageError
 from multinode.lab.cgroups import find_groups, find_top
-from multinode.lab.cluster import LabSpec, down_lab, exec_in_node, up_lab
+from multinode.lab.cluster import down_lab, exec_in_node
 from multinode.lab.faults import Cpu, NodeState, SshdState, clear_faults, make_fault
 from multinode.lab.spec import Lab
 from multinode.lab.state import STATE_DIR
@@ -33,33 +30,6 @@ BUSY = (
 LIMITED = 0.3
 # A period that was just begun and a busy machine blur both; with a whole core it gets far more than this.
 MOST = 0.42
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _control_groups(_clean_machine: None) -> Iterator[None]:
-    """Control groups, where this machine has mounted none that can be seen, as in a container of few mounts."""
-    if find_top() is not None:
-        yield
-        return
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    first = next((line.split(":")[1] for line in lines if "cpu" in line.split(":")[1].split(",")), None)
-    kind = ["cgroup", "-o", first] if first else ["cgroup2"]
-    # Nothing that deletes a tree may ever come near this place: it would take the groups of the whole machine along.
-    place = tempfile.mkdtemp(dir="/var/tmp", prefix="multinode-test-")
-    try:
-        subprocess.run(["mount", "-t", *kind, "none", place], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["umount", "--lazy", place], check=True)
-    finally:
-        Path(place).rmdir()
-
-
-@pytest.fixture
-def made(no_lab: None) -> Lab:
-    del no_lab
-    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 30))
 
 
 def share_of(ssh: Command, node: str) -> float:
@@ -92,7 +62,7 @@ def test_what_ran_already_is_held_and_so_is_lab_exec(made: Lab, ssh: Command) ->
 def test_the_node_sees_its_limit_and_cannot_change_it(made: Lab, ssh: Command) -> None:
     make_fault(made, Cpu(node="node0", share=LIMITED))
     (group,) = find_groups()
-    top = find_top()
+    top = find_top("cpu")
     assert top is not None
     place = f"/sys/fs/cgroup/{group.name}" if top.unified else f"/sys/fs/cgroup/cpu/{group.name}"
     file = "cpu.max" if top.unified else "cpu.cfs_quota_us"

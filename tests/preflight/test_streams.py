@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from multinode.core.finding import Finding
-from multinode.preflight.checks.streams import check_streams
+from multinode.preflight.checks.streams import check_streams, least_speeds
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.meeting import Meeting, Streamed
 
@@ -90,3 +90,27 @@ def test_the_slower_of_two_links_is_what_counts() -> None:
         streamed("abc", lambda source, target: 0.09 if "b" in source + target else 0.93), "b", speed_gbit_per_s=0.1
     )
     assert list(check_streams(known)) == []
+
+
+def test_what_stayed_slow_is_told_with_both_tries() -> None:
+    streams = (
+        Streamed(node="a", peer="b", gbit_per_s=0.292, worse_gbit_per_s=0.21),
+        Streamed(node="b", peer="a", gbit_per_s=0.93),
+    )
+    message = only(check_streams(inspection("ab", meeting=Meeting(streams=streams)))).message
+    assert "from a to b a stream reaches 292 Mbit/s (the better of two tries; the other: 210 Mbit/s), where" in message
+
+
+@pytest.mark.parametrize("link_gbit_per_s", [0.1, 1.0, 2.5, 10.0, 100.0])
+@pytest.mark.parametrize(("factor", "is_slow"), [(0.99, True), (1.01, False)])
+def test_what_is_found_slow_is_what_would_be_tried_again(
+    link_gbit_per_s: float, factor: float, *, is_slow: bool
+) -> None:
+    least = least_speeds(streamed("abc", lambda _source, _target: None, link_gbit_per_s))
+    assert len(least) == 6
+    found = findings("abc", lambda source, target: least[source, target] * factor, link_gbit_per_s)
+    assert any("no stream between the nodes" in one.message for one in found) is is_slow
+
+
+def test_without_a_speed_nothing_is_tried_again() -> None:
+    assert least_speeds(streamed("ab", lambda _source, _target: 0.9, None)) == {}

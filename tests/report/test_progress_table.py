@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.core.progress import CardProgress, NodeProgress, RunProgress
+from multinode.core.progress import CardProgress, NodeProgress, RunProgress, TrainingTime
 from multinode.core.recent_steps import RecentSteps
 from multinode.core.samples import GpuSample, NicSample
 from multinode.core.stall import Stall
@@ -46,8 +46,12 @@ def progress(*nodes: NodeProgress) -> RunProgress:
 
 
 def rendered(*nodes: NodeProgress, width: int = 160) -> str:
+    return printed(progress(*nodes), width)
+
+
+def printed(shown: RunProgress, width: int = 160) -> str:
     output = io.StringIO()
-    Console(file=output, width=width, color_system=None).print(progress_table(progress(*nodes)))
+    Console(file=output, width=width, color_system=None).print(progress_table(shown))
     return output.getvalue()
 
 
@@ -154,3 +158,13 @@ def test_a_standstill_stands_below_the_table_as_it_was_said() -> None:
     table = progress_table(msgspec.structs.replace(progress(BUSY), stall=stall))
     Console(file=output, width=160, color_system=None).print(table)
     assert "rank 1 on box1 is in main ([odd].py:3)" in output.getvalue()
+
+
+def test_a_training_that_is_stopped_at_its_time_is_counted_by_its_time() -> None:
+    trains = msgspec.structs.replace(BUSY, total_steps=None)
+    shown = msgspec.structs.replace(progress(trains), training=TrainingTime(limit_s=600.0, trained_s=40.0))
+    said = "1 min 05 s, trained 40.0 s of 10 min 00 s, about 9 min 20 s left"
+    assert progress_line(shown).startswith(said)
+    text = printed(shown)
+    assert said in text
+    assert row(text, "box1")[3] == "12"

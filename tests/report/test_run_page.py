@@ -13,6 +13,7 @@ from multinode.analyse.sweep import SweepReport
 from multinode.analyse.sweep_verdict import Verdict
 from multinode.core.collective_test import CollectiveTest, sweep_messages
 from multinode.report.run_page import ReportedRun, run_page
+from tests.analyse.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.report.observing import RUN, SUMMARY, observed
 from tests.report.test_nccl_tests_text import row
 
@@ -139,6 +140,16 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
     read = _Read(run_page([ReportedRun(run=RUN, sweep=sweep)]))
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
+
+
+def test_a_bench_has_its_verdict_and_its_tables() -> None:
+    found = report(part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.5), gpu()), node="<b>1"))
+    read = _Read(run_page([ReportedRun(run=RUN, bench=found)]))
+    assert "<b>1 is slow: 0.50 in matrix products" in read.text
+    assert ["node0", "0", "alone", "250.0 80 %"] in read.rows
+    assert ["<b>1", "0", "alone", "125.0 40 %!"] in read.rows
+    assert "medians of timings over 1 s a test" in read.text
+    assert "Nothing was recorded" not in read.text
 
 
 def test_nothing_that_a_node_or_a_job_says_is_run_by_the_page() -> None:

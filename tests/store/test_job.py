@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from multinode.core.deepspeed_edit import parse_deepspeed_edits
 from multinode.core.job import job_paths
 from multinode.errors import JobError, UsageError
 from multinode.store.job import load_job
@@ -54,6 +55,42 @@ def test_a_deepspeed_configuration_can_be_overridden_or_taken_away(folder: Path)
     write(folder / "other.json", "{}")
     assert load_job(path, ("deepspeed=other.json",)).deepspeed_text == "{}"
     assert load_job(path, ("deepspeed=null",)).deepspeed_text is None
+
+
+def test_an_edit_is_for_this_run_alone_and_is_shown(folder: Path) -> None:
+    write(folder / "configs/sft.yaml", TRAINING + "deepspeed: ds.json\n")
+    path = Path("configs/sft.yaml")
+    named = write(folder / "configs/ds.json", '{\n  "zero_optimization": {"stage": 3}\n}\n')
+    job = load_job(path, (), parse_deepspeed_edits(["zero_optimization.stage=2"]))
+    assert job.deepspeed_text == '{\n  "zero_optimization": {"stage": 2}\n}\n'
+    assert str(job.deepspeed_diff).split("\n") == [
+        "--- configs/ds.json",
+        "+++ configs/ds.json\tfor this run alone",
+        "@@ -1,3 +1,3 @@",
+        " {",
+        '-  "zero_optimization": {"stage": 3}',
+        '+  "zero_optimization": {"stage": 2}',
+        " }",
+    ]
+    assert named.read_text() == '{\n  "zero_optimization": {"stage": 3}\n}\n'
+    assert load_job(path).deepspeed_diff is None
+
+
+@pytest.mark.parametrize(
+    ("yaml", "overrides", "hint"),
+    [
+        ("", (), "--set deepspeed=FILE"),
+        ("deepspeed: ds.json\n", ("deepspeed=null",), "--set deepspeed=FILE"),
+        ("deepspeed: {zero_optimization: {stage: 2}}\n", (), "`deepspeed: FILE`"),
+    ],
+)
+def test_without_a_deepspeed_json_there_is_nothing_to_edit(
+    folder: Path, yaml: str, overrides: tuple[str, ...], hint: str
+) -> None:
+    path = write(folder / "sft.yaml", TRAINING + yaml)
+    with pytest.raises(JobError, match="--deepspeed-set edits a DeepSpeed JSON") as caught:
+        load_job(path, overrides, parse_deepspeed_edits(["fp16.enabled=true"]))
+    assert hint in str(caught.value.hint)
 
 
 def test_settings_of_deepspeed_within_the_yaml_travel_with_it(folder: Path) -> None:

@@ -115,6 +115,13 @@ def test_what_can_no_longer_be_written_is_an_error_that_names_the_file(directory
         directory.write("run.json", RUN)
 
 
+def test_the_beginning_of_a_contrasts_name_means_the_contrast(tmp_path: Path) -> None:
+    for name in ("20260102-1-aa", "20260102-1-aa-baseline", "20260102-1-aa-candidate-2"):
+        RunDirectory.create(tmp_path, name).write("run.json", RUN)
+    assert RunDirectory.open(tmp_path, "20260102-1").run_id == "20260102-1-aa"
+    assert RunDirectory.open(tmp_path, "20260102-1-aa-c").run_id == "20260102-1-aa-candidate-2"
+
+
 def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) -> None:
     for name in ("20260102-1-aa", "20260102-1-aab", "20260103-2-bb"):
         RunDirectory.create(tmp_path, name).write("run.json", RUN)

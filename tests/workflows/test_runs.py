@@ -10,7 +10,7 @@ from multinode.analyse.summary import Summary
 from multinode.core.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.runs import choose_nodes, load_run, load_runs, node_logs
+from multinode.workflows.runs import choose_logs, choose_nodes, load_run, load_runs, node_logs
 
 RUN = Run(
     run_id="20260102-aa",
@@ -111,3 +111,67 @@ def test_a_worker_is_found_on_its_node(tmp_path: Path) -> None:
     assert [choose_nodes(stored, None, rank)[0].name for rank in (0, per_node)] == ["box-a", "box-b"]
     with pytest.raises(UsageError, match=f"has no rank {RUN.world_size}"):
         choose_nodes(stored, None, RUN.world_size)
+
+
+def test_an_import_has_no_logs(tmp_path: Path) -> None:
+    directory = store(tmp_path)
+    directory.write("run.json", msgspec.structs.replace(RUN, kind="import", nodes=(), world_size=0))
+    for rank in (None, 0):
+        with pytest.raises(UsageError, match="has no logs: it is of kind import") as caught:
+            choose_logs(tmp_path, load_run(tmp_path, "last"), None, rank)
+        assert caught.value.hint == f"see multinode table {RUN.run_id}"
+
+
+def store_part(root: Path, run: Run, log: bytes) -> None:
+    directory = RunDirectory.create(root, run.run_id)
+    directory.write("plan.json", {})
+    directory.append_log(0, log)
+    directory.write("run.json", run)
+
+
+@pytest.mark.parametrize("kind", ["bench", "sweep", "contrast", "advise"])
+def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind: str) -> None:
+    whole = msgspec.structs.replace(RUN, run_id="w", kind=kind)
+    store(tmp_path, "w").write("run.json", whole)
+    for rank, node in enumerate(RUN.nodes):
+        alone = NodeRun(name=node.name, node_rank=0)
+        part = msgspec.structs.replace(whole, run_id=f"w-{rank}", world_size=1, nodes=(alone,))
+        store_part(tmp_path, part, f"log of {node.name}\n".encode())
+    # Named alike, and no part of it.
+    store_part(tmp_path, msgspec.structs.replace(whole, run_id="w-3", kind="launch"), b"another\n")
+
+    def logs(node: str | None = None, rank: int | None = None) -> list[tuple[str, str, bytes]]:
+        chosen = choose_logs(tmp_path, load_run(tmp_path, "w"), node, rank)
+        return [(part.run.run_id, *log) for part, nodes in chosen for log in node_logs(part, nodes)]
+
+    first, second = ("w-0", "box-a", b"log of box-a\n"), ("w-1", "box-b", b"log of box-b\n")
+    assert logs() == logs(rank=0) == [first, second]
+    # By the node ranks of the whole, not of its parts.
+    assert logs(node="1") == logs(node="box-b") == [second]
+    assert logs(node="0") == [first]
+    with pytest.raises(UsageError, match="no run of w has this node and rank"):
+        logs(rank=1)
+    with pytest.raises(UsageError, match="run w has no node 'box-c'"):
+        logs(node="box-c")
+
+
+def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path) -> None:
+    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench"))
+    with pytest.raises(UsageError, match="has no logs: it is of kind bench, without runs") as caught:
+        choose_logs(tmp_path, load_run(tmp_path, "last"), None, None)
+    assert caught.value.hint == f"see multinode show {RUN.run_id}"
+
+
+@pytest.mark.parametrize("kind", ["bench", "sweep"])
+def test_what_was_killed_while_it_measured_runs_no_longer(tmp_path: Path, kind: str) -> None:
+    directory = store(tmp_path)
+    directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, status="running", ended_s=None))
+    with directory.following():
+        assert load_run(tmp_path, "last").run.status == "running"
+    (listed,) = load_runs(tmp_path)
+    assert (listed.run.status, listed.run.ended_s) == ("stopped", None)
+
+
+def test_a_launch_goes_on_without_its_controller(tmp_path: Path) -> None:
+    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, status="running"))
+    assert load_run(tmp_path, "last").run.status == "running"

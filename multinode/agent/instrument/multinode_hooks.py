@@ -16,6 +16,7 @@ from typing import Any, Callable, List, Tuple
 
 import multinode_batches
 import multinode_cards
+import multinode_compress
 import multinode_ddp
 import multinode_guard
 import multinode_memory
@@ -51,6 +52,7 @@ def install() -> None:
         *multinode_timing.hooks(steps, guard),
         *multinode_batches.hooks(steps, guard),
         *traffic.hooks(),
+        *_compression(steps, guard, traffic),
         *multinode_ddp.hooks(steps, guard, traffic),
         *multinode_model.hooks(steps, guard),
         *multinode_trace.hooks(steps, guard),
@@ -59,6 +61,13 @@ def install() -> None:
         ("torch.optim.optimizer", functools.partial(_hook_optimizer, steps, guard)),
     ]
     sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
+
+
+def _compression(
+    steps: Steps, guard: multinode_guard.Guard, traffic: multinode_traffic.Traffic
+) -> List[Tuple[str, Action]]:
+    kind = os.environ.get(multinode_compress.VARIABLE)
+    return multinode_compress.hooks(steps, guard, traffic, kind) if kind else []
 
 
 def _hook_trainer(steps: Steps, guard: multinode_guard.Guard, module: Any) -> None:

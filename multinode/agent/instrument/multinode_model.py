@@ -18,6 +18,8 @@ from multinode_steps import Steps
 __all__ = ["hooks"]
 
 _MIB = 2**20
+# Endless data sets say that they have as many as can be counted.
+_MOST_SAMPLES = 2**60
 # Settings as DeepSpeed's JSON names them, and the engine's methods that say what they came to.
 _DEEPSPEED_SETTINGS = {
     "overlap_comm": "zero_overlap_comm",
@@ -162,11 +164,13 @@ def _describe(seen: _Seen) -> Optional[Dict[str, Any]]:
     for spread_of in (_spread_of_deepspeed, _spread_of_fsdp, _spread_of_fully_shard, _spread_of_ddp, _spread_of_none):
         spread = spread_of(seen)
         if spread is not None and spread.parameters:
-            return _fields(spread, _accumulation(seen) if spread.accumulation is None else spread.accumulation)
+            if spread.accumulation is None:
+                spread = spread._replace(accumulation=_accumulation(seen))
+            return {**_fields(spread), "dataset_samples": _dataset_samples(seen)}
     return None
 
 
-def _fields(spread: _Spread, accumulation: Optional[int]) -> Dict[str, Any]:
+def _fields(spread: _Spread) -> Dict[str, Any]:
     trainable = [each for each in spread.parameters if each.is_trainable]
     device = (trainable or spread.parameters)[0].device
     is_cuda = device.type == "cuda"
@@ -177,7 +181,7 @@ def _fields(spread: _Spread, accumulation: Optional[int]) -> Dict[str, Any]:
         "trainable": sum(each.elements for each in trainable),
         "dtypes": _by_dtype(spread.parameters),
         "trainable_dtypes": _by_dtype(trainable),
-        "accumulation": accumulation,
+        "accumulation": spread.accumulation,
         "device": device.type,
         "device_name": sys.modules["torch"].cuda.get_device_name(device) if is_cuda else None,
         "settings": spread.settings,
@@ -201,6 +205,17 @@ def _accumulation(seen: _Seen) -> Optional[int]:
     # Making a GradientState would start accelerate where it was imported and is not used.
     told = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - see above
     return None if told is None else int(told)
+
+
+def _dataset_samples(seen: _Seen) -> Optional[int]:
+    """Samples of the training's data set, on all workers together; None where that has no length, or nobody tells."""
+    for trainer in reversed(list(seen.trainers)):
+        try:
+            samples = len(trainer.callback_handler.train_dataloader.dataset)
+        except Exception:  # noqa: BLE001 - a data set's length is the user's code; a stream has none
+            return None
+        return samples if samples <= _MOST_SAMPLES else None
+    return None
 
 
 def _spread_of_deepspeed(seen: _Seen) -> Optional[_Spread]:

@@ -1,4 +1,4 @@
-"""Take one thing of the lab away at a time, and give it back: link, port, sshd, processor, disk, file and others."""
+"""Take one thing of the lab away at a time, and give it back: link, port, sshd, processor, memory, disk and others."""
 
 from multinode.lab.faults.kinds import (
     Address,
@@ -11,6 +11,7 @@ from multinode.lab.faults.kinds import (
     Interface,
     LinkDown,
     LinkSlow,
+    Memory,
     Mtu,
     NodeState,
     Package,
@@ -32,6 +33,7 @@ __all__ = [
     "Interface",
     "LinkDown",
     "LinkSlow",
+    "Memory",
     "Mtu",
     "NodeState",
     "Package",

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.lab.faults import clock, cpu, files, kinds, links, power, sshd
+from multinode.lab.faults import clock, files, groups, kinds, links, power, sshd
 from multinode.lab.faults.kinds import Fault
 from multinode.lab.faults.scene import Scene
 from multinode.lab.spec import Lab, LabNode
@@ -34,6 +34,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _CONFIGURED = Effect(make=sshd.configure, undo=sshd.deconfigure)
+_LIMIT = Effect(make=groups.limit, undo=groups.unlimit, check=groups.check)
 
 _EFFECTS: dict[type, Effect] = {
     kinds.LinkDown: Effect(make=links.pull, undo=links.plug),
@@ -47,7 +48,8 @@ _EFFECTS: dict[type, Effect] = {
     kinds.Variable: _CONFIGURED,
     kinds.Clock: Effect(make=sshd.configure, undo=sshd.deconfigure, check=clock.check_clock),
     kinds.NodeState: Effect(make=power.take, undo=power.give),
-    kinds.Cpu: Effect(make=cpu.limit, undo=cpu.unlimit, check=cpu.check_share),
+    kinds.Cpu: _LIMIT,
+    kinds.Memory: _LIMIT,
     kinds.DiskFull: Effect(make=files.fill_disk, undo=files.free_disk),
     kinds.Package: Effect(make=files.set_version, undo=files.restore_version, check=files.check_package),
     kinds.FileMissing: Effect(make=files.hide, undo=files.restore),

@@ -12,6 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.lab.shaping import rate_text
 from multinode.lab.spec import DATA_IFNAME, MANAGEMENT_IFNAME
+from multinode.units import format_size
 
 __all__ = [
     "PORT_MTU",
@@ -26,6 +27,7 @@ __all__ = [
     "Interface",
     "LinkDown",
     "LinkSlow",
+    "Memory",
     "Mtu",
     "NodeState",
     "Package",
@@ -45,6 +47,8 @@ _MAX_PORT = 65535
 _MAX_IFNAME = 15
 # sshd must still answer within the time that clients give it.
 _LEAST_SHARE = 0.05
+# sshd, a session and an interpreter want about half of it.
+_LEAST_BYTES = 64 << 20
 _CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -198,6 +202,22 @@ class Cpu(_Fault, frozen=True, kw_only=True, tag="cpu"):
         return f"its processes get {self.share:g} of a core together"
 
 
+class Memory(_Fault, frozen=True, kw_only=True, tag="memory"):
+    """All processes of the node together have this much memory and no swap: the kernel kills one that wants more."""
+
+    limit_bytes: int
+
+    def __post_init__(self) -> None:
+        """Judge the limit."""
+        least = format_size(_LEAST_BYTES)
+        good = self.limit_bytes >= _LEAST_BYTES
+        _require(good, f"a node cannot do with {format_size(self.limit_bytes)}", f"{least} or more, for example 700MiB")
+
+    def describe(self) -> str:
+        """A few words."""
+        return f"its processes have {format_size(self.limit_bytes)} of memory together"
+
+
 class DiskFull(_Fault, frozen=True, kw_only=True, tag="disk"):
     """Nothing more can be written to the node's disk."""
 
@@ -334,6 +354,7 @@ Fault = (
     | SshdState
     | NodeState
     | Cpu
+    | Memory
     | DiskFull
     | Package
     | FileMissing

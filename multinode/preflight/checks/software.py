@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.core.collective_test import CollectiveTest
+from multinode.core.benchmark import Benchmark
 from multinode.core.finding import Finding, Rule
 from multinode.core.job import Job, LlamaFactoryJob
 from multinode.preflight.inspection import Inspection
@@ -97,7 +97,7 @@ def _build(version: str) -> str:
     return f" (from the package index of its {build} builds, where {version} came from)" if build else ""
 
 
-def needed_tools(job: Job | CollectiveTest | None) -> tuple[str, ...]:
+def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
     """The programs that start a job of this kind."""
     return ("torchrun", "llamafactory-cli") if isinstance(job, LlamaFactoryJob) else ()
 

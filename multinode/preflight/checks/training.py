@@ -28,7 +28,7 @@ DEEPSPEED_CONTRADICTS = Rule(
     severity="error",
     catches="a number in the DeepSpeed JSON that contradicts the YAML",
     message="{key} is {value} in the DeepSpeed JSON, and {yaml_key} {said}: the Trainer refuses to start with both",
-    hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json}',
+    hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json}; for one run: --deepspeed-set {key}=auto',
 )
 BATCH_SIZE_FIXED = Rule(
     check="training",
@@ -36,7 +36,8 @@ BATCH_SIZE_FIXED = Rule(
     catches="train_batch_size in the DeepSpeed JSON that holds for another number of workers",
     message="train_batch_size is {value} in the DeepSpeed JSON, and {workers} workers make {micro} samples x {steps} "
     "accumulation steps x {workers} = {product}: the Trainer refuses to start",
-    hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes',
+    hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes; for one run: '
+    "--deepspeed-set train_batch_size=auto",
 )
 ZERO3_ON_CPU = Rule(
     check="training",
@@ -45,7 +46,7 @@ ZERO3_ON_CPU = Rule(
     message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for processors here: "
     "LLaMA-Factory loads the model before the workers have found each other, and DeepSpeed's check of the batch size "
     "fails for one worker",
-    hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2",
+    hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 TIMEOUT_OF_AGES = Rule(
     check="training",

@@ -1,0 +1,92 @@
+"""Whether advice is right: what is advised for three trainings on a slow link, tried, and held against its prediction.
+
+DDP at 100 Mbit/s with gradients as fp16 and with gradient accumulation 4; ZeRO-2 with accumulation, which does not cut
+what it reduces for each sample; ZeRO-3 moved to ZeRO-2 and to DDP. Of each training a contrast of one node and two,
+then `advise --try` with two repeats in turns.
+
+Run as root, with a lab of two nodes up and nothing else on the machine:
+
+    multinode lab up --nodes 2 --rate 100mbit
+    .venv/bin/python benchmarks/advice.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MULTINODE = str(Path(sys.executable).parent / "multinode")
+REPOSITORY = Path(__file__).parent.parent
+ZERO3 = ("configs/tiny_sft_zero2.yaml", "--set", "deepspeed=configs/deepspeed/tiny_z3_config.json")
+TRAININGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "DDP": (("configs/tiny_sft.yaml",), ("gradients as fp16", "gradient accumulation 4")),
+    "ZeRO-2": (("configs/tiny_sft_zero2.yaml",), ("gradient accumulation 4",)),
+    "ZeRO-3": (ZERO3, ("ZeRO-2 instead of ZeRO-3", "DDP instead of ZeRO-3")),
+}
+# What LLaMA-Factory's and a CPU's DeepSpeed need.
+ENVIRONMENT = ("--env", "DS_ACCELERATOR=cpu")
+
+
+def main() -> None:
+    """Measure and print one JSON document, and a line a try on stderr."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10, help="that count, of each run")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only", choices=tuple(TRAININGS))
+    parser.add_argument("--runs", type=Path, help="keep the runs there")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as kept:
+        for name in [arguments.only] if arguments.only else TRAININGS:
+            environment = os.environ | {"MULTINODE_RUNS": str((arguments.runs or Path(kept)) / name)}
+            rows += measure(name, environment, ("--steps", str(arguments.steps)), ("--repeats", str(arguments.repeats)))
+    document = {"schema": "multinode.benchmark.advice/1", "rows": rows}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def measure(
+    name: str, environment: dict[str, str], steps: tuple[str, ...], repeats: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Each change of one training: predicted and measured gain."""
+    (job, *settings), picks = TRAININGS[name]
+    _call(environment, "nccl-test", "all_reduce", "all_gather", "-e", "16M", "-n", "5", "--no-tcp", "--hosts", "lab")
+    _call(environment, "contrast", job, *settings, *ENVIRONMENT, *steps, "--no-check", "--hosts", "lab", "--json")
+    picked = [word for pick in picks for word in ("--pick", pick)]
+    how = ("--try", str(len(picks)), *picked, "--job", job, *settings, *ENVIRONMENT, *steps, *repeats)
+    found = json.loads(_call(environment, "advise", *how, "--no-check", "--hosts", "lab", "--json"))
+    rows = [
+        {
+            "training": name,
+            "change": advice["name"],
+            "predicted_gain": advice["gain"],
+            "interval": advice["interval"],
+            "measured_gain": advice["tried"]["gain"],
+            "error": advice["tried"]["error"],
+            "covered": advice["tried"]["is_covered"],
+            "why": advice["why"],
+        }
+        for advice in found["advice"]
+        if advice["tried"] is not None
+    ]
+    for row in rows:
+        sys.stderr.write(f"{row}\n")
+    return rows
+
+
+def _call(environment: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [MULTINODE, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"multinode {' '.join(arguments)}\n{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

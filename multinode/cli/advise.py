@@ -1,0 +1,203 @@
+"""`multinode advise`: which change pays, what it costs, and how to make it; the best ones tried on request."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import (
+    AccelerateConfig,
+    Check,
+    DeepspeedSet,
+    EngineName,
+    GradCompress,
+    Hosts,
+    Json,
+    MasterPort,
+    Nodes,
+    Overrides,
+    Prelude,
+    Variables,
+)
+from multinode.cli.script_command import SCRIPT, ScriptCommand
+
+if TYPE_CHECKING:
+    from multinode.analyse.advice import Counsel
+    from multinode.core.job import Job
+
+__all__ = ["register"]
+
+_FOR_TRYING = (
+    "pick",
+    "job",
+    "steps",
+    "repeats",
+    "hosts",
+    "nodes",
+    "set_",
+    "deepspeed_set",
+    "grad_compress",
+    "engine",
+    "accelerate_config",
+    "env",
+    "prelude",
+    "master_port",
+    "check",
+)
+
+_TOP = 10
+_MOST_GBIT = 1e5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command(
+        cls=ScriptCommand,
+        epilog="Try the best three: multinode advise last --try 3 --hosts H. A script that was measured stands after "
+        "--, as for launch.",
+    )(advise)
+
+
+def advise(
+    ctx: typer.Context,
+    run_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Measured runs: an id, the beginning of one, or `last`."),
+    ] = None,
+    link: Annotated[
+        float | None, typer.Option(metavar="GBIT", help="As if the nodes had this link, in Gbit/s.")
+    ] = None,
+    link_measured: Annotated[
+        float | None, typer.Option(metavar="GBIT", help="The link that they did have, where their cards do not say it.")
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Show the best N; else 10, and in JSON all.")
+    ] = None,
+    try_: Annotated[
+        int | None, typer.Option("--try", min=1, metavar="N", help="Measure the best N in short runs on the nodes.")
+    ] = None,
+    pick: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="Try only changes with this in their name; two at once by `a + b`. Repeatable."
+        ),
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Try them with this YAML; else with the job that was measured.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=3, help="Run until so many steps count, warm-up apart (max_steps).")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Try each so often, in turns.")] = 1,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    set_: Overrides = None,
+    deepspeed_set: DeepspeedSet = None,
+    grad_compress: GradCompress = None,
+    engine: EngineName = None,
+    accelerate_config: AccelerateConfig = None,
+    env: Variables = None,
+    prelude: Prelude = None,
+    master_port: MasterPort = 29500,
+    check: Check = True,
+    as_json: Json = False,
+) -> None:
+    """Say which change of a measured training pays, by how much, what it costs, and how to make it."""
+    from multinode.errors import UsageError
+
+    if try_ is None and (given := _given(ctx)):
+        raise UsageError(f"{given} is for trying what is advised", hint="add --try N")
+    if try_ is not None and link is not None:
+        raise UsageError("--link is for predicting: a try uses the link that is there", hint="leave one of them out")
+    counsel = _counsel(run_ids, link, link_measured)
+    if try_ is None:
+        _tell(counsel, top, as_json=as_json)
+        return
+
+    from multinode.analyse.steady import steps_to_run
+    from multinode.cli.inputs import read_cluster, read_engine, read_surroundings
+    from multinode.cli.running import outside
+    from multinode.core.planning import LaunchOptions
+    from multinode.launch.request import ExecuteOptions
+    from multinode.workflows.launch import Launch
+    from multinode.workflows.try_advice import Trials, try_advice
+
+    cluster, text = read_cluster(hosts, nodes)
+    script = ctx.meta[SCRIPT]
+    # A script makes as many steps as its own arguments say.
+    overrides = [*(set_ or []), *([f"max_steps={steps_to_run(steps)}"] if script is None else [])]
+    what_job = _job(counsel, (job, script), overrides, deepspeed_set)
+    what = Launch(
+        cluster=cluster,
+        hostfile=text,
+        job=what_job,
+        options=LaunchOptions(
+            master_port=master_port,
+            engine=read_engine(what_job, engine, accelerate_config),
+            surroundings=read_surroundings(env, prelude),
+            grad_compress=grad_compress or counsel.settings.grad_compress,
+        ),
+        execute=ExecuteOptions(kind="advise"),
+        check=check,
+    )
+    with outside(cluster) as around:
+        attempt = try_advice(what, around, counsel, Trials(count=try_, repeats=repeats, picks=tuple(pick or ())))
+    _tell(attempt.counsel, top, as_json=as_json)
+    typer.echo(f"everything of it: {attempt.directory}", err=True)
+
+
+def _given(ctx: typer.Context) -> str:
+    """The first of what is given that only a try needs; empty where nothing is."""
+    if ctx.meta[SCRIPT] is not None:
+        return "a script"
+    sources = ((name, ctx.get_parameter_source(name)) for name in _FOR_TRYING)
+    names = (name for name, source in sources if source is not None and source.name == "COMMANDLINE")
+    return next((f"--{name.rstrip('_').replace('_', '-')}" for name in names), "")
+
+
+def _counsel(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Counsel:
+    from multinode.errors import UsageError
+    from multinode.workflows.advise import advise_runs
+
+    for option, rate in (("--link", link), ("--link-measured", link_measured)):
+        if rate is not None and not 0 < rate <= _MOST_GBIT:
+            raise UsageError(f"{option} {rate:g} cannot be", hint=f"Gbit/s, above 0 and no more than {_MOST_GBIT:g}")
+    return advise_runs(_root(), run_ids or ["last"], link_gbit_per_s=link, link_measured=link_measured)
+
+
+def _job(
+    counsel: Counsel, named: tuple[Path | None, tuple[str, ...] | None], overrides: list[str], edits: list[str] | None
+) -> Job:
+    """The YAML or the script that was named; else the job that was measured, from its stored run."""
+    from multinode.analyse.situation import Change
+    from multinode.cli.inputs import read_job
+    from multinode.workflows.advise import measured_job
+    from multinode.workflows.try_advice import changed_job
+
+    if named != (None, None):
+        return read_job(*named, overrides, edits)
+    return changed_job(measured_job(_root(), counsel), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ())))
+
+
+def _root() -> Path:
+    from multinode.store.run_directory import runs_root
+
+    return runs_root(dict(os.environ), Path.cwd())
+
+
+def _tell(counsel: Counsel, top: int | None, *, as_json: bool) -> None:
+    """What was tried is told whatever its rank."""
+    import msgspec
+
+    from multinode.cli.output import print_document, print_table
+    from multinode.report.advice_table import advice_lines, advice_table
+
+    most = top if top is not None or as_json else _TOP
+    advice = tuple(one for place, one in enumerate(counsel.advice) if most is None or place < most or one.tried)
+    if as_json:
+        print_document(msgspec.structs.replace(counsel, advice=advice))
+        return
+    print_table(advice_table(counsel, advice))
+    for line in advice_lines(counsel, advice):
+        typer.echo(line)

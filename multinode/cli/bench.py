@@ -1,0 +1,157 @@
+"""`multinode bench`: how fast each worker's device is, against its data sheet and its like, and why one is slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Prelude, Variables, WorkersPerNode
+
+if TYPE_CHECKING:
+    from multinode.analyse.bench_figures import BenchReport
+    from multinode.core.cluster import Cluster
+
+__all__ = ["print_bench", "register"]
+
+# As for nccl-test: a measurement with a gap is worth nothing.
+_LEASE_S = 30.0
+# No test lasts so many times the time that it is timed for.
+_SILENT_TESTS = 6
+# A test lasts a second: its clocks are looked at several times in it.
+_SAMPLE_INTERVAL_S = 0.25
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(bench)
+
+
+def bench(
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    local: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="No nodes: N workers on this machine, without SSH.")
+    ] = None,
+    workers_per_node: WorkersPerNode = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="KINDS", help="Some of matmul, memory and layers, with commas between.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="TYPES", help="Some of fp32, tf32, fp16 and bf16, with commas; else all the device has."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS", help="Rows of the square matrices, with commas; else those that fit the time."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long each test is timed.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all tests are gone through.")] = 1,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Only one worker after the other, on one node after the other.")
+    ] = False,
+    together: Annotated[bool, typer.Option("--together", help="Only all workers of all nodes at once.")] = False,
+    variables: Variables = None,
+    prelude: Prelude = None,
+    master_port: MasterPort = 29500,
+    stall: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="End a node's run without a result of any worker for so long; 0: never."
+        ),
+    ] = 300.0,
+    check: Check = True,
+    as_json: Json = False,
+) -> None:
+    """Measure every worker's device: matrix products, memory and transformer layers; name a slow one and why it is.
+
+    Each is measured alone, and then all at once, which heat, power and shared processors may slow down.
+    """
+    from multinode.cli.inputs import read_surroundings
+    from multinode.cli.output import print_document
+    from multinode.cli.running import outside
+    from multinode.core.device_test import PHASES, make_device_test
+    from multinode.core.planning import LaunchOptions
+    from multinode.launch.request import ExecuteOptions
+    from multinode.transport.archive import load_archive
+    from multinode.workflows.bench import bench as run_bench
+    from multinode.workflows.launch import Launch
+
+    test = make_device_test(
+        kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
+    )
+    cluster, text = _cluster(hosts, nodes, local)
+    asked = {"alone": alone, "together": together}
+    phases = [phase for phase in PHASES if asked[phase] or not any(asked.values())]
+    what = Launch(
+        cluster=cluster,
+        hostfile=text,
+        job=test,
+        options=LaunchOptions(
+            workers_per_node=local or workers_per_node,
+            master_port=master_port,
+            agent=load_archive().path,
+            sample_interval_s=_SAMPLE_INTERVAL_S,
+            surroundings=read_surroundings(variables, prelude),
+        ),
+        # A device that hangs would hold up all other nodes.
+        execute=ExecuteOptions(
+            kind="bench",
+            lease_s=_LEASE_S,
+            stall_s=stall + _SILENT_TESTS * seconds if stall else None,
+            on_stall="stop",
+        ),
+        check=check,
+    )
+    with outside(cluster, local=local is not None) as around:
+        report = run_bench(what, phases, around)
+    if as_json:
+        print_document(report)
+    else:
+        print_bench(report)
+    raise typer.Exit(1 if any(node.failures for node in report.nodes) else 0)
+
+
+def print_bench(report: BenchReport) -> None:
+    """The verdict, the tables and how it was measured, on stdout."""
+    from multinode.cli.output import print_table
+    from multinode.report.bench_table import bench_sheets
+    from multinode.report.bench_text import bench_lines
+    from multinode.report.foreign_text import plain
+    from multinode.report.summary_table import sheet_table
+
+    for line in bench_lines(report):
+        typer.echo(plain(line))
+    for sheet in bench_sheets(report):
+        typer.echo()
+        print_table(sheet_table(sheet))
+    for note in report.notes:
+        typer.echo(plain(note))
+
+
+def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:
+    import sys
+
+    from multinode.cli.inputs import read_cluster
+    from multinode.core.cluster import local_cluster
+    from multinode.errors import UsageError
+
+    if local is None:
+        return read_cluster(hosts, nodes)
+    if hosts is not None or nodes is not None:
+        raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
+    return local_cluster(local, sys.executable), "# This machine, without SSH: bench --local\n"
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text is not None else []
+
+
+def _rows(text: str | None) -> list[int]:
+    from multinode.errors import UsageError
+
+    words = _words(text)
+    wrong = next((word for word in words if not (word.isascii() and word.isdecimal()) or len(word) > 9), None)  # noqa: PLR2004 - digits enough
+    if wrong is not None:
+        raise UsageError(f"--size: {wrong!r} is not a number of rows", hint="for example --size 1024,4096")
+    return [int(word) for word in words]

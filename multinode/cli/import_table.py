@@ -1,0 +1,74 @@
+"""`multinode import`: figures measured elsewhere, taken into the tables and comparisons of what is measured here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import Json
+from multinode.errors import UsageError
+
+if TYPE_CHECKING:
+    from multinode.workflows.import_table import Imported
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command("import")(import_)
+
+
+def import_(
+    path: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or YAML of figures, a row a training.")],
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What GPUs cost, a YAML; the table's own prices come first.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the table is called; else as its file.")] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="A cell of every row that has none: samples=1100. Repeatable."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Pass over this column. Repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Import a table of figures measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
+    from multinode.core.imported_table import Extras
+    from multinode.store.run_directory import runs_root
+    from multinode.workflows.import_table import Foreign, import_table
+
+    extras = Extras(defaults=_defaults(default or []), ignore=tuple(ignore or ()))
+    foreign = Foreign(path=path, name=name, extras=extras, prices=prices)
+    _tell(import_table(runs_root(dict(os.environ), Path.cwd()), foreign), as_json=as_json)
+
+
+def _defaults(words: list[str]) -> dict[str, str]:
+    """Cells by column.
+
+    Raises:
+        UsageError: one is not COLUMN=VALUE, or stands there twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        column, equals, value = word.partition("=")
+        if not equals or not column or column in found:
+            twice = "stands there twice" if column in found else "is not COLUMN=VALUE"
+            raise UsageError(f"--default {word} {twice}", hint="for example: --default samples=1100 --default epochs=1")
+        found[column] = value
+    return found
+
+
+def _tell(imported: Imported, *, as_json: bool) -> None:
+    from multinode.cli.output import print_document
+    from multinode.cli.table import print_cells
+
+    if as_json:
+        print_document(imported.table)
+    else:
+        print_cells(imported.table)
+    typer.echo(f"everything of it: {imported.directory}", err=True)

@@ -1,0 +1,147 @@
+"""`multinode predict`: other networks and settings, with an interval and the model's own back-tested error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from multinode.cli.options import Json
+
+if TYPE_CHECKING:
+    from multinode.analyse.forecast import Ask, Forecast
+    from multinode.analyse.traffic import Strategy
+
+__all__ = ["register"]
+
+T = TypeVar("T")
+_SWITCH = {"on": True, "off": False}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(predict)
+
+
+def predict(
+    run_ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs of one training and an nccl-test: ids, their beginnings, or `last`; a contrast has its own.",
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Published figures (YAML) in the place of runs.")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="0.1,1,10", help="Rates of a node's card in Gbit/s; else the usual and the measured one."),
+    ] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="2,4", help="How many nodes; else as measured.")] = None,
+    workers_per_node: Annotated[
+        str | None, typer.Option(metavar="1,8", help="Workers on each node; else as measured, as is all below.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples of a worker's micro-batch.")] = None,
+    accumulation: Annotated[str | None, typer.Option(metavar="1,4", help="Micro-batches a step.")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ddp,zero2",
+            help="ddp, zero1, zero2, zero3, fsdp, shard_grad_op or hybrid_shard: how the model is shared.",
+        ),
+    ] = None,
+    method: Annotated[str | None, typer.Option(metavar="full,lora:8", help="full, or lora and its rank.")] = None,
+    bucket_mib: Annotated[str | None, typer.Option(metavar="25,100", help="MiB of gradients reduced at once.")] = None,
+    overlap: Annotated[
+        str | None, typer.Option(metavar="on,off", help="Whether gradients are reduced while others are computed.")
+    ] = None,
+    grad_compress: Annotated[
+        str | None, typer.Option(metavar="none,fp16", help="fp16 or bf16: DDP's gradients at half the width; or none.")
+    ] = None,
+    target: Annotated[float, typer.Option(help="Efficiency that the break-even is to reach.")] = 0.9,
+    link_measured: Annotated[
+        float | None,
+        typer.Option(metavar="GBIT", help="Rate of the link that the runs used, where their cards did not tell it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict a training on other links, on more nodes and in other settings, each with an interval."""
+    from multinode.analyse.forecast import Ask
+
+    ask = Ask(
+        links=_read("--link", link, float),
+        nodes=_read("--nodes", nodes, int),
+        workers_per_node=_read("--workers-per-node", workers_per_node, int),
+        per_device_batches=_read("--batch", batch, float),
+        accumulations=_read("--accumulation", accumulation, int),
+        strategies=_read("--strategy", strategy, _strategy),
+        methods=_read("--method", method, str),
+        bucket_mib=_read("--bucket-mib", bucket_mib, float),
+        overlaps=_read("--overlap", overlap, _SWITCH.__getitem__),
+        grad_compress=_read("--grad-compress", grad_compress, lambda word: None if word == "none" else word),
+        target=target,
+        link_measured=link_measured,
+    )
+    _tell(_forecast(run_ids, figures, ask), as_json=as_json)
+
+
+def _forecast(run_ids: list[str] | None, figures: Path | None, ask: Ask) -> Forecast:
+    from multinode.errors import UsageError
+    from multinode.store.run_directory import runs_root
+    from multinode.workflows.predict import forecast_figures, forecast_runs
+
+    if figures is not None:
+        if run_ids:
+            raise UsageError("runs and --from are both given", hint="leave one of them out")
+        return forecast_figures(figures, ask)
+    return forecast_runs(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"], ask)
+
+
+def _tell(forecast: Forecast, *, as_json: bool) -> None:
+    from multinode.cli.output import print_document, print_table
+    from multinode.report.forecast_table import forecast_lines, forecast_table
+
+    if as_json:
+        print_document(forecast)
+        return
+    print_table(forecast_table(forecast))
+    for line in forecast_lines(forecast):
+        typer.echo(line)
+
+
+def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """Values with commas between.
+
+    Raises:
+        UsageError: one cannot be read; the message names the option.
+    """
+    from multinode.errors import UsageError
+
+    words = [word.strip() for word in text.split(",")] if text is not None else []
+    found = []
+    for word in words:
+        try:
+            found.append(kind(word))
+        except (ValueError, KeyError):
+            raise UsageError(
+                f"{option} {text}: {word!r} is not one of its values", hint="multinode predict --help"
+            ) from None
+    return tuple(dict.fromkeys(found))
+
+
+def _strategy(word: str) -> Strategy:
+    from multinode.analyse.traffic import Strategy
+
+    return {
+        "ddp": Strategy.DDP,
+        "zero1": Strategy.ZERO1,
+        "zero2": Strategy.ZERO2,
+        "zero3": Strategy.ZERO3,
+        "fsdp": Strategy.FSDP,
+        "shard_grad_op": Strategy.SHARD_GRAD_OP,
+        "hybrid_shard": Strategy.HYBRID_SHARD,
+    }[word.lower()]

@@ -1,0 +1,106 @@
+"""Figures: what a paper or a post tells of a training, as a file has it. Data only; unknown keys are errors.
+
+What predictions can start from, `analyse.figures` makes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+__all__ = ["Figures", "Lora", "Model", "Network", "Speed"]
+
+_ETHERNET_MTU = 1500
+# Above these a figure is a slip of the pen; products stay far from what a float can hold.
+_Positive = Annotated[float, Meta(gt=0, le=1e12)]
+_Count = Annotated[int, Meta(gt=0, le=1 << 20)]
+_Parameters = Annotated[int, Meta(gt=0, le=10**14)]
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter: its rank, and the modules that it is put on; `all` alone is every linear module."""
+
+    rank: _Count
+    targets: tuple[str, ...] = ("all",)
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is trained: its shape, or how many parameters.
+
+    Attributes:
+        name: for people.
+        shape: its config.json, or what of it decides its size.
+        parameters: in all; needed of a strategy that gathers them, where there is no shape.
+        trainable: of them; where there is no shape.
+        lora: the adapter, beside a shape.
+    """
+
+    name: str = "the model"
+    shape: dict[str, Any] | None = None
+    parameters: _Parameters | None = None
+    trainable: _Parameters | None = None
+    lora: Lora | None = None
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The link of a node: its rate, or the payload that it was seen to carry one way."""
+
+    gbit_per_s: _Positive | None = None
+    payload_mb_per_s: _Positive | None = None
+    mtu: Annotated[int, Meta(ge=576, le=65536)] = _ETHERNET_MTU
+    rdma: bool = False
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast some workers were: exactly one of step time, samples a second, and the time that all samples took.
+
+    Attributes:
+        nodes: how many; `workers_per_node` on each.
+        step_time_ms: of an optimizer step.
+        samples_per_s: of all workers.
+        runtime_s: of the whole training, for `samples` of the file.
+    """
+
+    nodes: _Count = 1
+    workers_per_node: _Count
+    step_time_ms: _Positive | None = None
+    samples_per_s: _Positive | None = None
+    runtime_s: _Positive | None = None
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of published figures.
+
+    Attributes:
+        title: for people.
+        model: what is trained.
+        strategy: how it is shared out.
+        precision: of the training.
+        gradient_bytes: of one element on the wire; else 4 under DDP, and as the precision has it under the others.
+        per_device_batch: samples of a worker's micro-batch.
+        accumulation: micro-batches a step.
+        overlap: whether gradients are reduced while others are computed.
+        tokens_per_sample: padded.
+        samples: of the whole training, all epochs; for `runtime_s`.
+        network: between the nodes.
+        backend: what makes the collectives.
+        single_node: how fast one node was.
+        several_nodes: how fast several were; it is held against the model, which does not know it.
+    """
+
+    title: str = "published figures"
+    model: Model
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    gradient_bytes: Literal[2, 4] | None = None
+    per_device_batch: _Positive
+    accumulation: _Count = 1
+    overlap: bool = True
+    tokens_per_sample: _Positive | None = None
+    samples: _Positive | None = None
+    network: Network
+    backend: Literal["nccl", "gloo"] = "nccl"
+    single_node: Speed
+    several_nodes: Speed | None = None

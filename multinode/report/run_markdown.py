@@ -1,0 +1,44 @@
+"""run_markdown: runs as Markdown for an issue or a wiki, a section each. Charts are the page's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from multinode.report.bench_table import bench_sheets
+from multinode.report.bench_text import bench_lines
+from multinode.report.cell_markdown import cell_markdown
+from multinode.report.contrast_markdown import contrast_markdown
+from multinode.report.markdown import code_markdown, sheet_markdown, text_markdown
+from multinode.report.run_page import ReportedRun
+from multinode.report.summary_sheets import summary_sheets
+from multinode.report.sweep_text import sweep_lines
+
+__all__ = ["run_markdown"]
+
+
+def run_markdown(runs: Sequence[ReportedRun]) -> str:
+    """Every run under its job's name, what matters most first."""
+    return "\n".join("".join(_parts(one)).rstrip() + "\n" for one in runs)
+
+
+def _parts(one: ReportedRun) -> Iterator[str]:
+    run = one.run
+    nodes = ", ".join(node.name for node in run.nodes)
+    told = f"run {run.run_id}, {run.status}; {run.extent}: {nodes}"
+    yield f"## {text_markdown(run.job)}\n\n{text_markdown(told)}.\n\n"
+    if run.first_failure is not None:
+        yield f"**{text_markdown(f'{run.first_failure.node}: {run.first_failure.message}')}**\n\n"
+    if one.unread:
+        yield f"{text_markdown(one.unread)}\n\n"
+    if one.contrast is not None:
+        yield from contrast_markdown(one.contrast)
+    if one.cells is not None:
+        yield from cell_markdown(one.cells)
+    if one.bench is not None:
+        yield code_markdown("\n".join(bench_lines(one.bench))) + "\n"
+        yield from (sheet_markdown(sheet) for sheet in bench_sheets(one.bench))
+        yield code_markdown("\n".join(one.bench.notes)) + "\n"
+    if one.sweep is not None:
+        yield code_markdown("\n".join(sweep_lines(one.sweep))) + "\n"
+    if one.summary is not None:
+        yield from (sheet_markdown(sheet) for sheet in summary_sheets(one.summary))

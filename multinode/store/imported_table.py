@@ -1,0 +1,37 @@
+"""load_imported_table: a CSV or YAML of figures measured elsewhere, as `multinode import` takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from multinode.core.imported_csv import parse_csv_table
+from multinode.core.imported_table import HINT, Extras, ImportedTable
+from multinode.core.imported_yaml import parse_yaml_table
+from multinode.errors import UsageError
+from multinode.store.text_file import read_text
+
+__all__ = ["load_imported_table"]
+
+_PARSERS = {
+    ".csv": parse_csv_table,
+    ".tsv": parse_csv_table,
+    ".yaml": parse_yaml_table,
+    ".yml": parse_yaml_table,
+}
+
+
+def load_imported_table(path: Path, extras: Extras) -> tuple[ImportedTable, bytes]:
+    """The table, and the file's bytes as they are.
+
+    Args:
+        path: of the file; its ending tells the form.
+        extras: what holds for all rows.
+
+    Raises:
+        UsageError: it cannot be read, or a line of it is wrong; the message has its place.
+    """
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(_PARSERS)}", hint=HINT)
+    text = read_text(path, "the table", HINT)
+    return parse(text, str(path), extras), path.read_bytes()

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multinode.analyse.cell_prices import with_prices
+from multinode.analyse.cells import CellRow, CellTable
+from multinode.analyse.ranged import Ranged
+from multinode.core.prices import Price, Prices
+
+PRICES = Prices(
+    currency="EUR",
+    date="2024-02-24",
+    source="a shop",
+    devices={"RTX 4090": Price(hourly=0.4, purchase=2000), "A100": Price(hourly=1.5)},
+    nodes={"box": Price(hourly=0.5, purchase=6000), "other": Price(hourly=0.7)},
+)
+
+
+def exact(value: float) -> Ranged:
+    return Ranged(value=value, low=value, high=value)
+
+
+MEASURED = CellRow(
+    label="cell",
+    device="NVIDIA GeForce RTX 4090",
+    nodes=2,
+    workers_per_node=2,
+    world_size=4,
+    samples_per_s=exact(10.0),
+    tokens_per_s=exact(5000.0),
+    whole_s=exact(7200.0),
+)
+
+
+def price(row: CellRow, prices: Prices | None = PRICES) -> CellRow:
+    return with_prices(CellTable(run_id="run", job="job", cells=(row,)), prices).cells[0]
+
+
+def test_what_follows_from_a_price_is_arithmetic() -> None:
+    found = price(MEASURED)
+    assert found.price_per_hour == pytest.approx(1.6)  # four GPUs at 0.4
+    assert found.price_purchase == 8000
+    assert found.whole_cost == pytest.approx(3.2)  # two hours
+    assert found.samples_per_money == pytest.approx(10 * 3600 / 1.6)
+    assert found.samples_per_s_per_purchase == pytest.approx(10 / 8000)
+    assert found.cost_per_million_tokens == pytest.approx(1.6 / (5000 * 3600) * 1e6)
+    assert found.currency == "EUR"
+    assert not {"price_per_hour", "whole_cost", "samples_per_s_per_purchase"} & found.missing.keys()
+
+
+def test_a_price_of_the_hostfile_comes_before_the_files() -> None:
+    found = price(msgspec.structs.replace(MEASURED, price_per_hour=9.0))
+    assert found.price_per_hour == 9.0
+    assert found.price_purchase == 8000
+    assert found.filed_prices == ("price_purchase",)
+
+
+def test_a_node_has_its_own_price_before_its_gpus() -> None:
+    found = price(msgspec.structs.replace(MEASURED, node_names=("box", "unnamed")))
+    assert found.price_per_hour == pytest.approx(0.5 + 2 * 0.4)
+    assert found.price_purchase == 6000 + 2 * 2000
+
+
+def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> None:
+    first = with_prices(CellTable(run_id="run", job="job", cells=(MEASURED,)), PRICES)
+    dollars = Prices(currency="USD", devices={"RTX 4090": Price(hourly=1.0)})
+    second = with_prices(first, dollars)
+    assert (second.cells[0].price_per_hour, second.cells[0].currency) == (4.0, "USD")
+    assert second.cells[0].price_purchase is None
+    assert second.cells[0].samples_per_s_per_purchase is None
+    assert [note for note in second.notes if "Prices" in note] == ["Prices of the file are in USD."]
+    assert with_prices(second, None) == second
+
+
+def test_a_row_that_has_prices_in_another_currency_keeps_them_and_gets_no_others() -> None:
+    found = price(msgspec.structs.replace(MEASURED, price_per_hour=9.0, currency="CNY"))
+    assert (found.price_per_hour, found.currency, found.price_purchase) == (9.0, "CNY", None)
+
+
+def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
+    row = msgspec.structs.replace(MEASURED, device="NVIDIA H100 PCIe")
+    table = with_prices(CellTable(run_id="run", job="job", cells=(row,)), PRICES)
+    assert "The prices file has no price of H100 PCIe: their cells have none." in table.notes
+    reason = "the prices file has no hourly price of H100 PCIe, nor has the hostfile price="
+    assert {name: table.cells[0].missing[name] for name in ("price_per_hour", "whole_cost", "samples_per_money")} == (
+        dict.fromkeys(("price_per_hour", "whole_cost", "samples_per_money"), reason)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "said"),
+    [
+        ({"device": None}, "price_per_hour", "the device is not known"),
+        ({"world_size": None}, "price_per_hour", "how many GPUs there are is not known"),
+        ({"device": "A100"}, "price_purchase", "no purchase price of A100, nor has the hostfile price_purchase="),
+        ({"whole_s": None, "missing": {"whole_s": "the job says no steps"}}, "whole_cost", "the job says no steps"),
+        ({"tokens_per_s": None}, "cost_per_million_tokens", "its speed is not known"),
+        ({"price_per_hour": 0.0}, "samples_per_money", "it costs nothing"),
+        ({"price_purchase": 0.0}, "samples_per_s_per_purchase", "it costs nothing"),
+        ({"world_size": 10**15}, "price_per_hour", "cannot be true"),
+    ],
+)
+def test_what_is_missing_has_its_reason(changes: dict[str, Any], name: str, said: str) -> None:
+    found = price(msgspec.structs.replace(MEASURED, **changes))
+    assert getattr(found, name) is None
+    assert said in found.missing[name]
+
+
+def test_without_a_file_a_row_has_what_the_hostfile_gives() -> None:
+    found = price(msgspec.structs.replace(MEASURED, price_per_hour=2.0), None)
+    assert found.whole_cost == pytest.approx(4.0)
+    assert found.missing["price_purchase"] == "it has no price: price_purchase= in the hostfile, or a prices file"
+    assert found.currency is None
+
+
+def test_a_cell_without_figures_has_prices_and_no_costs() -> None:
+    row = CellRow(label="cell", state="out_of_memory", device="RTX 4090", world_size=1)
+    found = price(row)
+    assert (found.price_purchase, found.whole_cost, found.samples_per_money) == (2000, None, None)
+
+
+_figure = st.none() | st.floats(1e-6, 1e12).map(exact)
+_price = st.none() | st.floats(0, 1e12)
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        CellRow,
+        label=st.just("cell"),
+        device=st.sampled_from([None, "RTX 4090", "A100", ""]),
+        node_names=st.sampled_from([(), ("box",), ("box", "x")]),
+        world_size=st.none() | st.integers(1, 10**15),
+        workers_per_node=st.none() | st.integers(1, 1024),
+        samples_per_s=_figure,
+        tokens_per_s=_figure,
+        whole_s=_figure,
+        price_per_hour=_price,
+        price_purchase=_price,
+    ),
+    st.sampled_from([None, PRICES]),
+)
+def test_every_figure_is_a_number_or_has_a_reason(row: CellRow, prices: Prices | None) -> None:
+    found = price(row, prices)
+    for name in ("price_per_hour", "price_purchase", "whole_cost", "samples_per_money", "samples_per_s_per_purchase"):
+        value = getattr(found, name)
+        assert (value is None) == bool(found.missing.get(name))
+        assert value is None or math.isfinite(value)
+
+
+MIXED = msgspec.structs.replace(
+    MEASURED,
+    device="3 x NVIDIA GeForce RTX 4090 + 1 x NVIDIA A100",
+    node_names=("a", "b"),
+    node_devices=({"NVIDIA GeForce RTX 4090": 2}, {"NVIDIA GeForce RTX 4090": 1, "NVIDIA A100": 1}),
+)
+
+
+def test_nodes_with_different_gpus_cost_what_each_of_them_does() -> None:
+    found = price(MIXED)
+    assert found.price_per_hour == pytest.approx(3 * 0.4 + 1.5)
+    assert found.missing["price_purchase"].startswith("the prices file has no purchase price of A100")
+    named = price(msgspec.structs.replace(MIXED, node_names=("box", "b")))
+    assert named.price_per_hour == pytest.approx(0.5 + 0.4 + 1.5)
+
+
+def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
+    def notes(row: CellRow) -> list[str]:
+        table = with_prices(with_prices(CellTable(run_id="run", job="job", cells=(row,)), PRICES), PRICES)
+        return [note for note in table.notes if "without a currency" in note]
+
+    own = msgspec.structs.replace(MEASURED, price_per_hour=2.8)
+    assert len(notes(own)) == 1
+    assert notes(own)[0].endswith("are taken to be in EUR.")
+    assert notes(MEASURED) == notes(msgspec.structs.replace(own, currency="EUR")) == []
+
+
+def test_cells_that_were_not_measured_lack_no_price() -> None:
+    priced = msgspec.structs.replace(MEASURED, device="CPU", node_names=("box", "other"))
+    out = CellRow(label="out", state="out_of_memory", device="CPU", world_size=4)
+    table = with_prices(CellTable(run_id="run", job="job", cells=(priced, out)), PRICES)
+    assert table.cells[0].price_per_hour == pytest.approx(1.2)
+    assert not [note for note in table.notes if "has no price of" in note]
+
+
+def test_devices_without_a_price_are_those_of_the_rows_that_are_left() -> None:
+    other = msgspec.structs.replace(MEASURED, label="other", device="H100")
+    table = with_prices(CellTable(run_id="run", job="job", cells=(MEASURED, other)), PRICES)
+    assert any("no price of H100" in note for note in table.notes)
+    left = with_prices(msgspec.structs.replace(table, cells=table.cells[:1]), None)
+    assert not any("no price of" in note for note in left.notes)
+    assert any("Prices of the file" in note for note in left.notes)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.analyse.contrast_figures import Side
+from multinode.analyse.fairness import find_differences, require_alike
+from multinode.errors import UsageError
+from tests.analyse.made_up_sides import SETTINGS, side_of
+
+MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
+
+
+def pair(mode: str = "same-workers", **other: Any) -> tuple[Side, Side]:
+    """Two sides of the same global batch, the second with other settings."""
+    workers = 1 if mode == "same-workers" else 2
+    settings = msgspec.structs.replace(SETTINGS, **other)
+    return side_of("baseline", 10.0), side_of("candidate", 10.0, 2, workers, settings=settings, global_batch=4)
+
+
+TRAINED = [
+    ("model", "other", "Model differs: tiny on the baseline, other on the candidate."),
+    ("dataset", "more", "Dataset differs: made_up on the baseline, more on the candidate."),
+    ("stage", "pt", "Stage differs: sft on the baseline, pt on the candidate."),
+    ("method", "lora", "Method differs: full on the baseline, lora on the candidate."),
+    ("sequence_length", 256, "Sequence length differs: 128 on the baseline, 256 on the candidate."),
+    ("precision", "bf16", "Precision differs: fp32 on the baseline, bf16 on the candidate."),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), TRAINED)
+def test_another_training_is_refused_unless_it_is_asked_for_and_then_marked(name: str, value: Any, said: str) -> None:
+    baseline, candidate = pair(**{name: value})
+    with pytest.raises(UsageError, match="did not train the same") as refused:
+        require_alike(baseline, candidate)
+    assert refused.value.detail == said
+    assert "--anyway" in (refused.value.hint or "")
+    require_alike(baseline, candidate, anyway=True)
+    assert find_differences(baseline, candidate, "compare") == (said,)
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in TRAINED])
+def test_what_one_side_does_not_tell_refuses_nothing_and_is_said(name: str) -> None:
+    unknown: dict[str, Any] = {name: None}
+    baseline, candidate = pair(**unknown)
+    require_alike(baseline, candidate)
+    (said,) = find_differences(baseline, candidate, "compare")
+    assert said.endswith("unknown on the candidate.")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"strategy": "ZeRO-2"}, "Strategy differs: DDP on the baseline, ZeRO-2 on the candidate."),
+        ({"per_device_batch": 4}, "Batch of a worker differs: 2 on the baseline, 4 on the candidate."),
+        ({"packing": True}, "Packing differs: unknown on the baseline, on on the candidate."),
+        ({"command": "train.py\x1b[2J"}, "Command differs: unknown on the baseline, train.py [2J on the candidate."),
+        ({"grad_compress": "x" * 99}, f"Compression of gradients differs: unknown on the baseline, {'x' * 57}..."),
+    ],
+)
+def test_other_settings_are_marked_and_refuse_nothing(other: dict[str, Any], said: str) -> None:
+    baseline, candidate = pair(**other)
+    require_alike(baseline, candidate)
+    (found,) = find_differences(baseline, candidate, "same-workers")
+    assert found.startswith(said)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_accumulation_may_differ_only_where_the_samples_of_a_step_are_held_equal(mode: str) -> None:
+    found = find_differences(*pair(mode, accumulation=4), mode)
+    said = ("Gradient accumulation differs: 1 on the baseline, 4 on the candidate.",)
+    assert found == (() if mode == "fixed-global-batch" else said)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sides_that_are_alike_differ_in_nothing(mode: str) -> None:
+    assert find_differences(*pair(mode), mode) == ()
+
+
+@pytest.mark.parametrize("mode", ["scale-out", "compare"])
+def test_a_larger_global_batch_says_what_it_means_for_the_training(mode: str) -> None:
+    (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, 4), mode)
+    assert said.startswith("A step of the candidate trains 16 samples and one of the baseline 4: at 4 times the global")
+    assert "learning rate" in said
+
+
+@pytest.mark.parametrize("mode", ["same-workers", "fixed-global-batch"])
+def test_a_global_batch_that_was_to_be_the_same_and_is_not_is_said(mode: str) -> None:
+    (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, 2), mode)
+    assert said.endswith("though both were to train as many.")
+
+
+@pytest.mark.parametrize(("role", "nodes"), [("point", 2), ("each-node", 1)])
+def test_further_sides_do_not_repeat_what_the_global_batch_means(role: str, nodes: int) -> None:
+    baseline, further = side_of("baseline", 10.0, 2), side_of(role, 10.0, nodes, workers_per_node=1)
+    assert find_differences(baseline, further, "scale-out") == ()
+
+
+def test_further_sides_are_called_by_their_nodes() -> None:
+    alone = side_of("each-node", 10.0, node_names=("n2",), versions={"torch": "2.12.0"})
+    (said,) = find_differences(side_of("baseline", 10.0, versions={"torch": "2.13.0"}), alone, "scale-out")
+    assert said == "torch differs: 2.13.0 on the baseline, 2.12.0 on n2 alone."
+
+
+def test_versions_that_differ_are_marked_and_unknown_ones_are_not() -> None:
+    baseline = side_of("baseline", 10.0, versions={"torch": "2.13.0", "nccl": "2.27.5"})
+    same, none = side_of("candidate", 10.0, versions=dict(baseline.versions)), side_of("candidate", 10.0)
+    assert find_differences(baseline, same, "compare") == find_differences(baseline, none, "compare") == ()
+    other = side_of("candidate", 10.0, versions={"torch": "2.13.0"})
+    assert find_differences(baseline, other, "compare") == (
+        "nccl differs: 2.27.5 on the baseline, unknown on the candidate.",
+    )
+
+
+def test_settings_that_a_run_did_not_keep_are_said_once() -> None:
+    (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, settings=None), "compare")
+    assert said == "The candidate did not keep the settings: whether they are the same is not known."

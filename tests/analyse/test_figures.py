@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.analyse.figures import evidence_of_figures
+from multinode.analyse.forecast import Ask
+from multinode.analyse.scenarios import make_forecast
+from multinode.analyse.traffic import Strategy
+from multinode.core.figures import Figures
+from multinode.errors import UsageError
+from multinode.store.figures import load_figures
+
+SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
+PLAIN: dict[str, Any] = {
+    "model": {"trainable": 3_691_776},
+    "strategy": "ddp",
+    "per_device_batch": 2,
+    "network": {"gbit_per_s": 1},
+    "single_node": {"workers_per_node": 2, "step_time_ms": 166},
+}
+
+
+def figures(**changes: Any) -> Figures:
+    return msgspec.convert(PLAIN | changes, Figures)
+
+
+def test_the_seed_case_is_explained_within_a_tenth() -> None:
+    found = make_forecast(evidence_of_figures(load_figures(SEED)), Ask(links=(0.85, 10.0)))
+    (trial,) = found.back_test.tested
+    assert trial.measured == 3.356
+    assert abs(trial.error) < 0.10
+    assert trial.is_covered
+    slow, fast = found.scenarios
+    # 7.3 hours of 88,403 samples; two boxes of two are slower than one of four gave in two hours.
+    assert 88_403 / slow.samples_per_s / 3600 == pytest.approx(7.32, rel=0.10)
+    assert slow.bottleneck.kind == "network"
+    assert fast.samples_per_s > 2 * slow.samples_per_s
+    assert found.break_even is not None
+    assert "accumulation does not cut that traffic" in found.break_even.accumulation.why
+
+
+def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_model() -> None:
+    with_it = load_figures(SEED)
+    without = msgspec.structs.replace(with_it, several_nodes=None)
+    ask = Ask(links=(0.85,), workers_per_node=(2,), nodes=(2,))
+    ours, theirs = (make_forecast(evidence_of_figures(one), ask) for one in (with_it, without))
+    assert ours.scenarios[0].step_time_ms == theirs.scenarios[0].step_time_ms
+    assert theirs.back_test.tested == ()
+
+
+@pytest.mark.parametrize(
+    ("speed", "samples"),
+    [({"step_time_ms": 166}, None), ({"samples_per_s": 4 / 0.166}, None), ({"runtime_s": 166}, 4000)],
+)
+def test_a_speed_is_told_in_any_of_three_ways(speed: dict[str, float], samples: float | None) -> None:
+    found = evidence_of_figures(figures(single_node={"workers_per_node": 2} | speed, samples=samples))
+    assert found.calibration.costs.compute_ms == pytest.approx(166)
+    assert found.calibration.per_device_batch == 2
+
+
+def test_payload_and_rate_are_two_ways_to_tell_a_link() -> None:
+    rate = evidence_of_figures(figures(network={"payload_mb_per_s": 117.7})).today.link.gbit_per_s
+    assert rate == pytest.approx(1.0, rel=1e-3)
+    assert evidence_of_figures(figures(network={"payload_mb_per_s": 12500, "rdma": True})).today.link.gbit_per_s == 100
+
+
+def test_gradients_are_as_wide_as_the_engine_sends_them() -> None:
+    widths = {
+        (strategy, precision): evidence_of_figures(
+            figures(strategy=strategy, precision=precision)
+        ).calibration.work.load.gradient_bytes
+        for strategy in ("ddp", "zero2")
+        for precision in ("bf16", "fp32")
+    }
+    assert widths == {("ddp", "bf16"): 4, ("ddp", "fp32"): 4, ("zero2", "bf16"): 2, ("zero2", "fp32"): 4}
+    assert evidence_of_figures(figures(gradient_bytes=2)).calibration.work.load.gradient_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"single_node": {"workers_per_node": 2}}, "single_node: exactly one of"),
+        (
+            {"single_node": {"workers_per_node": 2, "step_time_ms": 1, "samples_per_s": 1}},
+            "single_node: exactly one of",
+        ),
+        ({"single_node": {"workers_per_node": 2, "runtime_s": 1}}, "single_node.runtime_s"),
+        ({"single_node": {"nodes": 2, "workers_per_node": 2, "step_time_ms": 1}}, "single_node.nodes"),
+        ({"several_nodes": {"workers_per_node": 2, "step_time_ms": 1}}, "several_nodes.nodes"),
+        ({"network": {}}, "network: exactly one of"),
+        ({"network": {"gbit_per_s": 1, "payload_mb_per_s": 100}}, "network: exactly one of"),
+        ({"model": {}}, "model: how much is trained"),
+        ({"model": {"shape": {"model_type": "odd"}}}, "model.shape"),
+    ],
+)
+def test_what_is_missing_or_contradicts_itself_is_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        evidence_of_figures(figures(**changes))
+    assert refused.value.message.startswith(said)
+
+
+def test_what_gathers_all_parameters_needs_their_number() -> None:
+    evidence = evidence_of_figures(figures())
+    with pytest.raises(UsageError, match="gathers all parameters"):
+        make_forecast(evidence, Ask(strategies=(Strategy.ZERO3,)))
+    known = evidence_of_figures(figures(model={"trainable": 3_691_776, "parameters": 3_691_776}))
+    assert make_forecast(known, Ask(strategies=(Strategy.ZERO3,))).scenarios

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multinode.analyse.cell_table import make_table as make_cell_table
+from multinode.analyse.cells import CellRow, CellTable
+from multinode.analyse.imported_rows import imported_rows
+from multinode.core.imported_columns import COLUMNS
+from multinode.core.imported_csv import parse_csv_table
+from multinode.core.imported_table import Cell, Extras, ImportedRow, Line, WrongTable, make_table
+
+
+def rows(text: str) -> tuple[CellRow, ...]:
+    return imported_rows(parse_csv_table(text, "table.csv", Extras()).rows)
+
+
+def test_a_row_is_a_cell_that_says_where_it_is_from() -> None:
+    (row,) = rows(
+        "model,gpu,nodes,gpus,method,batch,accumulation,samples/s,memory_gib,samples,tokens,epochs,seq_len,bf16\n"
+        "llama,RTX 4090,2,4,lora,2,8,10.0,20.5,1000,500000,3,1024,true\n"
+    )
+    assert (row.source, row.state, row.device) == ("imported", "measured", "RTX 4090")
+    assert (row.nodes, row.workers_per_node, row.world_size, row.global_batch) == (2, 2, 4, 64)
+    assert (row.settings.model, row.settings.method, row.settings.precision) == ("llama", "lora", "bf16")
+    assert (row.settings.per_device_batch, row.settings.accumulation, row.settings.sequence_length) == (2, 8, 1024)
+    assert row.samples_per_s is not None
+    assert (row.samples_per_s.low, row.samples_per_s.high) == pytest.approx((9.95, 10.05))
+    assert row.tokens_per_s is not None
+    assert row.tokens_per_s.value == pytest.approx(5000)
+    assert row.tgs is not None
+    assert row.tgs.value == pytest.approx(1250)
+    assert row.whole_s is not None
+    assert row.whole_s.value == pytest.approx(300)
+    assert (row.peak_memory_gib, row.dataset_samples, row.tokens_per_sample) == (20.5, 1000, 500)
+    assert row.contradictions == ()
+
+
+def test_what_a_table_does_not_tell_is_missing_with_its_reason() -> None:
+    (row,) = rows("gpus,samples/s\n1,2.5\n")
+    known = {"world_size", "samples_per_s"}
+    unknown = {"device", "tokens_per_s", "mfu", "whole_s", "step_time_ms", "energy_j_per_sample", "global_batch"}
+    assert unknown <= row.missing.keys()
+    assert not known & row.missing.keys()
+    assert all(getattr(row, name) is None for name in row.missing)
+
+
+def test_not_fp16_is_no_word_for_what_it_was() -> None:
+    assert [row.settings.precision for row in rows("gpus,fp16\n1,false\n1,true\n")] == [None, "fp16"]
+
+
+def test_out_of_memory_is_a_state_and_not_a_figure() -> None:
+    gpu, node, fine = rows("gpus,samples/s,memory_mb\n1,,OOM\n1,OOM node,\n1,2.5,100\n")
+    assert [(row.state, row.out_of, row.peak_memory_gib) for row in (gpu, node)] == [
+        ("out_of_memory", "gpu", None),
+        ("out_of_memory", "node", None),
+    ]
+    assert "memory did not suffice" in gpu.reason
+    assert (fine.state, fine.out_of, fine.reason) == ("measured", None, "")
+
+
+def test_a_row_that_ran_out_of_memory_and_has_a_speed_contradicts_itself() -> None:
+    (row,) = rows("gpus,samples/s,memory_mb\n1,2.5,OOM\n")
+    assert row.contradictions == ("it ran out of memory, and has samples_per_s all the same",)
+
+
+def test_a_row_without_figures_is_skipped_and_says_so() -> None:
+    (row,) = rows("gpus,batch,samples/s\n1,2,-\n")
+    assert (row.state, row.reason) == ("skipped", "the table has no figures of it")
+
+
+def test_a_contradiction_is_named_and_the_figures_stand_as_they_were() -> None:
+    (row,) = rows("gpus,samples,epochs,samples/s,runtime\n1,1000,1,10.00,150.0\n")
+    assert row.contradictions == ("samples/s x runtime is 1500, samples x epochs is 1000: 50.0 % more",)
+    assert row.samples_per_s is not None
+    assert row.whole_s is not None
+    assert (row.samples_per_s.value, row.whole_s.value) == (10.0, 150.0)
+
+
+def test_rows_of_a_large_table_are_told_apart_and_can_be_stored() -> None:
+    found = rows("gpu,gpus,samples,epochs,samples/s\n" + "RTX 4090,1,1100,1,2.5\n" * 500)
+    assert len({row.label for row in found}) == 500
+    assert msgspec.json.decode(msgspec.json.encode(found), type=tuple[CellRow, ...]) == found
+
+
+def _is_taken(cell: Cell) -> bool:
+    try:
+        make_table([Line(1, [cell])], (), Extras())
+    except WrongTable:
+        return False
+    return True
+
+
+_text = st.sampled_from(["1", "7", "0.085", "1e15", "1e-12", "1000000000000", "OOM", "-", "", "28:04", "true", "words"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(COLUMNS)), _text, max_size=12), max_size=4))
+def test_whatever_a_table_tells_its_rows_can_be_compared_and_stored(texts: list[dict[str, str]]) -> None:
+    read: list[ImportedRow] = []
+    for cells in texts:
+        # What a column refuses never gets as far as a row.
+        known = [cell for title, text in cells.items() if _is_taken(cell := Cell(1, title, text))]
+        once = {COLUMNS[cell.title].figure: cell for cell in known}
+        read += make_table([Line(1, list(once.values()))], (), Extras()).rows
+    table = make_cell_table(CellTable(run_id="run", job="job", cells=imported_rows(read)))
+    assert msgspec.json.decode(msgspec.json.encode(table), type=CellTable) == table
+
+
+def test_utilisation_network_and_energy_are_taken_as_they_are_given() -> None:
+    (row,) = rows("stage,gpus,samples/s,mfu,hfu,network_share,energy_j_per_sample\nsft,1,2.5,45%,0.60,0.1,300\n")
+    assert (row.settings.stage, row.mfu, row.hfu, row.network_share) == ("sft", 0.45, 0.6, 0.1)
+    assert row.energy_j_per_sample == 300
+    assert not {"mfu", "hfu", "network_share", "energy_j_per_sample"} & row.missing.keys()
+    assert rows("gpus,mfu\n1,45%\n")[0].state == "measured"
+
+
+def test_shares_of_a_peak_have_to_fit_the_flops() -> None:
+    (row,) = rows("gpus,mfu,hfu,model_tflops,hardware_tflops\n1,0.400,0.600,66.0,88.0\n")
+    assert len(row.contradictions) == 1
+    assert row.contradictions[0].startswith("MFU x the hardware's TFLOP/s is 35.2")

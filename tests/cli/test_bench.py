@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from multinode.cli import bench, report, runs
+from multinode.core.run import NodeRun, Run
+from multinode.errors import RunFailed, UsageError
+from multinode.store.run_directory import RunDirectory
+from tests.analyse import made_up_bench as made
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--size", "4k"), "--size: '4k' is not a number of rows"),
+        (("--size", "9999999999"), "--size: '9999999999' is not a number of rows"),
+        (("--size", "0"), "--size 0: matrices have from 1 to 65536 rows"),
+        (("--only", "matmul,disks"), "unknown test 'disks'"),
+        (("--dtype", "int8"), "unknown dtype 'int8'"),
+        (("--seconds", "nan"), "--seconds nan: each test takes from 0.05 to 600 s"),
+        (("--local", "1", "--nodes", "2"), "--local needs no nodes"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(options: tuple[str, ...], said: str) -> None:
+    app = typer.Typer()
+    app.command()(lambda: None)
+    bench.register(app)
+    done = CliRunner().invoke(app, ["bench", *options])
+    assert isinstance(done.exception, UsageError)
+    assert said in done.exception.message
+
+
+def run(*args: str) -> str:
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    for verb in (bench, runs, report):
+        verb.register(app)
+    result = CliRunner().invoke(app, list(args), standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a bench that found one node slow; the working directory is a new one."""
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    found = made.report(
+        made.part(0, made.on_gpu(made.speeds(), made.gpu())),
+        made.part(1, made.on_gpu(made.speeds(0.5), made.gpu(sm_clock_mhz=700))),
+    )
+    directory = RunDirectory.create(tmp_path / "runs", "20260105-be")
+    directory.write("bench.json", found)
+    record = Run(
+        run_id="20260105-be",
+        job="bench matmul",
+        engine="torchrun",
+        status="succeeded",
+        started_s=1.0,
+        world_size=2,
+        nodes=(),
+        kind="bench",
+    )
+    directory.write("run.json", record)
+    return record.run_id
+
+
+def test_a_stored_bench_is_shown_with_its_verdict_and_its_tables(stored: str) -> None:
+    text = run("show", stored)
+    assert "node1 is slow: 0.50 in matrix products" in text
+    assert "250.0 80 %" in text
+    assert "medians of timings over 1 s a test" in text
+    document = json.loads(run("show", stored, "--json"))
+    assert document["bench"]["slow"][0]["node"] == "node1"
+    assert "bench matmul" in run("runs")
+
+
+@pytest.fixture
+def broken_off(stored: str, tmp_path: Path) -> str:
+    """The same bench, whose controller was killed at its second node; one of its runs lies beside it."""
+    whole = RunDirectory(tmp_path / "runs" / stored)
+    found = made.report(made.part(0, made.on_gpu(made.speeds(), made.gpu())))
+    record = whole.read("run.json", Run)
+    assert record is not None
+    nodes = tuple(NodeRun(name=f"node{rank}", node_rank=rank) for rank in range(2))
+    record = msgspec.structs.replace(record, status="running", nodes=nodes)
+    whole.write("bench.json", msgspec.structs.replace(found, left=("node1 alone", "node0, node1 together")))
+    part = RunDirectory.create(tmp_path / "runs", f"{stored}-alone-0")
+    part.write("plan.json", {})
+    part.append_log(0, b"the first node's words\n")
+    part.write("run.json", msgspec.structs.replace(record, run_id=part.run_id, nodes=nodes[:1], status="succeeded"))
+    whole.write("run.json", record)
+    return stored
+
+
+def test_a_bench_that_was_broken_off_says_where_and_shows_what_it_measured(broken_off: str) -> None:
+    text = run("show", broken_off)
+    assert "state   stopped" in text
+    assert "the bench was broken off at node1 alone; left to measure: node0, node1 together\n" in text
+    assert "250.0 80 %" in text
+    document = json.loads(run("show", broken_off, "--json"))
+    assert (document["run"]["status"], document["bench"]["left"][0]) == ("stopped", "node1 alone")
+    assert "stopped" in next(line for line in run("runs").splitlines() if line.startswith(f"{broken_off} "))
+    run("report", broken_off, "-o", "b.md")
+    assert "the bench was broken off at node1 alone" in Path("b.md").read_text()
+
+
+def test_logs_of_a_bench_are_those_of_its_runs(broken_off: str) -> None:
+    assert run("logs", broken_off) == "the first node's words\n"
+    assert run("logs", broken_off, "--node", "node0", "--raw") == "the first node's words\n"
+    (log,) = json.loads(run("logs", broken_off, "--json"))["nodes"]
+    assert log == {"run_id": f"{broken_off}-alone-0", "name": "node0", "log": "the first node's words\n"}
+    with pytest.raises(UsageError, match="has this node and rank"):
+        run("logs", broken_off, "--node", "node1")
+
+
+@pytest.mark.parametrize("name", ["b.html", "b.md"])
+def test_a_stored_bench_is_reported_with_its_verdict_and_its_tables(stored: str, name: str) -> None:
+    run("report", stored, "-o", name)
+    text = Path(name).read_text()
+    assert "node1 is slow: 0.50 in matrix products" in text
+    assert "125.0 40 %" in text
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(200)
+def test_a_device_that_hangs_ends_its_run(stored: str, tmp_path: Path) -> None:
+    assert stored
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\nif os.environ.get('LOCAL_RANK'):\n    time.sleep(1000)\n"
+    )
+    measure = ("bench", "--local", "1", "--only", "matmul", "--seconds", "0.05", "--no-check")
+    with pytest.raises(RunFailed):
+        run(*measure, "--stall", "2", "--env", f"PYTHONPATH={tmp_path}")
+    (ended,) = [path for path in (tmp_path / "runs").iterdir() if path.name.endswith("-alone-0")]
+    failure = json.loads((ended / "run.json").read_text())["first_failure"]
+    assert failure["kind"] == "hang"

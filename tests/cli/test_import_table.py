@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from multinode.cli import import_table, runs
+from multinode.errors import UsageError
+
+FIGURES = Path(__file__).parents[2] / "configs" / "figures"
+
+
+@pytest.fixture(autouse=True)
+def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
+
+
+def run(*arguments: str | Path) -> Result:
+    app = typer.Typer()
+    import_table.register(app)
+    runs.register(app)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_published_tables_are_imported_and_what_contradicts_itself_is_named() -> None:
+    result = run("import", FIGURES / "published_gpus.yaml", "--prices", FIGURES / "gpu_prices.yaml")
+    assert "19 of 21 cells measured, 2 out of memory" in result.stdout
+    assert "tokens/s is 1169.29, samples/s x tokens / samples is 1142.54: 2.3 % more" in " ".join(result.stdout.split())
+    assert "has no price of A800 PCIe, H800 NVLink, A800, H800" in " ".join(result.stdout.split())
+    assert "everything of it: " in result.stderr
+
+
+def test_the_document_is_the_table() -> None:
+    document = json.loads(run("import", FIGURES / "published_batches.csv", "--name", "Batches", "--json").stdout)
+    assert (document["schema"], document["job"]) == ("multinode.sweep/1", "Batches")
+    assert [cell["source"] for cell in document["cells"]] == ["imported"] * 12
+    assert document["cells"][0]["samples_per_s"]["value"] == 20.108
+    assert document["cells"][0]["missing"]["price_per_hour"]
+
+
+def test_an_import_stands_among_the_runs_and_is_shown() -> None:
+    run("import", FIGURES / "published_batches.csv")
+    assert json.loads(run("runs", "--json").stdout)["runs"][0]["kind"] == "import"
+    shown = json.loads(run("show", "last", "--json").stdout)
+    assert len(shown["sweep"]["cells"]) == 12
+    assert "A100_1gpu_8-fp16" in run("show", "last").stdout
+
+
+def test_options_hold_for_all_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("gpus,samples/s,loss\n1,2.50,x\n")
+    words = ["--default", "samples=100", "--default", "epochs=2", "--ignore", "loss", "--json"]
+    (cell,) = json.loads(run("import", path, *words).stdout)["cells"]
+    assert cell["whole_s"]["value"] == pytest.approx(80)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--default", "samples"], "--default samples is not COLUMN=VALUE"),
+        (["--default", "=1"], "--default =1 is not COLUMN=VALUE"),
+        (["--default", "epochs=1", "--default", "epochs=2"], "--default epochs=2 stands there twice"),
+        (["--default", "sample=1"], "unknown column 'sample'"),
+        (["--prices", "none.yaml"], "none.yaml does not exist"),
+    ],
+)
+def test_a_wrong_option_is_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        run("import", FIGURES / "published_batches.csv", *words)
+    assert said in refused.value.message
+
+
+@pytest.mark.parametrize("text", ["model,gpus,samples/s\n=1+1,1,2.5\n", "name,gpus,samples/s\n[red]x[/red],1,2.5\n"])
+def test_words_of_strangers_are_shown_as_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    shown = run("import", path).stdout
+    assert text.splitlines()[1].split(",")[0] in shown

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from multinode.cli.main import build_app
+from multinode.errors import UsageError
+
+ZERO2 = '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a hostfile and a job that names a DeepSpeed JSON."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("a addr=10.0.0.1 ifname=eth0\nb addr=10.0.0.2 ifname=eth0\n")
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\n")
+    (tmp_path / "ds.json").write_text(ZERO2)
+    return tmp_path
+
+
+def dry_run(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(), ["launch", "--hosts", "hosts", "--dry-run", *arguments])
+
+
+def sent(result: Result) -> dict[str, str]:
+    """The files that node 0 is sent first, by name."""
+    assert result.exit_code == 0, result.exception
+    return {file["path"]: file["text"] for file in json.loads(result.stdout)["nodes"][0]["files"]}
+
+
+def test_an_edited_deepspeed_json_travels_and_its_diff_is_shown(folder: Path) -> None:
+    result = dry_run("sft.yaml", "--json", "--deepspeed-set", "zero_optimization.overlap_comm=true")
+    files = sent(result)
+    assert json.loads(files["deepspeed.json"]) == {"zero_optimization": {"stage": 2, "overlap_comm": True}}
+    assert "/deepspeed.json\n" in files["job.yaml"]
+    assert result.stderr.startswith("--- ds.json\n+++ ds.json\tfor this run alone\n@@")
+    assert '\n+    "overlap_comm": true\n' in result.stderr
+    assert (folder / "ds.json").read_text() == ZERO2
+
+
+def test_an_edit_that_changes_nothing_says_so(folder: Path) -> None:
+    result = dry_run("sft.yaml", "--deepspeed-set", "zero_optimization.stage=2")
+    assert (result.exit_code, result.stderr) == (0, "--deepspeed-set changes nothing in the JSON\n")
+    assert dry_run(str(folder / "sft.yaml")).stderr == ""
+
+
+def test_what_a_stranger_wrote_into_the_json_does_nothing_to_the_terminal(folder: Path) -> None:
+    (folder / "ds.json").write_text('{\n\t"note": "\N{RIGHT-TO-LEFT OVERRIDE}",\n\t"steps_per_print": 1\n}\n')
+    result = dry_run("sft.yaml", "--deepspeed-set", "steps_per_print=2")
+    assert ' \t"note": "?",\n-\t"steps_per_print": 1\n+\t"steps_per_print": 2\n' in result.stderr
+
+
+def test_a_job_can_be_run_without_its_deepspeed(folder: Path) -> None:
+    files = sent(dry_run(str(folder / "sft.yaml"), "--json", "--set", "deepspeed=null"))
+    assert list(files) == ["job.yaml"]
+    assert "\ndeepspeed: null\n" in files["job.yaml"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("option", ["--set", "--deepspeed-set"])
+def test_a_script_has_nothing_to_set(option: str) -> None:
+    result = dry_run(option, "a=1", "--", "train.py")
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == f"{option} changes a YAML job, and this is a script"
+
+
+@pytest.mark.usefixtures("folder")
+def test_made_up_data_travel_and_are_all_that_is_trained_on() -> None:
+    files = sent(dry_run("sft.yaml", "--json", "--synthetic", "--set", "cutoff_len=64", "--set", "max_steps=5"))
+    assert sorted(files) == ["deepspeed.json", "job.yaml", "synthetic/dataset_info.json", "synthetic/text.txt"]
+    assert {"stage: pt", "dataset: synthetic", "cutoff_len: 64"} <= set(files["job.yaml"].splitlines())
+    # 5 steps of 8 samples on each of 2 workers, each sample from one line.
+    assert json.loads(files["synthetic/dataset_info.json"])["synthetic"]["num_samples"] == 5 * 8 * 2
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sft.yaml",), "sets no max_steps"),
+        (("sft.yaml", "--set", "max_steps=5", "--set", "stage=dpo"), "for the stages sft and pt, and this one is dpo"),
+        (("sft.yaml", "--set", "max_steps=5", "--set", "dataset=mine"), "--set dataset says what the data are"),
+        (("--", "train.py"), "this is a script"),
+    ],
+)
+def test_data_that_cannot_be_made_up_are_refused_before_anything_starts(arguments: tuple[str, ...], words: str) -> None:
+    result = dry_run("--synthetic", *arguments)
+    assert isinstance(result.exception, UsageError)
+    assert words in str(result.exception)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from multinode.analyse.traffic import Strategy
+from multinode.cli.main import build_app
+from multinode.errors import UsageError
+from tests.analyse.stored import comm_ms, sweep_record, training_record
+from tests.workflows.test_predict import store
+
+SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "runs"
+    monkeypatch.setenv("MULTINODE_RUNS", str(root))
+    store(root, sweep_record("a-sweep"))
+    store(root, training_record("b-one", 1))
+    store(root, training_record("b-two", 2, exposed_ms=comm_ms(1.0)))
+    return root
+
+
+def predict(*arguments: str) -> str:
+    result = CliRunner().invoke(build_app(), ["predict", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def document(*arguments: str) -> Any:
+    return json.loads(predict(*arguments, "--json"))
+
+
+def test_the_document_has_what_was_asked_for() -> None:
+    found = document("b-one", "b-two", "a-sweep", "--link", "0.1,1,10", "--nodes", "2,4")
+    assert found["schema"] == "multinode.predict/1"
+    assert [(one["nodes"], one["link_gbit_per_s"]) for one in found["scenarios"]] == [
+        (2, 0.1),
+        (2, 1.0),
+        (2, 10.0),
+        (4, 0.1),
+        (4, 1.0),
+        (4, 10.0),
+    ]
+    for one in found["scenarios"]:
+        low, high = one["interval"]
+        assert low <= one["samples_per_s"] <= high
+        assert one["step_time_ms"] > 0
+    assert found["break_even"]["efficient"]["value"] > 1
+    assert found["back_test"]["sentence"].startswith("of 1 measured run")
+
+
+def test_every_axis_reaches_its_scenarios() -> None:
+    found = document(
+        *("b-one", "a-sweep", "--link", "1", "--batch", "4", "--accumulation", "2", "--workers-per-node", "2"),
+        *("--strategy", "zero2", "--method", "lora:8", "--bucket-mib", "10", "--overlap", "on"),
+    )
+    (one,) = found["scenarios"]
+    assert (one["per_device_batch"], one["accumulation"], one["workers_per_node"]) == (4.0, 2, 2)
+    assert (one["strategy"], one["method"], one["bucket_mib"], one["overlap"]) == ("ZeRO-2", "lora:8", 10.0, True)
+    (none, half) = document("b-one", "a-sweep", "--link", "1", "--grad-compress", "none,bf16")["scenarios"]
+    assert (none["grad_compress"], half["grad_compress"]) == (None, "bf16")
+
+
+def test_every_strategy_that_the_model_has_can_be_asked_for() -> None:
+    words = "ddp,zero1,zero2,zero3,fsdp,shard_grad_op,hybrid_shard"
+    found = document("b-one", "a-sweep", "--link", "1", "--strategy", words)
+    assert [one["strategy"] for one in found["scenarios"]] == [str(one) for one in Strategy]
+
+
+def test_the_newest_run_is_meant_where_none_is_named() -> None:
+    assert "from: 2 nodes: run b-two" in predict("--link", "1")
+
+
+def test_published_figures_stand_in_the_place_of_runs() -> None:
+    text = predict("--from", str(SEED), "--link", "0.85")
+    assert "predicted: ZeRO-2, lora:8" in text
+    assert "back-test: of 1 measured run" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--link", "0"), "--link 0"),
+        (("--link", "1,x"), "--link 1,x: 'x'"),
+        (("--link", ""), "--link : ''"),
+        (("--batch", "-2"), "--batch -2"),
+        (("--accumulation", "0"), "--accumulation 0"),
+        (("--accumulation", "1.5"), "--accumulation 1.5"),
+        (("--strategy", "zero9"), "--strategy zero9"),
+        (("--overlap", "maybe"), "--overlap maybe"),
+        (("--target", "2"), "--target 2"),
+        (("--link-measured", "-1"), "--link-measured -1"),
+        (("b-one", "--from", str(SEED)), "runs and --from are both given"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        predict(*arguments)
+    assert said in refused.value.message

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from multinode.cli import sweep
+from multinode.core.grid import GridRecord
+from multinode.errors import UsageError
+from multinode.store.run_directory import RunDirectory
+from multinode.workflows.sweep_store import GRID_FILE
+from tests.workflows.sweeping import Elsewhere, sweep_of
+
+BATCH = "per_device_train_batch_size"
+LAYOUT = ("--nodes", "1,2", "--workers-per-node", "1")
+METHODS = ("--set", f"{BATCH}=4,1", "--set", "finetuning_type=lora,full")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a hostfile, a job, and DeepSpeed JSONs that it does not name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: m\nstage: sft\nmax_steps: 500\n")
+    (tmp_path / "z2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    sweep.register(app)
+    return CliRunner().invoke(app, ["sweep", "--hosts", "hosts", *arguments])
+
+
+def dry_run(*arguments: str) -> dict[str, Any]:
+    result = run("--dry-run", "--json", *arguments)
+    assert result.exit_code == 0, result.exception
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def refusal(*arguments: str) -> UsageError:
+    error = run("--dry-run", *arguments).exception
+    assert isinstance(error, UsageError), error
+    return error
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_dry_run_lists_the_cells_offline() -> None:
+    result = run("sft.yaml", *LAYOUT, *METHODS, "--repeats", "2", "--dry-run")
+    assert result.exit_code == 0, result.exception
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"1  1x1-lora-batch1  --nodes 1 --workers-per-node 1 --set finetuning_type=lora --set {BATCH}=1"
+    assert len(lines) == 9
+    assert lines[-1] == "8 cells, 2 times each: 16 runs to make"
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_document_keeps_the_users_order_and_has_no_axis_of_one_value() -> None:
+    document = dry_run("sft.yaml", *METHODS, "--set", "cutoff_len=512", "--steps", "6")
+    assert document["schema"] == "multinode.grid/1"
+    assert document["grid"]["settings"] == {BATCH: [4, 1], "finetuning_type": ["lora", "full"]}
+    assert [cell["cell"]["label"] for cell in document["cells"]] == [
+        f"2-nodes-{method}-batch{batch}" for method in ("lora", "full") for batch in (4, 1)
+    ]
+    assert document["steps"] == 6
+    assert (
+        document["fingerprint"]
+        != dry_run("sft.yaml", *METHODS, "--set", "cutoff_len=256", "--steps", "6")["fingerprint"]
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_repeats_are_made_in_turns_unless_told_otherwise() -> None:
+    repeated = dry_run("sft.yaml", "--repeats", "3")["grid"]
+    assert (repeated["repeats"], repeated["interleave"]) == (3, True)
+    assert dry_run("sft.yaml", "--repeats", "3", "--no-interleave")["grid"]["interleave"] is False
+
+
+def test_a_setting_may_name_another_file_and_each_cell_has_its_own(folder: Path) -> None:
+    before = dry_run("sft.yaml", "--set", "deepspeed=z2.json,null")
+    assert [cell["cell"]["label"] for cell in before["cells"]] == ["2-nodes-z2", "2-nodes-no-deepspeed"]
+    # What the file holds decides the figures, too.
+    (folder / "z2.json").write_text('{"zero_optimization": {"stage": 1}}')
+    assert dry_run("sft.yaml", "--set", "deepspeed=z2.json,null")["fingerprint"] != before["fingerprint"]
+    assert "z3.json does not exist" in refusal("sft.yaml", "--set", "deepspeed=z2.json,z3.json").message
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_script_has_a_grid_of_nodes_and_workers_alone() -> None:
+    document = dry_run(*LAYOUT, "--", "train.py", "--lr", "1")
+    assert [cell["cell"]["label"] for cell in document["cells"]] == ["1x1", "2x1"]
+    assert refusal("--set", "a=1,2", "--", "train.py").message == "--set changes a YAML job, and this is a script"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--steps", "6", "--minutes", "1"), "--steps and --minutes both say how long a cell trains"),
+        (("--set", "a=1", "--set", "a=2"), "--set a is given twice"),
+        (("--set", "a="), "--set a= has an empty value"),
+        (("--nodes", "one"), "--nodes 'one' is not a list of numbers from 1 on"),
+        (("--nodes", "1,3"), "--nodes 1,3: hosts has 2 nodes"),
+        (("--workers-per-node", "1,4"), "--workers-per-node 4, and it has 2 slots"),
+        (("--sort", "nonsense"), "the table has no column 'nonsense'"),
+        (("--deadline", "soon"), "--deadline: 'soon' is not a time"),
+        (("--baseline", "2x2"), "--baseline 2x2: there is no such cell"),
+        (("--prices", "prices.yaml"), "the prices file prices.yaml does not exist"),
+        (("--json", "--format", "csv"), "--format csv and --json both print on stdout"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(arguments: tuple[str, ...], message: str) -> None:
+    error = refusal("sft.yaml", *arguments)
+    assert message in error.message
+    assert error.exit_code == 2
+
+
+def test_a_dry_run_tells_of_the_sweep_that_would_go_on(folder: Path) -> None:
+    record = dry_run("sft.yaml", *METHODS)
+    directory = RunDirectory.create(folder / "runs", "20260101-000000-abcd")
+    record["cells"][1]["state"], record["cells"][1]["run_ids"] = "measured", ["r"]
+    RunDirectory.create(folder / "runs", "r").write_bytes("summary.json", b"{}")
+    (directory.path / GRID_FILE).write_text(json.dumps(record))
+    result = run("sft.yaml", *METHODS, "--dry-run")
+    assert "sweep 20260101-000000-abcd is of the same command" in result.stderr
+    assert "(measured)" in result.stdout.splitlines()[0]
+    assert result.stdout.splitlines()[-1] == "4 cells: 3 runs to make"
+
+
+def test_a_finished_sweep_is_shown_again_and_no_node_is_asked(folder: Path) -> None:
+    """The hostfile's nodes do not exist: whoever asked one would fail."""
+    ended = Elsewhere(folder / "runs", lambda label: "missing_file" if "batch4" in label else "out_of_gpu_memory")
+    ended.sweep(sweep_of({BATCH: (1, 4)}))
+    stored = ended.grid()
+    assert isinstance(stored, GridRecord)
+    (path,) = (folder / "runs").glob(f"*/{GRID_FILE}")
+    wanted = dry_run("sft.yaml", "--set", f"{BATCH}=1,4")["fingerprint"]
+    path.write_text(path.read_text().replace(stored.fingerprint, wanted))
+
+    result = run("sft.yaml", "--set", f"{BATCH}=1,4")
+    assert result.exit_code == 0, result.exception
+    assert "OOM" in result.stdout
+    assert f"sweep {path.parent.name} measured it already" in result.stderr
+    document = json.loads(run("sft.yaml", "--set", f"{BATCH}=1,4", "--json").stdout)
+    assert [cell["state"] for cell in document["cells"]] == ["out_of_memory", "skipped"]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from multinode.cli import report, runs, table
+from multinode.errors import UsageError
+from multinode.store.run_directory import RunDirectory
+from multinode.workflows.sweep_table import build_table
+from tests.report.cells import PUBLISHED, SWEEP_RUN
+from tests.workflows.stored_sweep import store_sweep
+
+SWEEP_ID, IMPORT_ID = SWEEP_RUN.run_id, PUBLISHED.run_id
+
+
+def app() -> typer.Typer:
+    built = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    for verb in (table, report, runs):
+        verb.register(built)
+    return built
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; a sweep and an import are stored."""
+    stored = tmp_path / "runs"
+    monkeypatch.setenv("MULTINODE_RUNS", str(stored))
+    monkeypatch.chdir(tmp_path)
+    build_table(store_sweep(stored), stored)
+    directory = RunDirectory.create(stored, IMPORT_ID)
+    imported = msgspec.structs.replace(SWEEP_RUN, run_id=IMPORT_ID, kind="import", nodes=(), world_size=0)
+    directory.write("run.json", imported)
+    directory.write("sweep.json", PUBLISHED)
+    return tmp_path
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app(), list(args), catch_exceptions=False, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def cells(*args: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run("table", *args, "--json"))["cells"]
+    return found
+
+
+@pytest.mark.usefixtures("root")
+def test_a_sweep_s_table_is_shown_and_json_is_the_document() -> None:
+    text = run("table", SWEEP_ID)
+    assert "1x2-lora-batch1" in text
+    assert "OOM" in text
+    document = json.loads(run("table", SWEEP_ID, "--json"))
+    assert document["schema"] == "multinode.sweep/1"
+    assert [one["label"] for one in document["cells"]][3] == "1x2-full-batch2"
+
+
+@pytest.mark.usefixtures("root")
+def test_it_is_sorted_filtered_and_relative_to_what_was_asked_for() -> None:
+    speeds = [
+        one["samples_per_s"]["value"] for one in cells(SWEEP_ID, "--sort", "-samples_per_s", "--where", "nodes>=1")[:3]
+    ]
+    assert speeds == sorted(speeds, reverse=True)
+    rows = cells(SWEEP_ID, "--where", "nodes=1", "--where", "state=measured", "--baseline", "2x2-lora-batch2")
+    assert [one["label"] for one in rows] == ["1x2-lora-batch1", "1x2-lora-batch2"]
+    assert all(one["relative"]["value"] < 1 for one in rows)
+
+
+def test_prices_of_a_file_and_a_deadline_name_the_cheapest(root: Path) -> None:
+    (root / "prices.yaml").write_text("currency: EUR\ndevices:\n  RTX 4090: {hourly: 0.4, purchase: 1700}\n")
+    asked = ("table", SWEEP_ID, "--prices", "prices.yaml", "--deadline", "8h")
+    document = json.loads(run(*asked, "--json"))
+    assert document["cheapest"]["deadline_s"] == 8 * 3600
+    assert document["cheapest"]["label"] in {one["label"] for one in document["cells"]}
+    assert document["cheapest"]["sentence"] in " ".join(run(*asked).split())
+
+
+def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> None:
+    markdown = run("table", SWEEP_ID, "--format", "markdown")
+    assert "| 1x2-full-batch2 |" in markdown
+    assert len(list(csv.DictReader(io.StringIO(run("table", SWEEP_ID, "--format", "csv"))))) == 4
+    for name, beginning in {
+        "t.md": "Fastest is",
+        "t.csv": "label,source",
+        "t.html": "<!DOCTYPE html>",
+        "t.txt": "Fastest is",
+    }.items():
+        assert run("table", SWEEP_ID, "-o", name) == f"{name}\n"
+        assert (root / name).read_text().startswith(beginning)
+    assert run("table", SWEEP_ID, "--format", "csv", "-o", "t.txt") == "t.txt\n"
+    assert (root / "t.txt").read_text().startswith("label,")
+    assert json.loads(run("table", SWEEP_ID, "-o", "t.html", "--json"))["run_id"] == SWEEP_ID
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("2027",), "no run begins with"),
+        ((SWEEP_ID, "--format", "html"), "a page is for a file"),
+        ((SWEEP_ID, "--format", "csv", "--json"), "both print on stdout"),
+        ((SWEEP_ID, "-o", "nowhere/t.md"), "nowhere is no directory"),
+        ((SWEEP_ID, "-o", "t.xlsx"), "-o t.xlsx: no form is called .xlsx"),
+        (("--where", "nodes=", SWEEP_ID), "says nothing to compare with"),
+        ((SWEEP_ID, "--sort", "speed"), "no column 'speed'"),
+        ((SWEEP_ID, "--deadline", "soon"), "--deadline: 'soon' is not a time"),
+        ((SWEEP_ID, "--prices", "gone.yaml"), "gone.yaml does not exist"),
+        ((f"{SWEEP_ID}-1x2-lora-batch1-1",), "has no table"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_error(args: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run("table", *args)
+
+
+@pytest.mark.usefixtures("root")
+def test_show_has_the_table_of_a_sweep_or_an_import_below_its_record() -> None:
+    shown = run("show", SWEEP_ID)
+    assert shown.index("state") < shown.index("Fastest is 2x2-lora-batch2")
+    document = json.loads(run("show", SWEEP_ID, "--json"))
+    assert document["sweep"]["schema"] == "multinode.sweep/1"
+    assert "QLoRA paged" in run("show", IMPORT_ID)
+    kinds = {one["run_id"]: one["kind"] for one in json.loads(run("runs", "--json"))["runs"]}
+    assert (kinds[SWEEP_ID], kinds[IMPORT_ID]) == ("sweep", "import")
+
+
+def test_a_report_has_one_table_s_page_or_several_tables_in_one(root: Path) -> None:
+    run("report", SWEEP_ID)
+    alone = (root / f"{SWEEP_ID}.html").read_text().split("<body>")[1]
+    assert "<h2>samples/s by cell</h2>" in alone
+    run("report", SWEEP_ID, IMPORT_ID, "-o", "both.html")
+    both = (root / "both.html").read_text().split("<body>")[1]
+    assert both.count('<section class="run"') == 1
+    assert f"22 cells of {SWEEP_ID} and {IMPORT_ID}" in both
+    assert "| 1x2-lora-batch1 |" in run("report", SWEEP_ID, IMPORT_ID, "--markdown")
+
+
+def test_a_report_of_a_table_beside_a_run_has_a_section_each(root: Path) -> None:
+    run("report", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1", "-o", "both.html")
+    assert (root / "both.html").read_text().count('<section class="run"') == 2
+
+
+def test_a_report_s_csv_files_are_cells_samples_or_both(root: Path) -> None:
+    assert run("report", SWEEP_ID, IMPORT_ID, "--csv", "a").split() == ["a/cells.csv"]
+    assert len((root / "a/cells.csv").read_text().splitlines()) == 23
+    written = run("report", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1", "--csv", "b").split()
+    assert {"b/cells.csv", "b/steps.csv"} <= set(written)

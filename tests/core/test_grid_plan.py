@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.core.cluster import Cluster
+from multinode.core.grid import BATCH, Cell, Grid
+from multinode.core.grid_plan import batch_of, cell_overrides, measuring_order, plan_grid
+from multinode.core.hostfile import parse_hostfile
+from multinode.errors import UsageError
+
+CLUSTER: Cluster = parse_hostfile("a slots=2\nb slots=2\n", "hosts")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def cells_of(settings: dict[str, tuple[Any, ...]], nodes: tuple[int, ...] = (1, 2), **more: Any) -> tuple[Cell, ...]:
+    return plan_grid(Grid(settings=settings, nodes=nodes, **more), CLUSTER)
+
+
+def order_of(grid: Grid) -> list[str]:
+    """Labels in the order of measuring, with the number of the turn."""
+    cells = plan_grid(grid, CLUSTER)
+    return [f"{cells[turn.cell].label}#{turn.number}" for turn in measuring_order(grid, cells)]
+
+
+def test_every_combination_is_a_cell_and_the_batch_varies_fastest() -> None:
+    cells = cells_of({BATCH: (1, 2), "finetuning_type": ("lora", "full")}, workers_per_node=(1, 2))
+    assert [cell.label for cell in cells] == [
+        f"{nodes}x{workers}-{method}-batch{batch}"
+        for nodes in (1, 2)
+        for workers in (1, 2)
+        for method in ("lora", "full")
+        for batch in (1, 2)
+    ]
+    last = cells[-1]
+    assert (last.nodes, last.workers_per_node) == (2, 2)
+    assert last.settings == {"finetuning_type": "full", BATCH: 2}
+    assert cell_overrides(last) == ("finetuning_type=full", f"{BATCH}=2")
+
+
+def test_a_grid_of_nodes_alone_needs_no_settings() -> None:
+    assert [cell.label for cell in cells_of({})] == ["1-node", "2-nodes"]
+    assert [cell.label for cell in cells_of({}, nodes=(2,), workers_per_node=(1, 2))] == ["2x1", "2x2"]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "labels"),
+    [
+        ("deepspeed", ("configs/deepspeed/ds_z2.json", None), ["1-node-ds_z2", "1-node-no-deepspeed"]),
+        ("packing", (True, False), ["1-node-packing-true", "1-node-packing-false"]),
+        ("cutoff_len", (512, 1024), ["1-node-length512", "1-node-length1024"]),
+        ("learning_rate", (1e-4, 2.5), ["1-node-learning_rate-0.0001", "1-node-learning_rate-2.5"]),
+        ("model_name_or_path", ("models/a/", "hub/b"), ["1-node-a", "1-node-b"]),
+        # What reads alike is told apart by a number.
+        ("model_name_or_path", ("x/model", "y/model"), ["1-node-model", "1-node-model-2"]),
+        ("a", ("\N{SNOWMAN}", "!"), ["1-node-a", "1-node-a-2"]),
+    ],
+)
+def test_a_label_says_what_a_cell_sets(key: str, values: tuple[Any, ...], labels: list[str]) -> None:
+    cells = cells_of({key: values}, nodes=(1,))
+    assert [cell.label for cell in cells] == labels
+
+
+@given(st.lists(st.text(max_size=90), min_size=2, max_size=12, unique=True))
+def test_every_label_is_unique_and_fit_for_the_name_of_a_run(values: list[str]) -> None:
+    labels = [cell.label for cell in cells_of({"key": tuple(values), BATCH: (1, 2)})]
+    assert len(set(labels)) == len(labels)
+    assert all(RUN_ID.fullmatch(label) for label in labels)
+
+
+def test_more_than_the_hostfile_has_is_one_clear_error() -> None:
+    with pytest.raises(UsageError, match="--nodes 1,3: hosts has 2"):
+        cells_of({}, nodes=(1, 3))
+    with pytest.raises(UsageError, match="a: --workers-per-node 3, and it has 2 slots"):
+        cells_of({}, workers_per_node=(1, 3))
+    with pytest.raises(UsageError, match="the grid has 2000 cells"):
+        cells_of({"a": tuple(range(1000))})
+
+
+def test_smaller_batches_come_first_and_the_table_keeps_the_users_order() -> None:
+    grid = Grid(settings={BATCH: (8, 2, 4), "finetuning_type": ("lora", "full")}, nodes=(1,))
+    assert [batch_of(cell) for cell in plan_grid(grid, CLUSTER)] == [8, 2, 4, 8, 2, 4]
+    assert order_of(grid) == [f"1-node-{method}-batch{batch}#1" for method in ("lora", "full") for batch in (2, 4, 8)]
+
+
+def test_repeats_are_made_in_turns_every_second_one_backwards() -> None:
+    settings: dict[str, tuple[Any, ...]] = {BATCH: (1, 2)}
+    one, two = "1-node-batch1", "1-node-batch2"
+    turns = Grid(settings=settings, nodes=(1,), repeats=3)
+    assert order_of(turns) == [f"{one}#1", f"{two}#1", f"{two}#2", f"{one}#2", f"{one}#3", f"{two}#3"]
+    after = Grid(settings=settings, nodes=(1,), repeats=2, interleave=False)
+    assert order_of(after) == [f"{one}#1", f"{one}#2", f"{two}#1", f"{two}#2"]
+
+
+@given(st.permutations([1, 2, 4, 8]), st.integers(1, 4), st.booleans())
+def test_every_cell_is_measured_as_often_as_asked_and_its_first_turn_is_ascending(
+    batches: list[int],
+    repeats: int,
+    interleave: bool,  # noqa: FBT001 - hypothesis gives arguments by position
+) -> None:
+    grid = Grid(settings={BATCH: tuple(batches)}, nodes=(1, 2), repeats=repeats, interleave=interleave)
+    cells = plan_grid(grid, CLUSTER)
+    turns = list(measuring_order(grid, cells))
+    assert sorted((turn.cell, turn.number) for turn in turns) == [
+        (cell, number) for cell in range(len(cells)) for number in range(1, repeats + 1)
+    ]
+    first = [batch_of(cells[turn.cell]) for turn in turns if turn.number == 1]
+    assert first == [1, 2, 4, 8] * 2

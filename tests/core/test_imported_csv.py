@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multinode.core.imported_columns import COLUMNS
+from multinode.core.imported_csv import parse_csv_table
+from multinode.core.imported_table import Extras, ImportedTable
+from multinode.core.rounded import exactly, parse_rounded
+from multinode.errors import UsageError
+
+HOW_TO = Path(__file__).parents[2] / "docs/how-to/compare-gpus-by-price.md"
+PLAIN = "gpu,gpus,batch,samples/s\nRTX 4090,2,4,0.909\nRTX 3090,2,4,0.722\n"
+
+
+def read(text: str, *, defaults: dict[str, str] | None = None, ignore: tuple[str, ...] = ()) -> ImportedTable:
+    return parse_csv_table(text, "table.csv", Extras(defaults=defaults or {}, ignore=ignore))
+
+
+def complaint(text: str, *, defaults: dict[str, str] | None = None, ignore: tuple[str, ...] = ()) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        read(text, defaults=defaults, ignore=ignore)
+    return caught.value
+
+
+def test_a_row_has_words_figures_and_its_line() -> None:
+    first, second = read(PLAIN).rows
+    assert first.words == {"device": "RTX 4090"}
+    assert first.figures == {
+        "devices": exactly(2),
+        "per_device_batch": exactly(4),
+        "samples_per_s": parse_rounded("0.909"),
+    }
+    assert (first.line, second.line) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + PLAIN,
+        PLAIN.replace(",", ";"),
+        PLAIN.replace(",", "\t"),
+        PLAIN.replace("\n", "\r\n"),
+        PLAIN.replace("\n", "\r"),
+        PLAIN.rstrip("\n"),
+        "\n\n" + PLAIN + "\n,,,\n",
+        PLAIN.replace("RTX 4090", '"RTX 4090"').replace("samples/s", '"samples/s"'),
+        PLAIN.replace(",", " , "),
+        PLAIN.replace("gpu,gpus,batch,samples/s", "GPU Name,Num GPUs,Batch-Size,Samples/s"),
+    ],
+)
+def test_the_same_table_is_read_however_a_program_writes_it(text: str) -> None:
+    assert [(row.words, row.figures) for row in read(text).rows] == [
+        (row.words, row.figures) for row in read(PLAIN).rows
+    ]
+
+
+def test_quotes_hold_delimiters_and_quotes() -> None:
+    (row,) = read('name,samples/s\n"a, ""b"" and c",1.5\n').rows
+    assert row.words["name"] == 'a, "b" and c'
+
+
+def test_a_default_holds_where_a_row_says_nothing_and_not_where_it_denies() -> None:
+    table = read("gpus,samples\n1,\n1,2048\n1,-\n", defaults={"samples": "1100", "epochs": "1"})
+    assert [row.figures.get("samples") for row in table.rows] == [exactly(1100), exactly(2048), None]
+    assert {row.figures["epochs"] for row in table.rows} == {exactly(1)}
+
+
+def test_a_column_that_is_ignored_may_hold_anything() -> None:
+    table = read("gpus,loss,note\n1,nan,\x07\n", ignore=("Loss", "note"))
+    assert table.rows[0].figures == {"devices": exactly(1)}
+    assert table.ignored == ("Loss", "note")
+
+
+@pytest.mark.parametrize(("cell", "out_of"), [("OOM", "gpu"), ("oom", "gpu"), ("OOM node", "node"), ("20", None)])
+def test_out_of_memory_is_a_result(cell: str, out_of: str | None) -> None:
+    assert read(f"gpus,memory_mb\n1,{cell}\n").rows[0].out_of == out_of
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "figure", "value"),
+    [
+        ("memory_mb", "15075.9", "memory_gib", 15075.9e6 / 2**30),
+        ("memory (MiB)", "1024", "memory_gib", 1),
+        ("Peak memory GB", "2", "memory_gib", 2e9 / 2**30),
+        ("runtime", "3:35:20", "runtime", 12920),
+        ("runtime_s", "203.6953", "runtime", 203.6953),
+        ("runtime_h", "1.5", "runtime", 5400),
+        ("step_time_s", "0.5", "step_time_ms", 500),
+        ("epochs", "3", "epochs", 3),
+        ("MFU", "45.2 %", "mfu", 0.452),
+        ("hfu", "0.5", "hfu", 0.5),
+        ("network share", "12%", "network_share", 0.12),
+        ("energy_j_per_sample", "320", "energy_j_per_sample", 320),
+        ("total_train_batch_size", "128", "global_batch", 128),
+    ],
+)
+def test_the_unit_of_a_figure_is_its_columns(column: str, cell: str, figure: str, value: float) -> None:
+    assert read(f"{column}\n{cell}\n").rows[0].figures[figure].value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "table.csv:1: it has no rows"),
+        ("gpus\n", "table.csv:1: it has no rows"),
+        ("gpus,samples_s\n1,2\n", "table.csv:1: unknown column 'samples_s': did you mean samples"),
+        ("\ufeffspeed,gpus\n1,2\n", "table.csv:1: unknown column 'speed'"),
+        ("gpus,price\n1,2\n", "table.csv:1: unknown column 'price': did you mean price_"),
+        ("gpus,\N{SNOWMAN}\n1,2\n", "table.csv:1: unknown column '\N{SNOWMAN}'"),
+        ("gpus,samples/s\n1,2,3\n", "table.csv:2: 3 cells stand under 2 titles"),
+        ("gpus,samples/s\n1,0,085\n", "table.csv:2: 3 cells stand under 2 titles"),
+        ("gpus;samples/s\n1;0,085\n", "table.csv:2: samples/s: '0,085': expected a number above 0"),
+        ("gpus,samples/s\n1\n", "table.csv:2: 1 cells stand under 2 titles"),
+        ("gpus,\n1,7\n", "table.csv:2: a cell stands in a column without a title"),
+        ("gpus,gpus\n1,1\n", "table.csv:1: 'gpus' and 'gpus' tell the same"),
+        ("gpus,num_gpus\n1,1\n", "table.csv:1: 'gpus' and 'num_gpus' tell the same"),
+        ("memory_mb,memory_gib\n1,1\n", "table.csv:1: 'memory_mb' and 'memory_gib' tell the same"),
+        ("gpus,samples/s\n1,1.5 it/s\n", "table.csv:2: samples/s: '1.5 it/s': expected a number above 0"),
+        ("gpus,samples/s\n1,=1+1\n", "table.csv:2: samples/s: '=1+1': expected a number above 0"),
+        ("gpus,samples/s\n1,1e400\n", "table.csv:2: samples/s: '1e400': expected a number above 0"),
+        ("gpus\n2.5\n", "table.csv:2: gpus: '2.5': expected a whole number, at least 1"),
+        ("gpus\n\n0\n", "table.csv:3: gpus: '0': expected a whole number, at least 1"),
+        ("gpus\n" + "9" * 400 + "\n", "table.csv:2: gpus: '9999"),
+        ("mfu\n45.2\n", "table.csv:2: mfu: '45.2': expected a share above 0, such as 0.45 or 45 %"),
+        ("hfu\n120 %\n", "table.csv:2: hfu: '120 %': expected a share"),
+        ("fp16\nmaybe\n", "table.csv:2: fp16: 'maybe': expected true or false"),
+        ("runtime\n1:2\n", "table.csv:2: runtime: '1:2': expected seconds, 28:04 (minutes) or 3:35:20 (hours)"),
+        ("runtime\n0:00\n", "table.csv:2: runtime: '0:00': expected seconds"),
+        ("gpus\nOOM\n", "table.csv:2: gpus: 'OOM': expected a whole number"),
+        ("model\n\x1b[31mred\n", "table.csv:2: model: the character U+001B stands in it"),
+        ("model\n\u202eevil\n", "table.csv:2: model: the character U+202E stands in it"),
+        ('model\n"a\nb"\n', "table.csv:2: model: the character U+000A stands in it"),
+        ("model\n" + "x" * 201 + "\n", "table.csv:2: model: 'xxx"),
+        ('gpus,model\n1,a\n2,"b\n', "table.csv:3: it is not CSV: unexpected end of data"),
+        ('model\n"a"b\n', "table.csv:2: it is not CSV: "),
+        ("model\n" + "x" * 200_000 + "\n", "table.csv:2: it is not CSV: field larger than field limit"),
+    ],
+)
+def test_a_wrong_cell_is_an_error_with_its_line(text: str, said: str) -> None:
+    error = complaint(text)
+    assert error.message.startswith(said)
+    assert len(error.message) < 250
+    assert error.hint
+
+
+def test_an_unknown_column_is_told_which_there_are_and_how_to_pass_over_it() -> None:
+    hint = complaint("gpus,loss\n1,2\n").hint or ""
+    assert "samples_per_s" in hint
+    assert "--ignore 'loss'" in hint
+
+
+def test_a_default_that_is_wrong_is_named_as_the_option_that_it_was() -> None:
+    error = complaint(PLAIN, defaults={"samples": "many"})
+    assert error.message == "table.csv: --default samples=many: expected a whole number, at least 1"
+    assert complaint(PLAIN, defaults={"sampels": "1"}).message == (
+        "table.csv: unknown column 'sampels': did you mean samples or samples_per_s?"
+    )
+
+
+def test_a_cell_that_looks_like_a_formula_is_words_where_words_belong() -> None:
+    assert read("model,gpus\n=HYPERLINK(1),1\n").rows[0].words["model"] == "=HYPERLINK(1)"
+
+
+def test_ten_thousand_rows_are_a_table_and_a_flood_is_not() -> None:
+    assert len(read("gpus,samples/s\n" + "1,2.5\n" * 10_000).rows) == 10_000
+    assert "table.csv:20002: there are more than 20000 rows" in complaint("gpus\n" + "1\n" * 20_001).message
+
+
+def test_every_column_is_in_the_how_to_under_each_of_its_names() -> None:
+    rows = re.findall(r"^\| `.+$", HOW_TO.read_text().split("## Columns")[1].split("## ")[0], re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row.rsplit("|", 2)[0])}
+    assert set(COLUMNS) <= documented
+
+
+_cells = st.sampled_from(
+    ["gpus", "samples/s", "model", "runtime", "1", "2.5", "OOM", "28:04", "x", '"', ",", ";", "\n", "\r"]
+)
+
+
+@settings(deadline=None)
+@given(st.text() | st.lists(_cells | st.text(max_size=2), max_size=20).map("".join))
+def test_any_text_is_a_table_or_one_error(text: str) -> None:
+    try:
+        found = read(text)
+    except UsageError as error:
+        assert error.message.startswith("table.csv:")  # noqa: PT017 - an error is one of two right answers
+        assert "\n" not in error.message  # noqa: PT017 - as above
+    else:
+        assert found.rows
+
+
+_names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12).filter(
+    lambda text: text.lower() not in {"-", "null", "none", "n/a", "na"}
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(_names, st.integers(1, 10**6), st.floats(1e-3, 1e6)), min_size=1, max_size=8))
+def test_what_a_program_writes_is_read_as_it_was(rows: list[tuple[str, int, float]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["name", "gpus", "samples_per_s"])
+    writer.writerows(rows)
+    found = read(text.getvalue()).rows
+    assert [
+        (row.words["name"], row.figures["devices"].value, row.figures["samples_per_s"].value) for row in found
+    ] == rows
+
+
+def test_a_column_that_is_not_there_cannot_be_passed_over() -> None:
+    error = complaint("gpus,loss\n1,2\n", ignore=("loss", "nothere"))
+    assert error.message == "table.csv: it has no column 'nothere' to pass over"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import re
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.core.run import Failure
+from multinode.report.markdown import code_markdown, sheet_markdown, text_markdown
+from multinode.report.run_markdown import run_markdown
+from multinode.report.run_page import ReportedRun
+from multinode.report.sheet import Column, Sheet
+from tests.report.contrasts import CONTRAST, CONTRAST_RUN
+from tests.report.observing import RUN, SUMMARY
+
+
+def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
+    text = run_markdown([ReportedRun(run=CONTRAST_RUN, contrast=CONTRAST)])
+    order = ["## tiny\\_sft.yaml", f"- **verdict**: {CONTRAST.verdict}", f"- **why**: {CONTRAST.reasons[0]}"]
+    order += ["| samples/s | 24.1 | 2.98 |", "### what would change it", "| fp16 gradients | 1.78 x |"]
+    order += [
+        "| 100 Mbit/s | 2 x 1 | 1 | 1,342 | 2.98 | 2.89 to 3.07 |",
+        "- **several nodes beat one with 1 worker**: from 708 Mbit/s on",
+    ]
+    at = [text.index(one) for one in order]
+    assert at == sorted(at)
+    assert "```\nmultinode launch --hosts lab configs/tiny_sft.yaml --grad-compress fp16\n```" in text
+
+
+def test_a_run_has_its_summary_and_its_failure() -> None:
+    failure = Failure(node="box|2", node_rank=1, message="out of `memory`", exit_code=1)
+    text = run_markdown([ReportedRun(run=msgspec.structs.replace(RUN, first_failure=failure), summary=SUMMARY)])
+    assert "**box\\|2: out of \\`memory\\`**" in text
+    assert "- **bottleneck**: the network: 120 of 401 ms of a step (30 %)" in text
+    assert "| compute | 210.0 | 52.3 % |" in text
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head_whatever_stands_in_them() -> None:
+    sheet = Sheet(
+        title="t", columns=(Column("a|b", words=True), Column("n", "ms")), rows=(("x|y\n| z", "1"), ("\\|", "`2`"))
+    )
+    lines = [line for line in sheet_markdown(sheet).splitlines() if line.startswith("|")]
+    assert lines[1] == "| :-- | --: |"
+    assert {len(re.findall(r"(?<!\\)\|", line.replace("\\\\", ""))) for line in lines} == {3}
+
+
+def test_foreign_text_is_neither_markup_nor_link_nor_mention() -> None:
+    said = text_markdown("<img src=x> **b** [a](http://x.y) @everyone #12 `c` &lt; | www.x.y\x1b\u202e")
+    assert "<img" not in said.replace("\\<", "")
+    assert "\\*\\*b\\*\\*" in said
+    assert "\\[a\\](http:&#8203;//x.y)" in said
+    assert "@&#8203;everyone #&#8203;12 \\`c\\` \\&lt; \\| www.&#8203;x.y??" in said
+
+
+@given(st.text())
+def test_no_text_ends_a_fence_or_a_line(text: str) -> None:
+    first, *inside, last = code_markdown(text).splitlines()
+    assert first == last
+    assert not any(line.strip().startswith(first) for line in inside)
+    assert len(text_markdown(text).splitlines()) <= 1

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.transport.agent import AgentTransport
+from multinode.transport.archive import AgentArchive
+from multinode.transport.fake import FakeTransport
+from multinode.workflows.check import CheckOptions, CheckReport, check_cluster
+
+CLUSTER = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+PORTS = [29500, 40000]
+
+
+def facts(name: str) -> dict[str, Any]:
+    addresses = [f"10.0.0.{'ab'.index(name) + 1}/24"]
+    card = {"name": "eth0", "addresses": addresses, "up": True, "mtu": 1500, "speed_gbit_per_s": 1.0}
+    return {"kind": "facts", "python": "/env/bin/python", "interfaces": [card]}
+
+
+def meeting(*gbit_per_s: float) -> list[dict[str, Any]]:
+    """What a node says whose peer has two ports open and whose streams reach so much."""
+    streams: list[dict[str, Any]] = [
+        {"kind": "streams", "results": [{"size_bytes": 125e6 * one, "time_s": 1.0}]} for one in gbit_per_s
+    ]
+    attempts = [{"addr": "10.0.0.1", "port": port} for port in PORTS]
+    return [
+        {"kind": "listening", "ports": PORTS},
+        {"kind": "attempts", "results": attempts},
+        *streams,
+        {"kind": "ended"},
+    ]
+
+
+def check(**gbit_per_s: tuple[float, ...]) -> CheckReport:
+    """Two nodes whose streams reach so much, one try after the other."""
+
+    def handle(node: Node, _command: str, stdin: bytes) -> list[bytes]:
+        # Who is asked to meet the others is given a token for it.
+        asked_to_meet = "token" in json.loads(stdin.splitlines()[0])
+        records = meeting(*gbit_per_s[node.name]) if asked_to_meet else [facts(node.name)]
+        return [json.dumps(record).encode() + b"\n" for record in records]
+
+    return check_cluster(AgentTransport(FakeTransport(handle), AgentArchive(b"")), CLUSTER, None, CheckOptions())
+
+
+@pytest.mark.parametrize(("second", "is_told"), [(0.93, False), (0.25, True)])
+def test_a_moment_of_a_busy_machine_is_no_slow_network(second: float, *, is_told: bool) -> None:
+    report = check(a=(0.292, second), b=(0.93,))
+    told = [one.message for one in report.findings if "a stream reaches" in one.message]
+    assert bool(told) is is_told
+    speeds = {one.source: (one.gbit_per_s, one.worse_gbit_per_s) for one in report.streams}
+    assert speeds == {"a": (max(0.292, second), min(0.292, second)), "b": (0.93, None)}

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Cluster, Node
+from multinode.workflows.compare import load_side_run
+from tests.analyse.stored import training_record
+from tests.workflows.test_predict import store
+
+
+@pytest.mark.parametrize(
+    ("node", "price"),
+    [
+        (Node(name="node0", slots=8, price=2.8), 2.8),
+        (Node(name="node0", slots=8, price_gpu=0.35), 1.4),
+        (Node(name="node0", slots=8), None),
+        (Node(name="another", price=2.8), None),
+    ],
+)
+def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
+    tmp_path: Path, node: Node, price: float | None
+) -> None:
+    record = training_record("one", 1)
+    of_four = msgspec.structs.replace(record.plan, nproc_per_node=4)
+    directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
+    directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
+    assert load_side_run(directory).prices == (price,)
