@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -58,6 +59,22 @@ def lab(_shared_lab: None) -> Lab:
     lab = load_lab()
     assert lab is not None
     return lab
+
+
+@pytest.fixture(scope="session")
+def deepspeed_compiled() -> None:
+    """DeepSpeed compiles its CPU operation where it is first used; here once, below the file systems of all nodes.
+
+    Each node of each lab would compile it anew otherwise, all on the same cores, while its peers wait for it.
+    """
+    program = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load(verbose=False)"
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        timeout=10 * DEADLINE_S,
+    )
 
 
 @pytest.fixture

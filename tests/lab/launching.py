@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from multinode.lab.cluster import LabNode, ns_command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -98,6 +100,14 @@ def listener(node: LabNode, port: int) -> Iterator[None]:
         finally:
             holder.stdin.close()
             holder.wait(timeout=DEADLINE_S)
+
+
+def assert_succeeded(document: dict[str, Any]) -> None:
+    """The run came to its end; else all that it says of its failure: what pytest shows of a dict is cut off."""
+    if document["status"] != "succeeded":
+        failure = document.get("first_failure") or {}
+        parts = "\n".join(f"{name}: {value}" for name, value in failure.items())
+        pytest.fail(f"{document['run_id']} {document['status']}\n{parts}")
 
 
 def processes_of(run_id: str) -> list[int]:

@@ -15,9 +15,24 @@ from typing import Any
 import pytest
 
 from multinode.lab.spec import Lab
-from tests.lab.launching import DEADLINE_S, REPOSITORY, SCRIPT, Command, agents, command_line, processes_of, wait_for
+from tests.lab.launching import (
+    DEADLINE_S,
+    REPOSITORY,
+    SCRIPT,
+    Command,
+    agents,
+    assert_succeeded,
+    command_line,
+    processes_of,
+    wait_for,
+)
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.torch,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("deepspeed_compiled", "lab"),
+]
 
 LAUNCH = ("launch", "--hosts", "lab")
 ONE = ("--workers-per-node", "1")
@@ -58,7 +73,7 @@ def logs(command: Command, document: dict[str, Any]) -> str:
 
 def assert_trained_together(command: Command, document: dict[str, Any], world_size: int) -> None:
     """Every rank has come to the same parameters, though each had data of its own, and the loss has fallen."""
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     assert document["world_size"] == world_size
     text = logs(command, document)
     sums = _SUM.findall(text)
@@ -83,7 +98,7 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     output = "/var/tmp/zero2-of-this-test"
     changes = ("--set", "max_steps=10", "--set", "save_strategy=steps", "--set", f"output_dir={output}")
     document = command.document(*LAUNCH, *ONE, "configs/tiny_sft_zero2.yaml", *changes, "--json")
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     assert (document["engine"], document["world_size"], document["steps"]) == ("llamafactory", 2, 10)
     assert document["last_loss"] < document["first_loss"] - 0.5
     # Each rank has an optimizer's share of its own: that is ZeRO at work.
@@ -100,7 +115,7 @@ def test_a_llamafactory_yaml_runs_under_the_other_engines_too(command: Command, 
     name = "tiny_sft_zero2" if engine == "deepspeed" else "tiny_sft"
     options = ("--engine", engine, "--set", "max_steps=6", "--json")
     document = command.document(*LAUNCH, *ONE, f"configs/{name}.yaml", *options)
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     assert (document["engine"], document["world_size"], document["steps"]) == (engine, 2, 6)
     assert document["last_loss"] < document["first_loss"]
     assert_nothing_left(document)
@@ -117,7 +132,7 @@ def test_deepspeed_trains_a_script_with_zero2_over_four_workers(command: Command
 def test_options_before_a_script_are_those_of_the_engines_launcher(command: Command) -> None:
     options = ("--engine", "deepspeed", "--json", "--", "--no_local_rank", SCRIPT, "--steps", "3")
     document = command.document(*LAUNCH, *ONE, *options)
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     assert "step 3 of 3" in log(command, document, 0)
 
 
@@ -147,7 +162,7 @@ def test_a_command_runs_once_a_node_and_knows_its_place(command: Command, script
     path = script('echo "place $NODE_RANK/$NNODES x$NPROC_PER_NODE $MASTER_ADDR:$MASTER_PORT rank=${RANK-none} $1"\n')
     options = ("--engine", "command", "--json", "--", "bash", path, "two words")
     document = command.document(*LAUNCH, *options)
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
     for rank in (0, 1):
         assert log(command, document, rank) == f"place {rank}/2 x2 {plan['master_addr']}:29500 rank=none two words\n"
@@ -175,7 +190,7 @@ def test_a_prelude_sets_the_job_up_and_what_was_asked_for_wins(
         *LAUNCH, "--engine", "command", "--env", "MINE=asked", "--prelude", f"source {setup}  # a comment", "--json",
         "--", "only-here", tricky,
     )  # fmt: skip
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     for rank in (0, 1):
         assert log(command, document, rank) == f"tool MINE=asked YOURS=prelude RANK=none SPOKEN=bash {tricky}\n"
     assert_nothing_left(document)
@@ -193,7 +208,7 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
         "launch", "--hosts", str(hostfile), *ONE, "--prelude", f"PATH={directory}:$PATH", "--json",
         "--", SCRIPT, "--steps", "3",
     )  # fmt: skip
-    assert document["status"] == "succeeded", document["first_failure"]
+    assert_succeeded(document)
     assert document["steps"] == 3
 
 

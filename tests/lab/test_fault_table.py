@@ -23,7 +23,17 @@ import pytest
 
 from multinode.lab.cluster import Lab, load_lab, ns_command
 from multinode.lab.faults import Clock, DiskFull, Fault, LinkDown, NodeState, clear_faults, make_fault
-from tests.lab.launching import DEADLINE_S, SCRIPT, Command, agents, kill, listener, processes_of, wait_for
+from tests.lab.launching import (
+    DEADLINE_S,
+    SCRIPT,
+    Command,
+    agents,
+    assert_succeeded,
+    kill,
+    listener,
+    processes_of,
+    wait_for,
+)
 from tests.lab.test_lifecycle import COUNTING, expect_all, lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
@@ -122,7 +132,7 @@ def test_no_way_to_a_node_for_half_a_minute(command: Command, scripts: Path) -> 
         with fault(LinkDown(node="node1", ifname="eth0")):
             time.sleep(30)
         ended = document(controller)
-    assert ended["status"] == "succeeded"
+    assert_succeeded(ended)
     expect_all(command, run_id, 450)
 
 

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from multinode.lab.spec import Lab
-from tests.lab.launching import DEADLINE_S, REPOSITORY, SCRIPT, Command, agents, command_line, processes_of, wait_for
+from tests.lab.launching import (
+    DEADLINE_S,
+    REPOSITORY,
+    SCRIPT,
+    Command,
+    agents,
+    assert_succeeded,
+    command_line,
+    processes_of,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
 
@@ -26,7 +36,7 @@ def test_a_llamafactory_training_runs_on_both_nodes(command: Command) -> None:
     subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
     document = command.document("launch", "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "max_steps=16", "--json")
     assert document["schema"] == "multinode.launch/1"
-    assert document["status"] == "succeeded"
+    assert_succeeded(document)
     assert [(node["name"], node["node_rank"], node["exit_code"]) for node in document["nodes"]] == [
         ("node0", 0, 0),
         ("node1", 1, 0),
@@ -46,7 +56,7 @@ def test_a_plain_script_runs_with_one_worker_a_node(command: Command) -> None:
     document = command.document(
         "launch", "--hosts", "lab", "--workers-per-node", "1", "--json", "--", SCRIPT, "--steps", "12"
     )
-    assert document["status"] == "succeeded"
+    assert_succeeded(document)
     assert document["world_size"] == 2
     assert document["steps"] == 12
     assert document["step_time_ms"]["median"] > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from multinode.lab.cluster import Lab
-from tests.lab.launching import DEADLINE_S, Command, agents, kill, processes_of, wait_for
+from tests.lab.launching import DEADLINE_S, Command, agents, assert_succeeded, kill, processes_of, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
 
@@ -73,7 +73,8 @@ def test_a_detached_run_is_followed_left_and_followed_again(command: Command, sc
     assert (watching.returncode, "goes on" in said) == (0, True)
     assert len(processes_of(run_id)) > 4
     code, ended = command.code_and_document("attach", run_id, "--json")
-    assert (code, ended["status"]) == (0, "succeeded")
+    assert_succeeded(ended)
+    assert code == 0
     expect_all(command, run_id, 200)
 
 
@@ -84,7 +85,8 @@ def test_a_controller_that_was_killed_is_replaced_within_the_lease(command: Comm
         kill(controller.pid)
         controller.wait(DEADLINE_S)
     code, ended = command.code_and_document("attach", run_id, "--json")
-    assert (code, ended["status"]) == (0, "succeeded")
+    assert_succeeded(ended)
+    assert code == 0
     expect_all(command, run_id, 200)
 
 
@@ -94,7 +96,8 @@ def test_another_machine_with_the_hostfile_takes_a_run_up_and_fetches_its_files(
     run_id = command.document(*LAUNCH, "--detach", "--", script, "40", "0.05")["run_id"]
     elsewhere = Command(tmp_path / "elsewhere")
     code, ended = elsewhere.code_and_document("attach", run_id, "--hosts", "lab", "--fetch", "out", "--json")
-    assert (code, ended["status"]) == (0, "succeeded")
+    assert_succeeded(ended)
+    assert code == 0
     expect_all(elsewhere, run_id, 40)
     fetched = Path(ended["directory"]) / "fetched" / "out" / "rank-0.txt"
     assert fetched.read_text() == "weights\n" * 1000
@@ -118,7 +121,8 @@ def test_a_detached_run_is_stopped_and_two_runs_do_not_disturb_each_other(comman
     first = command.document(*LAUNCH, "--detach", "--", script, "100000", "0.05")["run_id"]
     port = ("--master-port", "29600")
     code, second = command.code_and_document(*LAUNCH, *port, "--", script, "20", "0.05")
-    assert (code, second["status"]) == (0, "succeeded")
+    assert_succeeded(second)
+    assert code == 0
     expect_all(command, second["run_id"], 20)
     code, ended = command.code_and_document("stop", first, "--grace", "2", "--json")
     assert (code, ended["status"]) == (0, "stopped")
