@@ -36,7 +36,8 @@ pytestmark = [
 
 LAUNCH = ("launch", "--hosts", "lab")
 ONE = ("--workers-per-node", "1")
-_SUM = re.compile(r"rank (\d+) of (\d+)\b.*parameters sum to (-?[\d.]+)")
+# Unbuffered, a worker writes a line's text and its end one after the other: those of two may stand in one line.
+_SUM = re.compile(r"rank (\d+) of (\d+)\b.*?parameters sum to (-?\d+\.\d{9})")
 _LOSS = re.compile(r"step \d+ of \d+: loss ([\d.]+)")
 
 
