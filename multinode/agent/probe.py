@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
+from .arguments import parse_unknown, query_unknown
 from .channel import Channel, Record
 from .contents import ContentReader, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
@@ -56,6 +57,8 @@ class Probe:
             self._missing["python"] = reason
         # Slow answers first, so that everything else is read while they come.
         packages = query_packages(python, cwd) if python and self._request.get("packages") else None
+        keys: list[str] = self._request.get("arguments", [])
+        arguments = query_unknown(python, keys, cwd) if python and keys else None
         gpus = self._query_gpus()
         resolver = _Resolver()
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
@@ -66,6 +69,7 @@ class Probe:
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
+        facts["unknown_arguments"] = self._read_arguments(arguments)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts())
         # The clock last: the controller compares it with its own when the answer comes.
         return {**facts, "missing": self._missing, "time_s": time.time()}
@@ -136,6 +140,12 @@ class Probe:
             return {**dict.fromkeys(unread), "packages": {}}
         self._missing.update(found.missing)
         return {**{name: getattr(found, name) for name in _INSTALLED}, "packages": found.packages}
+
+    def _read_arguments(self, query: Optional[Query]) -> dict[str, Optional[str]]:
+        if query is None:
+            self._missing["unknown_arguments"] = self._missing.get("python", _NOT_ASKED)
+            return {}
+        return self._try("unknown_arguments", lambda: parse_unknown(query.answer())) or {}
 
     def _read_model(self, cwd: str) -> Record:
         model: Optional[str] = self._request.get("model")

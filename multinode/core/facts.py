@@ -183,6 +183,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         python: absolute path of the job's interpreter.
         python_version: its version.
         packages: versions of torch, llamafactory, ... in the job's environment; an absent key is not installed.
+        unknown_arguments: keys of the job's YAML that its LLaMA-Factory has no argument for, each with the argument
+            whose name is nearest; None is none near.
         cwd: the directory in which the job would run.
         interfaces: all network interfaces.
         routes: the ways to the peers that were asked for.
@@ -227,6 +229,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
     python_version: str | None = None
     packages: dict[str, str] = {}
+    unknown_arguments: dict[str, str | None] = {}
     cwd: str | None = None
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()

@@ -17,6 +17,7 @@ __all__ = [
     "LlamaFactoryJob",
     "ScriptJob",
     "Synthetic",
+    "argument_keys",
     "cut_short",
     "describe_job",
     "figures_only",
@@ -44,6 +45,8 @@ _PATH_KEYS = (
     "reward_model_adapters",
 )
 _LOCAL = re.compile(r"/|\.{1,2}(?:/|$)|~(?:/|$)")
+# With the one extra keys are passed over, with the other the arguments are those of another package.
+_OTHER_ARGUMENTS = frozenset({"ALLOW_EXTRA_ARGS", "USE_MCA"})
 # Where LLaMA-Factory looks for datasets when the YAML does not say.
 _DATASET_DIR = "data"
 
@@ -192,6 +195,18 @@ def describe_job(job: Job) -> str:
     how = [str(job.config[key]) for key in ("stage", "finetuning_type") if key in job.config]
     made_up = ", made-up data" if job.synthetic is not None else ""
     return f"{name} ({' '.join(['LLaMA-Factory', *how])}{made_up})"
+
+
+def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]:
+    """Keys that LLaMA-Factory must have an argument for; none where it takes any, or where it is no such job.
+
+    Args:
+        job: what shall run, of any kind.
+        variables: names of those that the job is given; two of them change what is taken.
+    """
+    if not isinstance(job, LlamaFactoryJob) or not _OTHER_ARGUMENTS.isdisjoint(variables):
+        return ()
+    return tuple(key for key in job.config if "\0" not in key)
 
 
 def render_job(job: LlamaFactoryJob, paths: dict[str, str]) -> str:

@@ -88,6 +88,7 @@ CHECKS = (
     Check(paths.check_revisions),
     Check(paths.check_shared),
     Check(training.check_spaces, before_launch=True),
+    Check(training.check_arguments, before_launch=True),
     Check(training.check_deepspeed, before_launch=True),
     Check(training.check_batch_size),
     Check(training.check_deepspeed_on_cpu),

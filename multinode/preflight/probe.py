@@ -32,6 +32,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
         contents: those of `paths` whose content is digested.
         datasets: names whose files are digested, of those in a dataset_info.json among `contents`.
         model: directory of the model, whose config.json is read.
+        arguments: keys of a LLaMA-Factory YAML; which of them are no arguments is asked.
     """
 
     controller_cwd: str | None = None
@@ -43,6 +44,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     contents: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     model: str | None = None
+    arguments: tuple[str, ...] = ()
 
 
 def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:
@@ -69,6 +71,7 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
         "contents": list(questions.contents),
         "datasets": list(questions.datasets),
         "model": questions.model,
+        "arguments": list(questions.arguments),
     }
     asked_s = time.time()
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)

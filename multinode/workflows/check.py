@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.core.cluster import Cluster
 from multinode.core.finding import Finding
-from multinode.core.job import Job
+from multinode.core.job import Job, argument_keys
 from multinode.core.job_files import job_files
 from multinode.errors import MultinodeError, NodeError, UsageError
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
@@ -153,6 +153,7 @@ def _questions(cluster: Cluster, job: Job | None, options: CheckOptions) -> Ques
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
+        arguments=argument_keys(job, variables=(name for node in cluster.nodes for name in node.env)),
     )
 
 

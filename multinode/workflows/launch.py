@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from multinode.core.benchmark import Benchmark
 from multinode.core.cluster import Cluster
 from multinode.core.facts import NodeFacts
 from multinode.core.finding import Finding
-from multinode.core.job import Job, LlamaFactoryJob, figures_only
+from multinode.core.job import Job, LlamaFactoryJob, argument_keys, figures_only
 from multinode.core.job_files import job_files
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch
@@ -262,8 +262,16 @@ def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
         ports=(what.options.master_port,),
         packages=what.check or what.execute.kind in _COMPARED,
         model=job_files(what.job).model if what.options.profile else None,
+        arguments=argument_keys(what.job, _variables(what)) if what.check else (),
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
+
+
+def _variables(what: Launch) -> Iterator[str]:
+    """Names of those that the job is given."""
+    yield from what.options.surroundings.env
+    for node in what.cluster.nodes:
+        yield from node.env
 
 
 def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple[Finding, ...]:

@@ -12,6 +12,7 @@ from multinode.core.job import (
     Job,
     LlamaFactoryJob,
     ScriptJob,
+    argument_keys,
     describe_job,
     figures_only,
     is_llamafactory,
@@ -220,6 +221,13 @@ def test_the_published_run_is_there_with_its_settings() -> None:
         "deepspeed": "configs/deepspeed/ds_z2_config.json",
     }
     assert {key: config[key] for key in expected} == expected
+
+
+def test_the_keys_that_must_be_arguments_are_those_of_the_yaml_and_of_set() -> None:
+    job = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "sft.yaml", ["cutof_len=3"])
+    assert argument_keys(job) == argument_keys(job, ["HF_TOKEN"]) == ("model_name_or_path", "stage", "cutof_len")
+    assert argument_keys(job, ["ALLOW_EXTRA_ARGS"]) == argument_keys(job, ["A", "USE_MCA"]) == ()
+    assert argument_keys(ScriptJob(argv=("train.py",))) == argument_keys(None) == ()
 
 
 def test_a_run_for_its_figures_leaves_what_the_user_trained_alone() -> None:

@@ -9,6 +9,7 @@ import pytest
 from multinode.core.cluster import Cluster, Node
 from multinode.core.job import LlamaFactoryJob
 from multinode.preflight.checks.training import (
+    check_arguments,
     check_batch_size,
     check_deepspeed,
     check_deepspeed_on_cpu,
@@ -36,6 +37,29 @@ def test_a_space_in_a_path_that_llama_factory_splits_is_named() -> None:
     assert "python=" in str(only(check_spaces(but(job(), "a", python="/my env/bin/python"))).hint)
     assert list(check_spaces(msgspec.structs.replace(spaced, job=SCRIPT))) == []
     assert list(check_spaces(job())) == []
+
+
+def test_a_key_that_llamafactory_has_no_argument_for_is_named_with_the_nearest() -> None:
+    asked = but(
+        job(cutof_len=128, zzz=1), "b", unknown_arguments={"cutof_len": "cutoff_len", "zzz": None, "other": "x"}
+    )
+    near, far = check_arguments(asked)
+    assert (near.severity, near.node) == ("error", "b")
+    assert near.message == "LLaMA-Factory 0.9.5 has no argument 'cutof_len' (sft.yaml): it refuses to start"
+    assert near.hint == "the nearest that it has: cutoff_len: in sft.yaml"
+    assert "'zzz'" in far.message
+    assert "take it out" in str(far.hint)
+    assert list(check_arguments(job(cutof_len=128))) == []
+    assert list(check_arguments(msgspec.structs.replace(asked, job=SCRIPT))) == []
+
+
+def test_a_key_of_set_is_mended_there() -> None:
+    asked = but(job(cutof_len=128), "b", unknown_arguments={"cutof_len": "cutoff_len"})
+    assert isinstance(asked.job, LlamaFactoryJob)
+    by_set = msgspec.structs.replace(asked.job, overridden=("cutof_len",))
+    finding = only(check_arguments(msgspec.structs.replace(asked, job=by_set)))
+    assert "(--set)" in finding.message
+    assert finding.hint == "the nearest that it has: --set cutoff_len=..."
 
 
 def test_a_timeout_of_years_is_told_in_years() -> None:

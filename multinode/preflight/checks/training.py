@@ -13,7 +13,14 @@ from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.units import format_duration
 
-__all__ = ["check_batch_size", "check_deepspeed", "check_deepspeed_on_cpu", "check_spaces", "check_timeout"]
+__all__ = [
+    "check_arguments",
+    "check_batch_size",
+    "check_deepspeed",
+    "check_deepspeed_on_cpu",
+    "check_spaces",
+    "check_timeout",
+]
 
 SPACE_IN_PATH = Rule(
     check="training",
@@ -47,6 +54,13 @@ ZERO3_ON_CPU = Rule(
     "LLaMA-Factory loads the model before the workers have found each other, and DeepSpeed's check of the batch size "
     "fails for one worker",
     hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
+)
+UNKNOWN_KEY = Rule(
+    check="training",
+    severity="error",
+    catches="a key in the YAML or in --set that the LLaMA-Factory of a node has no argument for",
+    message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
+    hint="{mend}",
 )
 TIMEOUT_OF_AGES = Rule(
     check="training",
@@ -85,6 +99,27 @@ def check_spaces(inspection: Inspection) -> Iterator[Finding]:
         ):
             if path is not None and len(path.split()) > 1:
                 yield SPACE_IN_PATH.found(node.name, what=what, path=path, way=way)
+
+
+def check_arguments(inspection: Inspection) -> Iterator[Finding]:
+    """LLaMA-Factory has an argument for every key."""
+    job = inspection.job
+    if not isinstance(job, LlamaFactoryJob):
+        return
+    for node, found in inspection.known:
+        version = found.packages.get("llamafactory")
+        # A node answers for the keys that it was asked about, and for no others.
+        for key in (key for key in job.config if key in found.unknown_arguments):
+            near = found.unknown_arguments[key]
+            by_set = key in job.overridden
+            written = f"--set {near}=..." if by_set else f"{near}: in {job.config_path}"
+            yield UNKNOWN_KEY.found(
+                node.name,
+                version=f" {version}" if version else "",
+                key=key,
+                place="--set" if by_set else job.config_path,
+                mend=f"the nearest that it has: {written}" if near else "take it out, or correct its name",
+            )
 
 
 def check_timeout(inspection: Inspection) -> Iterator[Finding]:
