@@ -16,7 +16,7 @@ settings.load_profile("untimed")
 _PYTEST_OWN = "PYTEST_"
 _TESTS = Path(__file__).parent
 
-# Tests that start processes and look for them see each other's: where pytest has several workers, one makes all of these.
+# Tests that start processes and look for them see each other's: of several workers of pytest, one makes all of these.
 _OF_PROCESSES = frozenset({"agent", "browser", "launch", "transport", "workflows"})
 
 pytest_plugins = ["pytester"]
