@@ -14,19 +14,8 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 _PYTEST_OWN = "PYTEST_"
-_TESTS = Path(__file__).parent
-
-# Tests that start processes and look for them see each other's: of several workers of pytest, one makes all of these.
-_OF_PROCESSES = frozenset({"agent", "browser", "launch", "transport", "workflows"})
 
 pytest_plugins = ["pytester"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of processes together."""
-    for item in items:
-        if item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _OF_PROCESSES:
-            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 @pytest.fixture(autouse=True)
