@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from multinode.core.credible import credible_us
 from multinode.core.samples import CollectiveSample
 
 __all__ = ["CollectiveRow", "bus_factor", "collective_rows", "with_shares"]
@@ -90,12 +90,14 @@ def with_shares(
 
 def _row(workers: Sequence[CollectiveSample], ranks: int) -> CollectiveRow | None:
     first = workers[0]
-    iterations = list(zip(*(worker.times_us for worker in workers), strict=False))
-    slowest = sorted(max(times) for times in iterations)
-    time_us = statistics.median(slowest) if slowest else 0.0
-    # Samples are what nodes say of themselves: no time, or one that is none, makes no bandwidth.
-    if not 0 < time_us < math.inf:
+    # Samples are what nodes say of themselves: no time, or one that cannot be, makes no bandwidth.
+    iterations = [
+        times for times in zip(*(worker.times_us for worker in workers), strict=False) if all(map(credible_us, times))
+    ]
+    if not iterations:
         return None
+    slowest = sorted(max(times) for times in iterations)
+    time_us = statistics.median(slowest)
     algbw = first.size_bytes / time_us / 1000
     verified = [worker.num_wrong for worker in workers if worker.num_wrong is not None]
     return CollectiveRow(

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from multinode.core.credible import credible_us
+
 __all__ = ["HeldBack", "SweepCurve", "fit_curve", "held_back", "median_error"]
 
 Point = tuple[int, float]
@@ -78,7 +80,7 @@ def fit_curve(points: Iterable[Point]) -> SweepCurve:
     """The curve through the points, in bytes and microseconds; of several of one size their median.
 
     Raises:
-        ValueError: fewer than two sizes, or a size or time that is zero, negative or no number.
+        ValueError: fewer than two sizes, one that is zero, negative or no number, or a time that cannot be.
     """
     unique = _clean(points)
     alpha_us, bandwidth = _fit(unique)
@@ -122,8 +124,8 @@ def median_error(held: Iterable[HeldBack]) -> float | None:
 def _clean(points: Iterable[Point]) -> tuple[Point, ...]:
     times: dict[int, list[float]] = {}
     for size, time_us in points:
-        if not (0 < size < math.inf and 0 < time_us < math.inf):
-            raise ValueError(f"{size} bytes in {time_us} us: both must be above zero")
+        if not 0 < size < math.inf or not credible_us(time_us):
+            raise ValueError(f"{size} bytes in {time_us} us: no message takes that")
         times.setdefault(size, []).append(time_us)
     if len(times) < _LEAST_SIZES:
         raise ValueError(f"a curve needs at least two sizes: there are {len(times)}")

@@ -80,6 +80,17 @@ def test_a_port_in_use(lab: Lab, command: Command) -> None:
     assert "--master-port" in said
 
 
+@pytest.mark.torch
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize("verb", [("launch",), ("sweep", "--set", "per_device_train_batch_size=1,2")])
+def test_a_misspelt_key_of_the_training(command: Command, verb: tuple[str, ...]) -> None:
+    done = command.run(*verb, "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "cutof_len=64")
+    assert done.returncode == 1
+    assert "has no argument 'cutof_len' (--set): it refuses to start" in done.stderr
+    assert "hint: the nearest that it has: --set cutoff_len=..." in done.stderr
+    assert not agents()
+
+
 def test_unequal_slots(lab: Lab, command: Command, tmp_path: Path) -> None:
     done = command.run("launch", "--hosts", changed(lab, tmp_path, 1, "slots=2", "slots=1"), "--", SCRIPT)
     assert done.returncode == 2
