@@ -46,7 +46,19 @@ def list_ops(torch: Any, request: Record, device: Any) -> Iterator[DeviceOp]:
         request: a DeviceTest.
         device: torch's.
     """
-    dtypes = [dtype for dtype in request["dtypes"] or _DTYPES if dtype in _offered(torch, device)]
+    offered = _offered(torch, device)
+    for op in _asked_ops(torch, request, device, offered):
+        is_lacking = op.fields["dtype"] not in offered and op.fields["test"] in {"matmul", *LAYERS}
+        yield op._replace(make=partial(_refuse, op.fields["dtype"])) if is_lacking else op
+
+
+def _refuse(dtype: str) -> Callable[[], Any]:
+    raise TypeError(f"this device does not compute with {dtype}")
+
+
+def _asked_ops(torch: Any, request: Record, device: Any, offered: tuple[str, ...]) -> Iterator[DeviceOp]:
+    """All, whether the device has their types or not; where none are asked for, those of the types that it has."""
+    dtypes = request["dtypes"] or [dtype for dtype in _DTYPES if dtype in offered]
     if "matmul" in request["kinds"]:
         for dtype in dtypes:
             for size in request["sizes"] or _SIZES[device.type]:

@@ -134,6 +134,11 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
     runs: dict[str, str] = {}
     failures: dict[str, str] = {}
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything was measured on it."""
+        return any(test.alone or test.together for worker in self.workers for test in worker.tests)
+
 
 class Slow(msgspec.Struct, frozen=True, kw_only=True):
     """A node, or one worker of it, that is slower than its like.

@@ -15,7 +15,7 @@ from multinode.analyse.cell_fill import fill_rows
 from multinode.analyse.cell_row import MeasuredCell, make_row
 from multinode.analyse.cell_values import has_speed
 from multinode.analyse.cell_whole import with_whole_job
-from multinode.analyse.cell_work import differing, listed, other_work
+from multinode.analyse.cell_work import currencies, differing, listed, other_work
 from multinode.analyse.cells import CellRow, CellTable
 from multinode.analyse.ranged import Ranged, ratio
 from multinode.analyse.summary import Summary
@@ -38,19 +38,21 @@ class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
         job: in a few words.
         cells: in the order of its grid.
         worker_batch: as GridRecord has it.
+        most_workers: of its largest cell, whether that is measured or not; None is not known.
     """
 
     run_id: str
     job: str
     cells: tuple[MeasuredCell, ...]
     worker_batch: int | None = None
+    most_workers: int | None = None
 
 
 def table_of_sweep(sweep: SweptCells) -> CellTable:
     """The table of a sweep: a row a cell, whatever became of it."""
     rows = fill_rows([make_row(cell) for cell in sweep.cells])
     whole = next((cell.whole for cell in sweep.cells if cell.whole != Whole()), Whole())
-    rows, told = with_whole_job(rows, whole, sweep.worker_batch)
+    rows, told = with_whole_job(rows, whole, sweep.worker_batch, sweep.most_workers)
     table = CellTable(
         run_id=sweep.run_id,
         job=sweep.job,
@@ -162,9 +164,9 @@ def _general(rows: Sequence[CellRow]) -> list[str]:
         said.append(f"Rows {work}: {_so(fast)}.")
     if any(row.source == "imported" for row in rows):
         said.append(_IMPORTED)
-    currencies = dict.fromkeys(row.currency for row in rows if row.currency is not None)
-    if len(currencies) > 1:
-        said.append(f"{_CURRENCIES}{listed(list(currencies))}: what is paid in one is no measure of the other.")
+    paid = [currency or "a currency that is not told" for currency in currencies(rows)]
+    if len(paid) > 1:
+        said.append(f"{_CURRENCIES}{listed(paid)}: what is paid in one is no measure of the other.")
     return said
 
 

@@ -17,7 +17,7 @@ from multinode.analyse.workload import Settings
 from multinode.core.imported_columns import COLUMNS, column_name
 from multinode.errors import UsageError
 
-__all__ = ["RANGED", "VALUES", "has_speed", "our_name", "require_name", "value_names", "value_of"]
+__all__ = ["RANGED", "VALUES", "has_figures", "has_speed", "our_name", "require_name", "value_names", "value_of"]
 
 # Fields that hold more than a value; what the run's settings hold has names of its own.
 _NO_VALUES = frozenset(
@@ -67,6 +67,19 @@ _OF_IMPORTS = {
     "runtime": "whole_s",
 }
 _MOST_SUGGESTED = 3
+# Beside samples/s.
+_MEASURED = (
+    "tokens_per_s",
+    "tgs",
+    "step_time_ms",
+    "whole_s",
+    "model_tflops",
+    "hardware_tflops",
+    "mfu",
+    "hfu",
+    "peak_memory_gib",
+    "energy_j_per_sample",
+)
 
 RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
 """Values that have a spread over repeats."""
@@ -131,6 +144,11 @@ def _nearest(name: str, names: Sequence[str]) -> list[str]:
     begun = [known for known in VALUES if title and known.startswith(title)]
     near = (our_name(known) for known in difflib.get_close_matches(title, names, n=2 * _MOST_SUGGESTED))
     return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
+
+
+def has_figures(row: CellRow) -> bool:
+    """Whether something was measured: a published table may tell tokens/s, or memory, and no samples/s."""
+    return has_speed(row) or (row.state == "measured" and any(getattr(row, name) is not None for name in _MEASURED))
 
 
 def has_speed(row: CellRow) -> bool:

@@ -31,7 +31,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_whole_job(
-    rows: Sequence[CellRow], whole: Whole, worker_batch: int | None = None
+    rows: Sequence[CellRow], whole: Whole, worker_batch: int | None = None, least_workers: int | None = None
 ) -> tuple[tuple[CellRow, ...], str]:
     """The rows of one sweep with the time of the whole job, at the rate of their steady state; and the rule in words.
 
@@ -40,16 +40,18 @@ def with_whole_job(
         whole: what the job asks for when it is not cut short.
         worker_batch: samples of a worker's step as the job's own file has it; None takes the sweep's first cell that
             has the most workers.
+        least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
     """
-    asked = _asked(rows, whole, worker_batch)
+    most = max([credible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
+    asked = _asked(rows, whole, worker_batch, most)
     timed = tuple(_timed(row, samples) for row, samples in zip(rows, asked.samples, strict=True))
     return timed, asked.rule
 
 
-def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None) -> _Asked:
+def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, workers: int) -> _Asked:
     steps = credible_count(whole.steps)
     if steps:
-        return _of_steps(rows, steps, worker_batch)
+        return _of_steps(rows, steps, worker_batch, workers)
     if whole.epochs is None or not 0 < whole.epochs <= _MOST_EPOCHS:
         return _unknown(rows, "the job does not say how many steps or epochs it is to run")
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
@@ -63,17 +65,16 @@ def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None) -> _
     return _Asked(samples=samples, rule=rule)
 
 
-def _of_steps(rows: Sequence[CellRow], steps: int, worker_batch: int | None) -> _Asked:
-    workers = max((row.world_size for row in rows if row.world_size), default=None)
-    if workers is None:
+def _of_steps(rows: Sequence[CellRow], steps: int, worker_batch: int | None, workers: int) -> _Asked:
+    if not workers:
         return _unknown(rows, "how many workers the job has is not known")
     own = credible_count(worker_batch)
     if not own:
-        of_widest = (row.global_batch for row in rows if row.world_size == workers and row.global_batch)
-        first = next(of_widest, None)
-        if first is None:
+        told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+        if not told:
             return _unknown(rows, "the batch of a worker is not known")
-        own = first // workers
+        widest, batch = max(told, key=lambda one: one[0])
+        own = batch // widest
     samples = float(steps * own * workers)
     rule = (
         f"The whole job is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples a worker on "

@@ -1,4 +1,4 @@
-"""Other work: in what rows differ so that a sample, or the whole job, of one is not that of another. Pure.
+"""Other work: in what rows differ so that a sample, the whole job or the money of one is not that of another. Pure.
 
 What one row tells and another does not is taken for a difference: nobody knows that it is none.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from multinode.analyse.cells import CellRow
 
-__all__ = ["differing", "listed", "other_job", "other_work", "untold"]
+__all__ = ["currencies", "differing", "listed", "other_job", "other_work", "untold"]
 
 # What makes a sample other work, by the names of Settings, in the words of a reader.
 _WORK = {"model": "model", "dataset": "data set", "stage": "stage", "sequence_length": "sequence length"}
@@ -50,6 +50,12 @@ def other_job(rows: Sequence[CellRow]) -> str:
             by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
     alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
     return "" if alike else "train different numbers of samples"
+
+
+def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
+    """What the prices of the rows are paid in, each once; None is that of a price whose currency nobody told."""
+    priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
+    return tuple(dict.fromkeys(row.currency for row in priced))
 
 
 def listed(words: Sequence[str]) -> str:

@@ -109,7 +109,7 @@ def bench(
         print_document(report)
     else:
         print_bench(report)
-    raise typer.Exit(1 if any(node.failures for node in report.nodes) else 0)
+    raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
 
 
 def print_bench(report: BenchReport) -> None:

@@ -134,16 +134,17 @@ def sweep(
     look = TableLook(sort=sort, where=where, baseline=baseline, prices=prices, deadline=deadline, form=form)
     look.require_fit(asked, as_json=as_json)
     if dry_run:
-        _print_plan(asked, is_new=new, as_json=as_json)
+        _print_plan(asked, Resume(anew=new, retry_failed=retry_failed), as_json=as_json)
         return
     swept = _carry_out(asked, Resume(anew=new, retry_failed=retry_failed))
     look.show(swept.directory.name, as_json=as_json)
     _tell_end(swept)
 
 
-def _print_plan(asked: AskedGrid, *, is_new: bool, as_json: bool) -> None:
+def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     """The cells in the order in which they would be measured; of an earlier sweep that would go on, how far it is."""
     from multinode.cli.output import print_document
+    from multinode.core.grid_state import retry_failed as again
     from multinode.report.grid_progress import plan_lines
     from multinode.store.run_directory import runs_root
     from multinode.workflows.sweep import require_plannable
@@ -151,9 +152,10 @@ def _print_plan(asked: AskedGrid, *, is_new: bool, as_json: bool) -> None:
 
     require_plannable(asked)
     planned = new_record(asked)
-    found = None if is_new else find_sweep(runs_root(dict(os.environ), Path.cwd()), planned.fingerprint)
+    found = None if resume.anew else find_sweep(runs_root(dict(os.environ), Path.cwd()), planned.fingerprint)
     if found is not None:
         directory, planned = found
+        planned = again(planned) if resume.retry_failed else planned
         typer.echo(f"sweep {directory.run_id} is of the same command, which goes on with it", err=True)
     if as_json:
         print_document(planned)
@@ -165,6 +167,7 @@ def _print_plan(asked: AskedGrid, *, is_new: bool, as_json: bool) -> None:
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
     """Measure what is left; where nothing is, no node is asked."""
     from multinode.cli.running import outside
+    from multinode.core.run import Run
     from multinode.store.run_directory import RunDirectory, runs_root
     from multinode.workflows.sweep import find_finished
     from multinode.workflows.sweep import sweep as measure
@@ -172,9 +175,11 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
 
     finished = find_finished(asked, runs_root(dict(os.environ), Path.cwd()), resume)
     if finished is not None:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished.directory.stat().st_mtime))
+        run = RunDirectory(finished.directory).read("run.json", Run)
+        ended_s = run.ended_s if run is not None else None
+        until = "" if ended_s is None else time.strftime(", until %Y-%m-%d %H:%M", time.localtime(ended_s))
         typer.echo(
-            f"sweep {finished.directory.name} measured it already, until {when}; --new measures all of it anew, "
+            f"sweep {finished.directory.name} measured it already{until}; --new measures all of it anew, "
             "as after a change of the network, --retry-failed what failed",
             err=True,
         )

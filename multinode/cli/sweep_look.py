@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import typer
+
 if TYPE_CHECKING:
     from multinode.workflows.sweep_cell import AskedGrid
 
@@ -49,14 +51,25 @@ class TableLook(NamedTuple):
             raise UsageError(f"--baseline {self.baseline}: there is no such cell", hint=f"one of {', '.join(labels)}")
 
     def show(self, run_id: str, *, as_json: bool) -> None:
-        """The table of a sweep that was stored, on stdout."""
+        """The table of a sweep that was stored, on stdout; beside another baseline where the one has no speed."""
+        from multinode.errors import UsageError
+
+        try:
+            self._show(run_id, self.baseline, as_json=as_json)
+        except UsageError as error:
+            if self.baseline is None:
+                raise
+            typer.echo(f"warning: --baseline: {error.message}; the first row that has a speed is taken", err=True)
+            self._show(run_id, None, as_json=as_json)
+
+    def _show(self, run_id: str, baseline: str | None, *, as_json: bool) -> None:
         from multinode.cli.table import table
 
         table(
             [run_id],
             sort=self.sort,
             where=self.where,
-            baseline=self.baseline,
+            baseline=baseline,
             prices=self.prices,
             deadline=self.deadline,
             form=None if as_json else self.form,

@@ -42,14 +42,26 @@ def fingerprint(
         "grad_compress": options.grad_compress,
         "env": _without_secrets(surroundings.env),
         "prelude": surroundings.prelude,
-        "measured": dict(measured),
+        "measured": _with_texts(dict(measured)),
     }
     return hashlib.sha256(msgspec.json.encode(document, order="sorted")).hexdigest()[:_LENGTH]
 
 
 def _trained(job: Job) -> tuple[Any, ...]:
     """What of a job decides what is trained; not where its file lies."""
-    return (job.text, job.config, job.deepspeed_text) if isinstance(job, LlamaFactoryJob) else job.argv
+    return (job.text, _with_texts(job.config), job.deepspeed_text) if isinstance(job, LlamaFactoryJob) else job.argv
+
+
+def _with_texts(value: Any) -> Any:
+    """The same with texts for keys: YAML's may be of any kind, as those of `max_memory: {0: 20GiB}`, and JSON's not."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else f"{type(key).__name__} {key!r}": _with_texts(one)
+            for key, one in value.items()
+        }
+    return [_with_texts(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _placed(node: Node) -> dict[str, Any]:

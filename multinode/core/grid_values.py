@@ -15,6 +15,8 @@ from multinode.errors import JobError, UsageError
 
 __all__ = ["override_text", "parse_axes", "parse_counts"]
 
+# Of a number of nodes, or of workers.
+_MOST_DIGITS = 9
 _EXAMPLE = "--set per_device_train_batch_size=1,2,4"
 _KEY = re.compile(r"\w+", re.ASCII)
 _COUNTS = frozenset({BATCH, "gradient_accumulation_steps", "cutoff_len", "lora_rank"})
@@ -47,7 +49,7 @@ def parse_counts(option: str, text: str) -> tuple[int, ...]:
         UsageError: it is something else, a number is zero, or stands twice.
     """
     parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) for part in parts):
         raise UsageError(f"{option} {text!r} is not a list of numbers from 1 on", hint=f"for example {option} 1,2")
     numbers = [int(part) for part in parts]
     twice = _first_twice(numbers)

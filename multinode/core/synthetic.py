@@ -151,7 +151,7 @@ def _refuse(job: LlamaFactoryJob) -> None:
             f"{job.config_path}: --synthetic trains in stage pt, which has no {alone}",
             hint=f"its speed without: --set {alone}=false",
         )
-    named = next((key for key in _DATA if key in job.overridden and job.config.get(key) not in {None, DATASET}), None)
+    named = next((key for key in _DATA if key in job.overridden and job.config.get(key) not in (None, DATASET)), None)
     if named is not None:
         raise JobError(f"--set {named} says what the data are, and --synthetic makes them up", hint="give one of them")
     _length(job)

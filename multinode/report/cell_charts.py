@@ -30,7 +30,7 @@ _GREY = "#808080"
 # What bars are told apart by, the first of which there are several and not too many.
 _COLOURED_BY = ("nodes", "device", "method")
 # What a line of a chart over the batch, or over the length, is not told apart by.
-_NOT_A_SERIES = frozenset({"label", "source", "lora_rank", "per_device_batch", "global_batch", "sequence_length"})
+_NOT_A_SERIES = frozenset({"label", "source", "per_device_batch", "global_batch", "sequence_length"})
 _OOM_ABOVE = 1.08
 _MOST_SERIES = 24
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -99,7 +99,7 @@ def memory_chart(table: CellTable) -> CellChart | None:
     batches = sorted({_batch(row) for row in (*out, *known)})
     if not known or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
         return None
-    series = _series(rows, table)
+    series = _series(rows, table, besides="sequence_length")
     chart = Figure(list(_lines(series, _batch, lambda row: row.peak_memory_gib)))
     if out:
         colours = {id(row): _line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
@@ -210,12 +210,15 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
         column
         for column in cell_columns(table.cells)
         if not column.is_figure and (column.name not in _NOT_A_SERIES or column.name == besides)
+        # That full training has no LoRA rank tells no two lines apart.
+        if len({column.tell(row) for row in rows} - {UNKNOWN}) > 1
     ]
     series: dict[str, list[CellRow]] = {}
     for row in rows:
         told = [
             column.tell(row) if column.is_words or column.name == "nodes" else f"{column.title} {column.tell(row)}"
             for column in columns
+            if column.tell(row) != UNKNOWN
         ]
         series.setdefault(", ".join(told) or "all", []).append(row)
     # Those that are lines, before those that are a point each.

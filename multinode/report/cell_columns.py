@@ -13,6 +13,7 @@ import msgspec
 from multinode.analyse.cell_fill import KEYS
 from multinode.analyse.cell_row import MEASURED
 from multinode.analyse.cell_values import value_of
+from multinode.analyse.cell_work import currencies
 from multinode.analyse.cells import CellRow
 from multinode.core.device_name import short_device_name
 from multinode.report.foreign_text import plain
@@ -116,8 +117,8 @@ def constants(rows: Sequence[CellRow]) -> tuple[tuple[str, str], ...]:
 
 def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
     """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
-    found = {row.currency for row in rows if row.currency is not None}
-    one, many = (*found, *found) if len(found) == 1 else _UNTOLD
+    found = currencies(rows)
+    one, many = (found[0], found[0]) if len(found) == 1 and found[0] is not None else _UNTOLD
     return unit.replace(f"for 1 {_PAID}", f"for 1 {one}").replace(_PAID, many)
 
 

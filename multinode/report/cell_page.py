@@ -9,7 +9,8 @@ import html
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from multinode.analyse.cell_values import has_speed
+from multinode.analyse.cell_values import has_figures
+from multinode.analyse.cell_work import currencies, other_job
 from multinode.analyse.cells import CellRow, CellTable
 from multinode.analyse.ranged import Ranged
 from multinode.report.cell_charts import MOST_BARS, bar_chart, memory_chart, tokens_chart
@@ -111,14 +112,17 @@ def _is_alone(table: CellTable) -> bool:
 
 def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
     """The best of the figures that one looks at first, and whose it is."""
-    rows = [row for row in table.cells if has_speed(row)]
+    rows = [row for row in table.cells if has_figures(row)]
+    # What is paid in two currencies, or for two jobs, has no cheapest.
+    of_one_currency = len(currencies(rows)) <= 1
+    of_one_job = of_one_currency and not other_job([row for row in rows if row.whole_cost is not None])
     best: tuple[tuple[str, Callable[[CellRow], float | None], Callable[[float | None], str], int], ...] = (
         ("most samples/s", lambda row: _value(row.samples_per_s), few, 1),
         ("most tokens/s a worker (TGS)", lambda row: _value(row.tgs), few, 1),
         ("highest MFU", lambda row: row.mfu, percent, 1),
         ("least memory of a worker (GiB)", lambda row: row.peak_memory_gib, few, -1),
-        ("most samples for a unit of money", lambda row: row.samples_per_money, few, 1),
-        ("cheapest whole job", lambda row: row.whole_cost, money_text, -1),
+        ("most samples for a unit of money", lambda row: row.samples_per_money if of_one_currency else None, few, 1),
+        ("cheapest whole job", lambda row: row.whole_cost if of_one_job else None, money_text, -1),
     )
     for name, value, tell, sign in best:
         known = [(found, row) for row in rows if (found := value(row)) is not None]

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from multinode.analyse.cell_values import has_speed
+from multinode.analyse.cell_values import has_figures, has_speed
 from multinode.analyse.cell_work import differing, listed, other_work, untold
 from multinode.analyse.cells import CellRow, CellTable
 from multinode.analyse.ranged import Ranged
@@ -58,13 +58,13 @@ def lead(table: CellTable) -> str:
     """What a reader who reads one sentence should read."""
     if not table.cells:
         return "No rows."
-    fast = [row for row in table.cells if has_speed(row)]
+    measured = [row for row in table.cells if has_figures(row)]
     states = Counter(row.state for row in table.cells)
     others = "".join(f", {states[state]} {words}" for state, words in _COUNTED.items() if states[state])
-    counted = f"{len(fast)} of {len(table.cells)} cells measured{others}."
-    if not fast:
-        return counted[0].upper() + counted[1:]
-    return f"{_best(table, fast)}; {counted}"
+    counted = f"{len(measured)} of {len(table.cells)} cells measured{others}."
+    fast = [row for row in measured if has_speed(row)]
+    best = _best(table, fast) if fast else _most_tokens(measured)
+    return f"{best}; {counted}" if best else counted
 
 
 def _best(table: CellTable, fast: Sequence[CellRow]) -> str:
@@ -79,6 +79,16 @@ def _best(table: CellTable, fast: Sequence[CellRow]) -> str:
     work = other_work(fast)
     though = f", though cells {work}" if work else _as_fast(best, fast)
     return f"Fastest is {best.label} with {speed} samples/s{_times(table, best)}{though}"
+
+
+def _most_tokens(measured: Sequence[CellRow]) -> str:
+    """Who is the fastest where no row tells samples/s; empty where none tells tokens/s either."""
+    by_tokens = [(row.tokens_per_s.value, row) for row in measured if row.tokens_per_s is not None]
+    if not by_tokens:
+        return ""
+    value, best = max(by_tokens, key=lambda one: one[0])
+    work = other_work([row for _, row in by_tokens])
+    return f"Fastest is {best.label} with {few(value)} tokens/s" + (f", though cells {work}" if work else "")
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
@@ -146,7 +156,7 @@ def unmeasured_sheet(table: CellTable) -> Sheet:
     """Cells without figures, by state and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in table.cells:
-        if not has_speed(row):
+        if not has_figures(row):
             reason = row.reason or row.missing.get("samples_per_s", "")
             found.setdefault((state_word(row), reason), []).append(row.label)
     return Sheet(
@@ -166,13 +176,13 @@ def marks_sheet(table: CellTable) -> Sheet:
 
 
 def _marks(row: CellRow) -> tuple[str, ...]:
-    failed = (row.reason,) if row.reason and has_speed(row) else ()
+    failed = (row.reason,) if row.reason and has_figures(row) else ()
     return (*failed, *row.contradictions, *row.disturbances)
 
 
 def missing_sheet(table: CellTable) -> Sheet:
     """Figures of measured rows that are not known, and why."""
-    measured = [row for row in table.cells if has_speed(row)]
+    measured = [row for row in table.cells if has_figures(row)]
     lacking: dict[tuple[str, str], list[str]] = {}
     for row in measured:
         for name, reason in row.missing.items():

@@ -266,7 +266,10 @@ class _Series:
         if record.cells[index].state == "out_of_memory":
             record, skipped = skip_larger(record, index)
         self._keep(record)
-        self._outside.say(end_line(record.cells[index], samples_per_s))
+        cell = record.cells[index]
+        # Why an earlier repeat failed is no word on this one.
+        told = msgspec.structs.replace(cell, reason="") if outcome.state == "measured" else cell
+        self._outside.say(end_line(told, samples_per_s))
         if skipped:
             self._outside.say(f"skipped, as they need more: {', '.join(skipped)}")
 

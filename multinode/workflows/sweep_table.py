@@ -143,12 +143,14 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
     record = directory.read(GRID_FILE, GridRecord)
     if record is None:
         raise UsageError(f"run {directory.run_id} is no sweep: it has no {GRID_FILE}", hint="multinode runs lists them")
+    run = directory.read("run.json", Run)
     table = table_of_sweep(
         SweptCells(
             run_id=directory.run_id,
             job=record.command,
             cells=tuple(_measured(cell, root) for cell in record.cells),
             worker_batch=record.worker_batch,
+            most_workers=run.world_size if run is not None else None,
         )
     )
     return with_prices(table, None)

@@ -35,11 +35,12 @@ class TimedStop:
         self._clock = clock
         self._passed_on = 0
         self._began: float | None = None
+        self._is_over = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the run was stopped for its time, and not by the user."""
-        return self.stop.count > 0 and not self._user.count
+        """Whether the run was stopped for its time; a user who stops it while it ends takes nothing from that."""
+        return self._is_over
 
     def look(self, progress: RunProgress) -> None:
         """Take note of how far the run is, and stop it when it is time."""
@@ -49,6 +50,7 @@ class TimedStop:
         if self._began is None and any(node.step for node in progress.nodes):
             self._began = self._clock()
         if self._trained_s >= self._limit_s and self._began is not None and not self.stop.count:
+            self._is_over = True
             self.stop.ask("its time is over")
 
     def show(self, progress: RunProgress) -> RunProgress:

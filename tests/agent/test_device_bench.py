@@ -158,6 +158,15 @@ def test_an_operation_without_an_option_in_an_older_torch_is_told(workers: Worke
     assert [speed["test"] for speed in others] == ["copy", "triad"]
 
 
+def test_a_type_that_the_device_does_not_have_is_told(workers: Workers) -> None:
+    workers.run(dtypes=["tf32", "fp32"], kinds=["matmul", "layers"])
+    records = workers.records("speed")
+    lacking = [record for record in records if record["dtype"] == "tf32"]
+    assert {record["test"] for record in lacking} == {"matmul", "bert", "gpt2", "t5_encoder", "t5_decoder"}
+    assert {record.get("error") for record in lacking} == {"this device does not compute with tf32"}
+    assert all(record["times_us"] for record in records if record["dtype"] == "fp32")
+
+
 def test_what_fails_says_why_and_the_rest_is_measured(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILER)
     workers.run(kinds=["matmul", "memory"], torch_path=tmp_path)

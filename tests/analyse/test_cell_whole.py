@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from multinode.analyse.cell_whole import with_whole_job
@@ -38,6 +39,13 @@ def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell()
     rows, rule = with_whole_job(cells, Whole(steps=100), worker_batch=16)
     assert times(rows) == [1280.0, 1280.0, None]
     assert "12,800 samples in every cell (100 steps of 16 samples a worker on 8 workers)" in rule
+
+
+def test_a_largest_cell_without_figures_counts_as_well() -> None:
+    cells = [row("a", batch=32, world_size=4), msgspec.structs.replace(row("b", None, batch=None), world_size=None)]
+    assert times(with_whole_job(cells, Whole(steps=10), worker_batch=8)[0]) == [32.0, None]
+    assert times(with_whole_job(cells, Whole(steps=10), worker_batch=8, least_workers=8)[0]) == [64.0, None]
+    assert times(with_whole_job(cells, Whole(steps=10), least_workers=8)[0]) == [64.0, None]
 
 
 def test_steps_of_a_file_that_does_not_say_are_those_of_the_first_cell_with_the_most_workers() -> None:

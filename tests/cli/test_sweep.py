@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from multinode.cli import sweep
 from multinode.core.grid import GridRecord
+from multinode.core.run import Run
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.sweep_store import GRID_FILE
@@ -134,6 +136,33 @@ def test_a_dry_run_tells_of_the_sweep_that_would_go_on(folder: Path) -> None:
     assert result.stdout.splitlines()[-1] == "4 cells: 3 runs to make"
 
 
+def test_a_dry_run_counts_what_failed_where_that_is_to_be_made_again(folder: Path) -> None:
+    record = dry_run("sft.yaml", *METHODS)
+    for cell in record["cells"]:
+        cell["state"], cell["failed_runs"] = "failed", 1
+    directory = RunDirectory.create(folder / "runs", "20260101-000000-abcd")
+    (directory.path / GRID_FILE).write_text(json.dumps(record))
+    assert run("sft.yaml", *METHODS, "--dry-run").stdout.splitlines()[-1] == "4 cells: 0 runs to make"
+    assert run("sft.yaml", *METHODS, "--dry-run", "--retry-failed").stdout.splitlines()[-1] == "4 cells: 4 runs to make"
+
+
+def test_a_baseline_that_has_no_speed_does_not_cost_the_table(folder: Path) -> None:
+    ended = Elsewhere(folder / "runs", lambda label: "missing_file" if "batch4" in label else 10.0)
+    ended.sweep(sweep_of({BATCH: (1, 4)}))
+    stored = ended.grid()
+    assert isinstance(stored, GridRecord)
+    (path,) = (folder / "runs").glob(f"*/{GRID_FILE}")
+    wanted = dry_run("sft.yaml", "--set", f"{BATCH}=1,4", "--nodes", "1")["fingerprint"]
+    path.write_text(path.read_text().replace(stored.fingerprint, wanted))
+    labels = [cell.cell.label for cell in stored.cells]
+    label = labels[1]
+    result = run("sft.yaml", "--set", f"{BATCH}=1,4", "--nodes", "1", "--baseline", label)
+    assert result.exit_code == 1, result.exception
+    assert f"warning: --baseline: row '{label}' has no samples/s to compare with" in result.stderr
+    assert labels[0] in result.stdout
+    assert "--retry-failed" in result.stderr
+
+
 def test_a_finished_sweep_is_shown_again_and_no_node_is_asked(folder: Path) -> None:
     """The hostfile's nodes do not exist: whoever asked one would fail."""
     ended = Elsewhere(folder / "runs", lambda label: "missing_file" if "batch4" in label else "out_of_gpu_memory")
@@ -147,6 +176,9 @@ def test_a_finished_sweep_is_shown_again_and_no_node_is_asked(folder: Path) -> N
     result = run("sft.yaml", "--set", f"{BATCH}=1,4")
     assert result.exit_code == 0, result.exception
     assert "OOM" in result.stdout
-    assert f"sweep {path.parent.name} measured it already" in result.stderr
+    ended_s = RunDirectory(path.parent).read("run.json", Run)
+    assert ended_s is not None
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended_s.ended_s))
+    assert f"sweep {path.parent.name} measured it already, until {when};" in result.stderr
     document = json.loads(run("sft.yaml", "--set", f"{BATCH}=1,4", "--json").stdout)
     assert [cell["state"] for cell in document["cells"]] == ["out_of_memory", "skipped"]

@@ -7,6 +7,7 @@ import pytest
 
 from multinode.core.cluster import Cluster
 from multinode.core.engines.engine import Engine
+from multinode.core.grid import Grid
 from multinode.core.grid_fingerprint import fingerprint
 from multinode.core.hostfile import parse_hostfile
 from multinode.core.job import Job, ScriptJob, override_job, parse_llamafactory
@@ -47,6 +48,15 @@ def test_the_same_command_has_the_same_fingerprint_and_it_shows_nothing() -> Non
 )
 def test_what_changes_no_figure_changes_no_fingerprint(hosts: str) -> None:
     assert print_of(hosts=hosts) == print_of()
+
+
+def test_keys_that_are_no_texts_count_as_others_do() -> None:
+    """As those of `max_memory`, in the YAML or as values of an axis."""
+    prints = {print_of(override_job(JOB, {"max_memory": {key: "20GiB"}})) for key in (0, 1, "0", None, True)}
+    assert len(prints) == 5
+    axis = Grid(settings={"max_memory": ({0: "20GiB"}, {0: "10GiB"})}, nodes=(1,))
+    other = Grid(settings={"max_memory": ({0: "20GiB"}, {1: "10GiB"})}, nodes=(1,))
+    assert print_of(measured={"grid": axis}) != print_of(measured={"grid": other})
 
 
 def test_where_the_file_of_the_job_lies_does_not_matter() -> None:

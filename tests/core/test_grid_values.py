@@ -69,7 +69,7 @@ def test_what_is_no_axis_is_one_clear_error(texts: list[str], message: str) -> N
 
 def test_counts_are_numbers_from_one_on_each_once() -> None:
     assert parse_counts("--nodes", "2,1") == (2, 1)
-    for text in ("", "0,1", "1,a", "1,,2", "-1", "1.5", "\u0662"):
+    for text in ("", "0,1", "1,a", "1,,2", "-1", "1.5", "\u0662", "9" * 5000):
         with pytest.raises(UsageError, match="is not a list of numbers from 1 on"):
             parse_counts("--nodes", text)
     with pytest.raises(UsageError, match="--nodes 1,2,1: 1 stands twice"):

@@ -228,6 +228,12 @@ def test_data_that_the_command_line_names_are_refused_rather_than_ignored(key: s
     with_synthetic(parse(TEXT, "sft.yaml", (f"{key}=null",)))
 
 
+def test_a_list_of_data_is_refused_as_one_is() -> None:
+    for key, text in (("dataset", "[a, b]"), ("interleave_probs", "[0.5, 0.5]")):
+        with pytest.raises(JobError, match=f"--set {key} says what the data are"):
+            with_synthetic(parse(TEXT, "sft.yaml", (f"{key}={text}",)))
+
+
 def test_a_script_has_data_of_its_own() -> None:
     with pytest.raises(UsageError, match="this is a script"):
         with_synthetic(ScriptJob(argv=("train.py",)))

@@ -69,6 +69,19 @@ def test_memory_is_drawn_over_the_batch_a_line_a_method_and_place_and_an_oom_is_
     assert list(out.marker.color) == [drawn[name].line.color for name in ("1 x 2, full", "2 x 2, full")]
 
 
+@pytest.mark.parametrize("name", ["sequence_length", "lora_rank"])
+def test_memory_of_another_length_or_rank_is_another_line(name: str) -> None:
+    two = SWEEP.cells[:2]
+    rows = [
+        msgspec.structs.replace(row, settings=msgspec.structs.replace(row.settings, **{name: value}))
+        for row in two
+        for value in (8, 64)
+    ]
+    drawn = traces(memory_chart(msgspec.structs.replace(SWEEP, cells=tuple(rows))))
+    assert [list(line.x) for line in drawn.values()] == [[1, 2], [1, 2]]
+    assert sorted(key.split()[-1] for key in drawn) == ["64", "8"]
+
+
 def test_tokens_are_drawn_over_the_sequence_length_where_it_varies() -> None:
     rows = [at_length(row, 512 << number) for number, row in enumerate(SWEEP.cells[:4])]
     rows = [msgspec.structs.replace(row, settings=_batch_of_one(row)) for row in rows]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from multinode.analyse.cells import CellTable, Cheapest
@@ -66,3 +68,18 @@ def test_nothing_that_a_table_says_is_run_by_the_page() -> None:
     text = body(cell_page(renamed(SWEEP, attack)))
     assert "<script>alert" not in text
     assert "<img" not in text
+
+
+def test_no_cell_is_the_cheapest_of_two_currencies_or_of_two_jobs() -> None:
+    assert {"most samples for a unit of money", "cheapest whole job"} <= set(tiles(SWEEP))
+    first, *others = SWEEP.cells
+    foreign = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(first, currency="EUR"), *others))
+    assert not {"most samples for a unit of money", "cheapest whole job"} & set(tiles(foreign))
+    settings = msgspec.structs.replace(first.settings, model="another")
+    other = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(first, settings=settings), *others))
+    assert "cheapest whole job" not in tiles(other)
+    assert "most samples for a unit of money" in tiles(other)
+
+
+def tiles(table: CellTable) -> list[str]:
+    return re.findall(r"</b><span>([^:<]+):", body(cell_page(table)))

@@ -7,13 +7,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from multinode.analyse.cell_table import with_notes
 from multinode.analyse.cell_values import VALUES, our_name
 from multinode.analyse.cell_view import Look, look_at
-from multinode.analyse.cells import CellTable, Cheapest
+from multinode.analyse.cells import CellRow, CellTable, Cheapest
 from multinode.analyse.ranged import Ranged
 from multinode.report.cell_columns import cell_columns
 from multinode.report.cell_markdown import cell_markdown
-from multinode.report.cell_sheet import cells_sheet, cells_terminal, constants_line, lead, missing_sheet
+from multinode.report.cell_sheet import (
+    cells_sheet,
+    cells_terminal,
+    constants_line,
+    lead,
+    missing_sheet,
+    unmeasured_sheet,
+)
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
 
@@ -254,3 +262,34 @@ def test_a_small_figure_keeps_its_digits() -> None:
     slow = Ranged(value=0.0004, low=0.0004, high=0.0004)
     table = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(SWEEP.cells[0], samples_per_s=slow),))
     assert line_of(shown(table, 100), "1x2-lora-batch1")[1] == "0.0004"
+
+
+def test_a_table_that_tells_tokens_and_no_samples_is_measured() -> None:
+    rows = [
+        msgspec.structs.replace(row, samples_per_s=None, relative=None, missing={"samples_per_s": "it does not tell"})
+        for row in SWEEP.cells[:3]
+    ]
+    table = msgspec.structs.replace(SWEEP, cells=tuple(rows), baseline=None)
+    most = max(rows, key=lambda row: row.tokens_per_s.value if row.tokens_per_s else 0.0)
+    assert lead(table).startswith(f"Fastest is {most.label} with ")
+    assert lead(table).endswith(" tokens/s; 3 of 3 cells measured.")
+    assert unmeasured_sheet(table).rows == ()
+    assert "samples_per_s" in missing_sheet(table).rows[0][0]
+    bare = tuple(
+        CellRow(label=row.label, state="measured", peak_memory_gib=row.peak_memory_gib if row is rows[0] else None)
+        for row in rows
+    )
+    nothing = msgspec.structs.replace(table, cells=bare)
+    assert lead(nothing) == "1 of 3 cells measured."
+    assert [row[1] for row in unmeasured_sheet(nothing).rows] == [f"{rows[1].label}, {rows[2].label}"]
+
+
+def test_a_price_without_a_currency_is_not_taken_for_one_of_anothers() -> None:
+    priced = [
+        msgspec.structs.replace(row, price_per_hour=2.0, currency=currency)
+        for row, currency in zip(SWEEP.cells, ("EUR", None), strict=False)
+    ]
+    table = with_notes(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
+    assert any("EUR and a currency that is not told" in note for note in table.notes)
+    units = {column.unit for column in cells_sheet(table).columns}
+    assert not any("EUR" in unit for unit in units)

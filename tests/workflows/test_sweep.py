@@ -282,6 +282,17 @@ def test_repeats_are_made_in_turns_and_a_cell_keeps_all_its_runs(tmp_path: Path)
     assert swept.record.cells[0].run_ids == (f"{name}-1-node-batch1-1", f"{name}-1-node-batch1-2")
 
 
+def test_a_repeat_that_went_well_is_told_so_whatever_became_of_an_earlier_one(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path, lambda label: "missing_file" if label.endswith("-2") else 10.0)
+    nodes.sweep(sweep_of({BATCH: (1,)}, repeats=3))
+    told = [line for line in nodes.said if line.startswith("1-node-batch1: ")]
+    assert [("a repeat failed" in line, "samples/s" in line) for line in told] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+
+
 def test_a_script_has_a_grid_of_nodes_and_workers(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
     swept = nodes.sweep(sweep_of({}, job=ScriptJob(argv=("train.py",)), nodes=(1, 2), workers_per_node=(1, 2)))
