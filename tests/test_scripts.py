@@ -108,18 +108,20 @@ def test_setup_without_a_gpu_pins_torch_in_the_one_call_of_pip(checkout: Checkou
     assert install.endswith("-e .[dev,train] torch==2.13.0")
 
 
-def test_setup_installs_a_browser_where_one_is_asked_for_and_missing(checkout: Checkout) -> None:
+def test_setup_installs_what_the_tests_need_where_that_is_asked_for_and_missing(checkout: Checkout) -> None:
     for name in _TOOLS:
         (checkout.programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
     alone = {"PATH": str(checkout.programs)}
     assert "chromium" not in checkout.run("scripts/setup", **alone).stdout
-    done = checkout.run("scripts/setup", "--browser", **alone)
+    done = checkout.run("scripts/setup", "--tests", **alone)
     # Who is not root is told the same command.
     assert (done.returncode, "apt-get install chromium" in done.stdout) == (0, True)
     if os.geteuid() == 0:
-        assert checkout.calls("apt-get") == ["update", "install -y --no-install-recommends chromium fonts-liberation"]
-    checkout.add("chromium", "#!/bin/bash\n")
-    assert "chromium" not in checkout.run("scripts/setup", "--browser", **alone).stdout
+        wanted = "chromium fonts-liberation faketime g++"
+        assert checkout.calls("apt-get") == ["update", f"install -y --no-install-recommends {wanted}"]
+    for name in ("chromium", "faketime", "g++"):
+        checkout.add(name, "#!/bin/bash\n")
+    assert "apt-get" not in checkout.run("scripts/setup", "--tests", **alone).stdout
 
 
 def test_setup_without_a_gpu_removes_what_links_against_cuda(checkout: Checkout) -> None:

@@ -5,6 +5,7 @@ The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -219,6 +220,7 @@ def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[
     )
 
 
+@functools.lru_cache(maxsize=256)
 def card_factor(backend: str, collective: str, layout: Layout) -> float:
     """The part of S that passes the busiest card one way in a call; busbw's factor where the backend is unknown.
 

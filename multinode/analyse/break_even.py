@@ -177,7 +177,11 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if at(middle) >= target else (middle, many)
-    return Needed(value=many, why=f"the global batch becomes {many / scenario.accumulation:.3g} times as large")
+    if many == scenario.accumulation:
+        return Needed(value=many, why="it has as many already")
+    times = f"{many / scenario.accumulation:.3g} times as large"
+    becomes = "becomes" if many > scenario.accumulation else "could be smaller,"
+    return Needed(value=many, why=f"the global batch {becomes} {times}")
 
 
 def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:

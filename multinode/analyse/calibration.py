@@ -193,12 +193,13 @@ def _calibrated(run: Measured, work: Work, network: CarriedNetwork) -> Calibrati
         )
     summary = run.summary
     accumulation = _accumulation(summary)
-    costs, local_ms, notes = _costs(summary, accumulation)
+    batch = _batch(summary, run.layout.workers, accumulation)
+    costs, local_ms, notes = _costs(summary, accumulation, run.layout.workers * batch * accumulation)
     return Calibration(
         costs=costs,
         local_ms=local_ms,
         layout=run.layout,
-        per_device_batch=_batch(summary, run.layout.workers, accumulation),
+        per_device_batch=batch,
         accumulation=accumulation,
         work=work,
         network=network,
@@ -222,22 +223,25 @@ def _batch(summary: Summary, workers: int, accumulation: int) -> float:
     mean = summary.split.mean
     step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
     samples = summary.samples_per_s * step_ms / _MS_PER_S / (workers * accumulation)
-    if not math.isfinite(samples):
+    if not math.isfinite(samples) or summary.step_time_ms.median <= 0:
         raise UsageError(f"what the summary of run {summary.run_id} says of its steps cannot be")
     # A micro-batch has a whole number of samples, unless the last one of an epoch was short.
     return float(round(samples)) or samples
 
 
-def _costs(summary: Summary, accumulation: int) -> tuple[StepCosts, float, tuple[str, ...]]:
-    """Costs, exposed local communication, and what was taken for granted."""
-    mean = summary.split.mean
+def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
+    """Costs, exposed local communication, and what was taken for granted, of a step of so many samples.
+
+    Its length is by the rate, which is what predictions are of and are held against: a few long steps make the median
+    step shorter than that.
+    """
+    mean, rate = summary.split.mean, summary.samples_per_s
+    step_ms = samples / rate * _MS_PER_S if rate else 0.0
     if mean is None or mean.exposed_ms is None:
-        step_ms = summary.step_time_ms.median if summary.step_time_ms is not None else 0.0
         reason = summary.split.missing.get("exposed_ms", "it was not recorded")
         note = f"the whole step counts as computing, its own workers' communication included: {reason}"
         return StepCosts(compute_ms=step_ms / accumulation), 0.0, (note,)
-    # The mean of the split, scaled to the median step, which is what predictions are of.
-    scale = summary.step_time_ms.median / mean.step_ms if summary.step_time_ms is not None and mean.step_ms else 1.0
+    scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
     optimizer_ms, data_ms = mean.optimizer_ms or 0.0, mean.data_ms or 0.0
     compute_ms, host_ms, notes = _own_ms(mean, optimizer_ms + data_ms)
     costs = StepCosts(

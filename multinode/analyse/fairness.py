@@ -5,9 +5,12 @@ Other load and thermals are `disturbances`'.
 
 from __future__ import annotations
 
+import math
+
 from multinode.analyse.contrast_figures import Side
 from multinode.analyse.contrast_words import capitalised, figure, name_role
 from multinode.errors import UsageError
+from multinode.units import format_rate
 
 __all__ = ["find_differences", "require_alike"]
 
@@ -32,6 +35,7 @@ _ASKED = {
     "command": "command",
 }
 _LONGEST = 60
+_SAME_LINK = 0.01
 
 
 def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> None:
@@ -76,7 +80,8 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
     if unknown:
         who = " and ".join(name_role(side) for side in unknown)
         settings = [capitalised(f"{who} did not keep the settings: whether they are the same is not known.")]
-    return (*settings, *_global_batch(baseline, candidate, mode), *_versions(baseline, candidate))
+    links = _links(baseline, candidate) if mode == "compare" else ()
+    return (*settings, *links, *_global_batch(baseline, candidate, mode), *_versions(baseline, candidate))
 
 
 def _asked(side: Side, name: str) -> object:
@@ -102,6 +107,15 @@ def _written(value: object) -> str:
         return "on" if value else "off"
     text = "".join(letter if letter.isprintable() else " " for letter in str(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _links(baseline: Side, candidate: Side) -> tuple[str, ...]:
+    """Of stored runs, which may be of any day and cabling; the sides of a contrast share their cards."""
+    ours, theirs = baseline.link_gbit_per_s, candidate.link_gbit_per_s
+    if ours is None or theirs is None or math.isclose(ours, theirs, rel_tol=_SAME_LINK):
+        return ()
+    told = f"{format_rate(ours)} on {name_role(baseline)}, {format_rate(theirs)} on {name_role(candidate)}"
+    return (f"Link differs: {told}.",)
 
 
 def _global_batch(baseline: Side, candidate: Side, mode: str) -> tuple[str, ...]:

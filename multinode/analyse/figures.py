@@ -123,6 +123,8 @@ def _load(figures: Figures, strategy: Strategy) -> Load:
     if trainable is None:
         hint = "model.trainable: how many parameters are trained; or model.shape, and model.lora"
         raise UsageError("model: how much is trained is not known", hint=hint)
+    if parameters is not None and parameters < trainable:
+        raise UsageError(f"model: {trainable:,} trainable parameters of {parameters:,} cannot be")
     narrow = half and strategy is not Strategy.DDP
     return Load(
         parameters=parameters,

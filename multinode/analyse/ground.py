@@ -95,7 +95,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
     def link_of(self, record: Record) -> Link | None:
         """Between its nodes; None is unknown."""
-        rate = self.link_measured or record.link_gbit_per_s
+        rate = record.link_gbit_per_s or self.link_measured
         return None if rate is None else msgspec.structs.replace(self.network.link, gbit_per_s=rate)
 
     def scenario_of(self, record: Record) -> Scenario:
@@ -156,9 +156,9 @@ def _is_credible(found: Calibration) -> bool:
 def _network(chosen: ChosenRuns, link_measured: float | None) -> CarriedNetwork:
     sweep, newest = chosen.sweep, chosen.newest
     if sweep is not None and sweep.sweep is not None:
-        rate = link_measured or sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s
+        rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured
         return network_of_sweep(sweep.sweep, rate if rate is not None and is_rate(rate) else None)
-    rate = link_measured or newest.link_gbit_per_s
+    rate = newest.link_gbit_per_s or link_measured
     if rate is None:
         raise UsageError(
             "nothing tells how fast the network between the nodes is",
@@ -174,6 +174,14 @@ def _backend(record: Record) -> str:
     return told or ("nccl" if any(node.gpus for node in record.plan.nodes) else "gloo")
 
 
+def _seen_work(record: Record) -> Work | None:
+    """As its workers' calls tell, its gradients as wide as without a hook."""
+    if record.summary is None:
+        return None
+    is_compressed = settings_of(record).grad_compress is not None
+    return work_of_calls(record.summary, record.layout, compressed=is_compressed)
+
+
 def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
     """By the files of the first run's job; else by those of one alike; else by what its workers were seen to call."""
     newest = runs[0]
@@ -187,7 +195,9 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
             return read_work(job, model, newest.layout)
         except JobError as error:
             reason = error.message
-    seen = (work_of_calls(one.summary, one.layout) for one in alike if one.summary is not None)
+    # Those whose gradients were sent as they are come first.
+    alike.sort(key=lambda one: settings_of(one).grad_compress is not None)
+    seen = (_seen_work(one) for one in alike)
     found = next((work for work in seen if work is not None), None)
     if found is None:
         told = f": {reason}" if reason else ""

@@ -52,7 +52,7 @@ def held_runs(ground: Ground, chosen: ChosenRuns, stored: Sequence[Record]) -> I
     """
     first = chosen.single or chosen.newest
     for record in stored[-_MOST:]:
-        if _is_comparable(record, first):
+        if _is_comparable(record, first) and ground.link_of(record) is not None:
             # The overlap may be known from another run of this layout; a repeat of this one would give it away.
             rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
             # It is of the strategy that it was measured with.
@@ -66,7 +66,6 @@ def _is_comparable(record: Record, first: Record) -> bool:
     return (
         record.is_training
         and record.layout.nodes > 1
-        and record.link_gbit_per_s is not None
         and set(first.node_names) <= set(record.node_names)
         and is_alike(record, first)
     )

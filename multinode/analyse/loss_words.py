@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multinode.analyse.comparable_steps import (
+    NOTICEABLE,
     Case,
     exposed_ms,
     is_noticeable,
@@ -48,7 +49,9 @@ def say_network(loss: Loss, case: Case, reference: Side) -> str:
 def say_none(loss: Loss, case: Case, reference: Side) -> str:
     """That there is nothing to speak of."""
     step, ideal = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.ideal_ms or 0.0)
-    return f"a step takes {step}, and {ideal} with {_ideal(reference)}: no loss to speak of"
+    is_faster = case.candidate.step_time_ms.value < (1 - NOTICEABLE) * (loss.ideal_ms or 0.0)
+    found = "nothing is lost" if is_faster else "no loss to speak of"
+    return f"a step takes {step}, and {ideal} with {_ideal(reference)}: {found}"
 
 
 def say_unknown(loss: Loss, case: Case, reference: Side) -> str:

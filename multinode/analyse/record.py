@@ -17,6 +17,7 @@ from multinode.errors import JobError
 __all__ = ["Record", "difference", "is_alike", "is_rate", "job_of", "settings_of", "settled", "strategy_of"]
 
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
+_NOT_COMPRESSED = "gradients were NOT compressed"
 # What two runs of one training have in common, however they are laid out.
 _SAME = (
     "model",
@@ -90,11 +91,23 @@ def settled(record: Record) -> Record:
 
 
 def settings_of(record: Record) -> Settings:
-    """By its workload; of an older run by the job's own file."""
+    """By its workload; of an older run by the job's own file. A hook that stepped aside has compressed nothing."""
+    settings = _asked_settings(record)
+    if settings.grad_compress is not None and _stepped_aside(record.summary):
+        return msgspec.structs.replace(settings, grad_compress=None)
+    return settings
+
+
+def _asked_settings(record: Record) -> Settings:
     if record.workload is not None:
         return record.workload.settings
     job = job_of(record)
     return read_settings(job) if job is not None else Settings(method="script", command=record.plan.job)
+
+
+def _stepped_aside(summary: Summary | None) -> bool:
+    """Whether a worker said so, as multinode_compress does where the training has a hook of its own."""
+    return summary is not None and any(_NOT_COMPRESSED in said for said in summary.missing.values())
 
 
 def strategy_of(record: Record) -> Strategy | None:

@@ -179,6 +179,9 @@ def _points(evidence: Evidence, ask: Ask) -> Iterator[_Point]:
         point = _Point._make(values)
         if point.nodes == 1:
             point = point._replace(link_gbit_per_s=today.link.gbit_per_s)
+        if point.strategy is not Strategy.DDP and (not ask.grad_compress or None in ask.grad_compress):
+            # The hook is one of DDP: that others have none is no contradiction where it was not asked of them alone.
+            point = point._replace(grad_compress=None)
         if point not in seen:
             seen.add(point)
             _refuse_compression(point)

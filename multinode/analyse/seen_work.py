@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from multinode.analyse.algorithms import Layout
 from multinode.analyse.calibration import Work
-from multinode.analyse.cost_model import StepCall
+from multinode.analyse.cost_model import StepCall, with_gradients
 from multinode.analyse.seen_traffic import SeenCall
 from multinode.analyse.summary import Summary
 from multinode.analyse.traffic import Load, Reach, Strategy
@@ -23,7 +23,7 @@ _ONCE_A_STEP = frozenset({Strategy.DDP, Strategy.ZERO1})
 _GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
 
 
-def work_of_calls(summary: Summary, layout: Layout) -> Work | None:
+def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False) -> Work | None:
     """What a step communicates; None where no call between workers was seen.
 
     What DDP sends, and ZeRO-1, does not grow with accumulation; all else is taken to be of every micro-batch.
@@ -31,6 +31,7 @@ def work_of_calls(summary: Summary, layout: Layout) -> Work | None:
     Args:
         summary: of the run.
         layout: of its workers.
+        compressed: whether a hook sent its gradients as two bytes an element; without it they are taken to have four.
     """
     seen = [call for call in summary.comm.calls if _counts(call)]
     if not seen:
@@ -38,6 +39,8 @@ def work_of_calls(summary: Summary, layout: Layout) -> Work | None:
     strategy = _strategy(summary, seen)
     accumulation = float(max(1, round(summary.micro_steps or 1)))
     calls = tuple(_step_call(call, strategy, layout, accumulation) for call in seen)
+    if compressed:
+        calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
     reduced = sum(call.size_bytes * call.times for call in calls if call.collective in {"all_reduce", "reduce_scatter"})
     trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
     width = min(_WIDTHS, key=lambda one: abs(one * trainable - reduced))

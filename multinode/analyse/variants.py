@@ -31,6 +31,8 @@ _FSDP = {
 # Of computing, where FLOPs alone tell how much less or more another method has.
 _OTHER_METHOD = 0.2
 _FULL = "full"
+# Of a rank.
+_MOST_DIGITS = 9
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,7 @@ def parse_method(text: str) -> int | None:
     name, _, rank = text.partition(":")
     if text == _FULL:
         return None
-    if name != "lora" or not rank.isascii() or not rank.isdigit() or not int(rank):
+    if name != "lora" or not rank.isascii() or not rank.isdigit() or len(rank) > _MOST_DIGITS or not int(rank):
         raise UsageError(f"{text!r} is no method to predict", hint="write full, or lora:8")
     return int(rank)
 

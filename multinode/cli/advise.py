@@ -49,7 +49,7 @@ _FOR_TRYING = (
 )
 
 _TOP = 10
-_MOST_GBIT = 1e5
+_LEAST_GBIT, _MOST_GBIT = 1e-4, 1e5
 
 
 def register(app: typer.Typer) -> None:
@@ -161,8 +161,8 @@ def _counsel(run_ids: list[str] | None, link: float | None, link_measured: float
     from multinode.workflows.advise import advise_runs
 
     for option, rate in (("--link", link), ("--link-measured", link_measured)):
-        if rate is not None and not 0 < rate <= _MOST_GBIT:
-            raise UsageError(f"{option} {rate:g} cannot be", hint=f"Gbit/s, above 0 and no more than {_MOST_GBIT:g}")
+        if rate is not None and not _LEAST_GBIT <= rate <= _MOST_GBIT:
+            raise UsageError(f"{option} {rate:g} cannot be", hint=f"Gbit/s, from {_LEAST_GBIT:g} to {_MOST_GBIT:g}")
     return advise_runs(_root(), run_ids or ["last"], link_gbit_per_s=link, link_measured=link_measured)
 
 

@@ -97,6 +97,10 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, ask: Ask) -> Fore
     if figures is not None:
         if run_ids:
             raise UsageError("runs and --from are both given", hint="leave one of them out")
+        if ask.link_measured is not None:
+            raise UsageError(
+                "--link-measured is of runs, and --from names a file", hint="network: {gbit_per_s: 10} in it"
+            )
         return forecast_figures(figures, ask)
     return forecast_runs(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"], ask)
 

@@ -16,6 +16,8 @@ _ETHERNET_MTU = 1500
 # Above these a figure is a slip of the pen; products stay far from what a float can hold.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 _Count = Annotated[int, Meta(gt=0, le=1 << 20)]
+# As many as the options of `predict` take.
+_Fleet = Annotated[int, Meta(gt=0, le=1024)]
 _Parameters = Annotated[int, Meta(gt=0, le=10**14)]
 
 
@@ -63,8 +65,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         runtime_s: of the whole training, for `samples` of the file.
     """
 
-    nodes: _Count = 1
-    workers_per_node: _Count
+    nodes: _Fleet = 1
+    workers_per_node: _Fleet
     step_time_ms: _Positive | None = None
     samples_per_s: _Positive | None = None
     runtime_s: _Positive | None = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from multinode.core.benchmark import Benchmark
 from multinode.core.command import Command
@@ -93,7 +96,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     master_addr: str
     master_port: int
-    nproc_per_node: int
+    nproc_per_node: Annotated[int, Meta(ge=1, le=1024)]
     world_size: int
     profile: bool = True
     trace: TraceWindow | None = None

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multinode.analyse.break_even import (
+    Needed,
     accumulation_for,
     break_even,
     efficiency,
@@ -101,6 +102,13 @@ def test_the_accumulation_is_that_of_the_closed_form() -> None:
     needed = accumulation_for(calibration(costs), scenario(0.1), target=0.9)
     assert needed.value == -(-exposed_ms // ((1 / 0.9 - 1) * 150))
     assert needed.why == f"the global batch becomes {needed.value} times as large"
+    assert needed.value is not None
+    for now, why in (
+        (int(needed.value), "it has as many already"),
+        (2 * int(needed.value), "the global batch could be smaller, 0.5 times as large"),
+    ):
+        asked = msgspec.structs.replace(scenario(0.1), accumulation=now)
+        assert accumulation_for(calibration(costs), asked, target=0.9) == Needed(value=needed.value, why=why)
 
 
 @pytest.mark.parametrize(

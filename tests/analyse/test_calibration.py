@@ -6,6 +6,8 @@ import pytest
 from multinode.analyse.calibration import Calibration, Measured, Work, calibrate, calibrate_without_single
 from multinode.analyse.carried_network import CarriedNetwork, Link
 from multinode.analyse.cost_model import StepCall
+from multinode.analyse.predict import predict
+from multinode.analyse.scenario import Scenario
 from multinode.analyse.spread import Spread
 from multinode.analyse.step_split import StepSplit, WorkerSplit
 from multinode.analyse.summary import Summary
@@ -96,11 +98,16 @@ def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
     assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(0.5)
 
 
-def test_parts_are_of_the_median_step_which_is_what_is_predicted() -> None:
-    single = Measured(summary=summary(SPLIT, step_ms=180), layout=ONE)
+@pytest.mark.parametrize("median_ms", [140, 180, 200])
+def test_a_step_is_as_long_as_the_rate_says_whatever_its_median(median_ms: float) -> None:
+    """A few long steps, of longer samples or of a checkpoint, are part of every rate."""
+    single = Measured(summary=summary(SPLIT, step_ms=median_ms), layout=ONE)
     found = calibrate(single, WORK, NETWORK)
-    assert found.costs.compute_ms == pytest.approx(0.9 * 128)
-    assert found.local_ms == pytest.approx(0.9 * 30)
+    assert found.costs.compute_ms == pytest.approx(128)
+    assert found.local_ms == pytest.approx(30)
+    assert single.summary.samples_per_s is not None
+    alone = predict(found, Scenario(link=Link(gbit_per_s=1), layout=ONE, per_device_batch=found.per_device_batch))
+    assert alone.samples_per_s == pytest.approx(single.summary.samples_per_s)
 
 
 def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:

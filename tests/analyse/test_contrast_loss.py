@@ -178,6 +178,8 @@ def test_steps_as_long_as_they_should_be_lose_nothing() -> None:
     loss = loss_of(baseline, side("candidate", 103.0, 2, split=split_of(103.0, 3.0)))
     assert loss.cause == "none"
     assert "no loss to speak of" in loss.sentence
+    faster = loss_of(baseline, side("candidate", 50.0, 2, split=split_of(50.0)))
+    assert faster.sentence == "a step takes 50 ms, and 100 ms with a free network and equal nodes: nothing is lost"
 
 
 def test_what_neither_explains_is_named_by_the_part_that_grew() -> None:

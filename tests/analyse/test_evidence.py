@@ -61,6 +61,9 @@ def test_a_link_that_no_card_tells_must_be_named() -> None:
         gather(runs)
     assert "--link-measured" in (refused.value.hint or "")
     assert gather(runs, link_measured=2.5).today.link.gbit_per_s == 2.5
+    # What a card does say comes before it.
+    assert gather([ONE, TWO, SWEEP], link_measured=2.5).today.link.gbit_per_s == 1.0
+    assert gather([ONE, TWO], link_measured=2.5).calibration.network.link.gbit_per_s == 1.0
     with pytest.raises(UsageError, match="does not tell the rate of its link"):
         gather([*runs, sweep_record("sweep", None)])
 
@@ -195,6 +198,12 @@ def test_a_repeat_does_not_give_a_run_away() -> None:
     alone, both = (gather([ONE, *runs, SWEEP]).held for runs in (repeats, [*repeats, slow]))
     assert [held.calibration.costs.overlap for held in alone] == [None, None]
     assert all(held.calibration.costs.overlap is not None for held in both)
+
+
+def test_runs_whose_cards_are_silent_are_held_at_the_link_that_was_named() -> None:
+    runs = [training_record("one", 1, None), training_record("two", 2, None, exposed_ms=100.0)]
+    assert [held.scenario.link.gbit_per_s for held in gather(runs, link_measured=1.0).held] == [1.0]
+    assert not gather([training_record("one", 1), runs[1], SWEEP]).held
 
 
 @pytest.mark.parametrize("step_ms", [0.0, -1.0])

@@ -114,6 +114,15 @@ def test_versions_that_differ_are_marked_and_unknown_ones_are_not() -> None:
     )
 
 
+def test_another_link_is_marked_between_stored_runs() -> None:
+    slow = side_of("baseline", 10.0, 2, link_gbit_per_s=0.1)
+    fast, unknown = side_of("candidate", 10.0, 2, link_gbit_per_s=1.0), side_of("candidate", 10.0, 2)
+    assert find_differences(slow, fast, "compare") == (
+        "Link differs: 100 Mbit/s on the baseline, 1 Gbit/s on the candidate.",
+    )
+    assert find_differences(slow, unknown, "compare") == find_differences(slow, slow, "compare") == ()
+
+
 def test_settings_that_a_run_did_not_keep_are_said_once() -> None:
     (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, settings=None), "compare")
     assert said == "The candidate did not keep the settings: whether they are the same is not known."

@@ -94,6 +94,7 @@ def test_gradients_are_as_wide_as_the_engine_sends_them() -> None:
         ({"network": {}}, "network: exactly one of"),
         ({"network": {"gbit_per_s": 1, "payload_mb_per_s": 100}}, "network: exactly one of"),
         ({"model": {}}, "model: how much is trained"),
+        ({"model": {"parameters": 10, "trainable": 100}}, "model: 100 trainable parameters of 10 cannot be"),
         ({"model": {"shape": {"model_type": "odd"}}}, "model.shape"),
     ],
 )

@@ -12,7 +12,7 @@ from multinode.analyse.scenarios import make_forecast
 from multinode.analyse.traffic import Strategy
 from multinode.analyse.workload import read_workload
 from multinode.errors import UsageError
-from tests.analyse.stored import BYTES, COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
+from tests.analyse.stored import BYTES, COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
 OWN_MS = COMPUTE_MS + OPTIMIZER_MS
 
@@ -66,6 +66,12 @@ def test_a_hook_halves_what_ddp_exposes_and_is_refused_elsewhere() -> None:
     assert (plain.grad_compress, half.grad_compress) == (None, "fp16")
     with pytest.raises(UsageError, match="the hook is one of DDP"):
         outlooks(Ask(strategies=(Strategy.ZERO2,), grad_compress=("fp16",)))
+    both = outlooks(Ask(links=(1.0,), strategies=(Strategy.DDP, Strategy.ZERO2), grad_compress=(None, "fp16")))
+    assert [(one.strategy, one.grad_compress) for one in both] == [
+        (Strategy.DDP, None),
+        (Strategy.DDP, "fp16"),
+        (Strategy.ZERO2, None),
+    ]
 
 
 def test_an_adapter_sends_little_and_computes_less() -> None:
@@ -187,6 +193,26 @@ def test_a_run_whose_gradients_were_compressed_is_continued_as_it_was() -> None:
     (found,) = make_forecast(gather([*records, sweep_record("sweep")]), Ask(links=(1.0,))).scenarios
     assert (found.grad_compress, found.measured) == ("fp16", True)
     assert found.parts.exposed_ms == pytest.approx(exposed, rel=0.05)
+
+
+def test_another_strategy_than_that_of_a_compressed_run_has_no_hook() -> None:
+    records = [compressed(training_record("one", 1)), compressed(training_record("two", 2, exposed_ms=10.0))]
+    ask = Ask(links=(1.0,), strategies=(Strategy.ZERO2,))
+    (found,) = make_forecast(gather([*records, sweep_record("sweep")]), ask).scenarios
+    assert (found.strategy, found.grad_compress) == (Strategy.ZERO2, None)
+
+
+def test_a_hook_that_stepped_aside_has_compressed_nothing() -> None:
+    note = "gradients were NOT compressed to fp16: the training has a hook of its own"
+    records = [
+        renamed(compressed(training_record(name, nodes, exposed_ms=exposed)), missing={"node0, rank 0": note})
+        for name, nodes, exposed in (("one", 1, 0.0), ("two", 2, comm_ms(1.0)))
+    ]
+    ask = Ask(links=(1.0,), grad_compress=(None, "fp16"))
+    plain, half = make_forecast(gather([*records, sweep_record("sweep")]), ask).scenarios
+    assert (plain.measured, half.measured) == (True, False)
+    assert plain.samples_per_s == pytest.approx(records[1].samples_per_s, rel=0.02)
+    assert half.samples_per_s > plain.samples_per_s
 
 
 def compressed(record: Record) -> Record:

@@ -32,6 +32,15 @@ def test_what_ddp_sends_does_not_grow_with_accumulation() -> None:
     assert work.load.gradient_bytes == 4
 
 
+@pytest.mark.parametrize("trainable", [MIB, None])
+def test_gradients_that_a_hook_sent_as_half_are_as_wide_without_it(trainable: int | None) -> None:
+    seen = summary(call("all_reduce", 2 * MIB, source="ddp"), strategy="DDP", trainable=trainable)
+    work = work_of_calls(seen, LAYOUT, compressed=True)
+    assert work is not None
+    (known,) = work.calls[Strategy.DDP]
+    assert (known.size_bytes, work.load.gradient_bytes, work.load.trainable) == (4 * MIB, 4, MIB)
+
+
 def test_what_zero_2_reduces_does_and_what_it_gathers_follows_the_optimizer() -> None:
     seen = summary(
         call("all_reduce", 2 * MIB, count=4.0), call("all_gather"), strategy="ZeRO-2", trainable=MIB, micro_steps=4.0

@@ -148,7 +148,7 @@ class Chromium:
 def chromium(folder: Path) -> Iterator[Chromium]:
     """Start a browser whose profile lies in a folder, and end it and its children."""
     program = next((found for name in _NAMES if (found := shutil.which(name))), None)
-    assert program, "there is no Chromium on PATH: scripts/setup --browser installs it"
+    assert program, "there is no Chromium on PATH: scripts/setup --tests installs it"
     to_browser, from_browser = _pipe(), _pipe()
     # Chromium reads its descriptor 3 and writes 4; bash puts ours there.
     moved = f'exec "$0" "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}'

@@ -97,6 +97,9 @@ def test_published_figures_stand_in_the_place_of_runs() -> None:
         (("--target", "2"), "--target 2"),
         (("--link-measured", "-1"), "--link-measured -1"),
         (("b-one", "--from", str(SEED)), "runs and --from are both given"),
+        (("--from", str(SEED), "--link-measured", "10"), "--link-measured is of runs"),
+        (("--method", "lora:1" + 400 * "0"), "is no method to predict"),
+        (("--method", "lora:1" + 5000 * "0"), "is no method to predict"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_option(arguments: tuple[str, ...], said: str) -> None:
