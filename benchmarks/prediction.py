@@ -127,15 +127,17 @@ def measure(bench: Bench, steps: int) -> list[dict[str, Any]]:
                     for name, source in (("own_link", rate), ("fastest_link", next(iter(RATES))))
                 }
                 named = (rate, strategy, accumulation)
-                cells.append(cell(named, measured["step_time_ms"]["median"], foretold))
+                cells.append(cell(named, measured["samples_per_s"], foretold))
                 cells[-1]["stolen_percent"] = measured["stolen_percent"]
                 sys.stderr.write(f"{cells[-1]}\n")
     return cells
 
 
-def cell(name: tuple[str, str, int], measured_ms: float, foretold: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One cell: step times in ms, errors of what was foretold relative to what was measured."""
+def cell(name: tuple[str, str, int], samples_per_s: float, foretold: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One cell: step times in ms, by the rate as predictions are, and errors relative to what was measured."""
     rate, strategy, accumulation = name
+    samples = {one["step_time_ms"] * one["samples_per_s"] for one in foretold.values()}
+    measured_ms = max(samples) / samples_per_s
     found: dict[str, Any] = {"rate": rate, "strategy": strategy, "accumulation": accumulation, "step_ms": measured_ms}
     for source, scenario in foretold.items():
         low, high = scenario["interval"]

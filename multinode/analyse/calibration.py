@@ -177,7 +177,7 @@ def calibrate_without_single(several: Measured, work: Work, network: CarriedNetw
     seen = _calibrated(several, work, network)
     alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
     note = (
-        f"no run on one node is known: what a step costs without the network is that of run {summary.run_id} less the "
+        f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
         f"{mean.exposed_ms:.3g} ms of communication that it exposed"
     )
     doubt = Doubt(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")

@@ -72,7 +72,7 @@ def test_without_one_node_its_own_work_is_what_the_others_did_not_wait_for() -> 
     found = gather([TWO, SWEEP])
     assert found.calibration.costs.compute_ms == COMPUTE_MS
     assert found.calibration.layout == Layout(nodes=1)
-    assert any("no run on one node is known" in note for note in found.notes)
+    assert any("no run on one node was named" in note for note in found.notes)
     assert any(doubt.why == "one node alone was not measured" for doubt in found.calibration.doubts)
 
 
