@@ -49,7 +49,6 @@ _FOR_TRYING = (
 )
 
 _TOP = 10
-_LEAST_GBIT, _MOST_GBIT = 1e-4, 1e5
 
 
 def register(app: typer.Typer) -> None:
@@ -157,12 +156,13 @@ def _given(ctx: typer.Context) -> str:
 
 
 def _counsel(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Counsel:
+    from multinode.analyse.record import is_rate
     from multinode.errors import UsageError
     from multinode.workflows.advise import advise_runs
 
     for option, rate in (("--link", link), ("--link-measured", link_measured)):
-        if rate is not None and not _LEAST_GBIT <= rate <= _MOST_GBIT:
-            raise UsageError(f"{option} {rate:g} cannot be", hint=f"Gbit/s, from {_LEAST_GBIT:g} to {_MOST_GBIT:g}")
+        if rate is not None and not is_rate(rate):
+            raise UsageError(f"{option} {rate:g} cannot be", hint="Gbit/s, for example 10")
     return advise_runs(_root(), run_ids or ["last"], link_gbit_per_s=link, link_measured=link_measured)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -262,16 +262,18 @@ def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
         ports=(what.options.master_port,),
         packages=what.check or what.execute.kind in _COMPARED,
         model=job_files(what.job).model if what.options.profile else None,
-        arguments=argument_keys(what.job, _variables(what)) if what.check else (),
+        arguments=_argument_keys(what),
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
 
 
-def _variables(what: Launch) -> Iterator[str]:
-    """Names of those that the job is given."""
-    yield from what.options.surroundings.env
-    for node in what.cluster.nodes:
-        yield from node.env
+def _argument_keys(what: Launch) -> tuple[str, ...]:
+    """Those that are looked for; a prelude may lead to another LLaMA-Factory than the one that is found without it."""
+    surroundings = what.options.surroundings
+    if not what.check or surroundings.prelude is not None:
+        return ()
+    names = (name for node in what.cluster.nodes for name in node.env)
+    return argument_keys(what.job, (*surroundings.env, *names))
 
 
 def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple[Finding, ...]:
