@@ -1,21 +1,48 @@
-"""The rule for every test: leave the environment and the working directory as they were."""
+"""For all tests: random examples, the order of files, the slowest files, and that the environment is left as it was."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pytest_randomly
 from hypothesis import HealthCheck, settings
 
+# It loads every installed package's seeder, and DeepSpeed's imports torch and DeepSpeed into the tests' own process.
+pytest_randomly.entrypoint_reseeds = []
+
 # How long this machine takes for an example says nothing about the code: other work shares it.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=25, **_UNTIMED)
+settings.register_profile("thorough", max_examples=300, **_UNTIMED)
+settings.load_profile("quick")
 
 _PYTEST_OWN = "PYTEST_"
 
 pytest_plugins = ["pytester"]
+
+
+_SLOWEST = 3
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: at the end of a parallel run no worker is left with one of them."""
+    items.sort(key=lambda item: ("lab" not in item.keywords, "torch" not in item.keywords))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which files took longest."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    slowest = sorted(seconds.items(), key=lambda one: one[1], reverse=True)[:_SLOWEST]
+    terminalreporter.write_line("slowest files: " + ", ".join(f"{name} {time_s:.0f} s" for name, time_s in slowest))
 
 
 @pytest.fixture(autouse=True)

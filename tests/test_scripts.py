@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parent.parent
-_SCRIPTS = ("scripts/setup", "scripts/test", "scripts/check", "scripts/demo", ".ci/run")
+_SCRIPTS = ("scripts/setup", "scripts/test", "scripts/isolate", "scripts/check", "scripts/demo", ".ci/run")
 
 # Stands in for python3.11, for .venv/bin/python, and for the pip inside it.
 _PYTHON = """\
@@ -47,7 +47,7 @@ class Checkout:
         self.programs = root / "programs"
         self._calls = root / "calls"
         (self.root / "scripts").mkdir(parents=True)
-        for name in ("scripts/setup", "scripts/demo", "scripts/test"):
+        for name in ("scripts/setup", "scripts/demo", "scripts/test", "scripts/isolate"):
             shutil.copy(_ROOT / name, self.root / name)
         (self.root / "pyproject.toml").write_text("[project]\n")
         self.programs.mkdir()
@@ -236,13 +236,42 @@ def test_the_demo_takes_the_nodes_down_at_ctrl_c(checkout: Checkout) -> None:
     assert checkout.calls("multinode")[-1] == "lab down"
 
 
-def test_tests_of_the_lab_come_last_and_those_for_a_gpu_only_where_there_is_one(checkout: Checkout) -> None:
-    assert checkout.run("scripts/test").returncode == 0
-    pytest_calls = [call for call in checkout.calls("python") if "pytest" in call]
-    assert pytest_calls == ["-m pytest -m not lab and not gpu", "-m pytest -m lab and not gpu"]
-    checkout.run("scripts/test", NO_GPU="0")
-    pytest_calls = [call for call in checkout.calls("python") if "pytest" in call]
-    assert pytest_calls == ["-m pytest -m not lab", "-m pytest -m lab"]
+_ISOLATED = "scripts/isolate .venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "no_gpu", "profile", "also"),
+    [
+        ((), "1", "quick", " and not thorough and not gpu"),
+        ((), "0", "quick", " and not thorough"),
+        (("--thorough",), "1", "thorough", " and not gpu"),
+    ],
+)
+def test_what_measures_time_runs_after_all_else_and_what_needs_a_gpu_only_where_there_is_one(
+    checkout: Checkout, arguments: tuple[str, ...], no_gpu: str, profile: str, also: str
+) -> None:
+    done = checkout.run("scripts/test", *arguments, NO_GPU=no_gpu)
+    assert done.returncode == 0, done.stderr
+    assert "scripts/test tests/core" in done.stdout
+    together, alone = [call for call in checkout.calls("python") if "pytest" in call]
+    options = f"-m pytest --hypothesis-profile={profile} -q -m"
+    assert together.startswith(f"{options} not timing{also} --dist loadfile ")
+    assert together.endswith(f"*popen//python={_ISOLATED}")
+    assert alone == f"{options} timing{also}"
+
+
+def test_a_part_of_the_tests_is_pytests_own_affair(checkout: Checkout) -> None:
+    assert checkout.run("scripts/test", "tests/core", "-k", "a b").returncode == 0
+    (call,) = [call for call in checkout.calls("python") if "pytest" in call]
+    assert call == "-m pytest --hypothesis-profile=quick tests/core -k a b"
+
+
+def test_a_failure_in_parallel_does_not_keep_the_rest_from_running_and_fails(checkout: Checkout) -> None:
+    checkout.run("scripts/setup")
+    program = checkout.root / ".venv/bin/python"
+    program.write_text(f'{program.read_text()}[[ "$*" != *popen* ]]\n')
+    assert checkout.run("scripts/test").returncode == 1
+    assert len([call for call in checkout.calls("python") if "pytest" in call]) == 2
 
 
 def _with_multinode(checkout: Checkout) -> None:

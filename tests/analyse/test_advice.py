@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.advice import Advice, Change, advise, advise_notes
@@ -353,7 +353,6 @@ def test_two_changes_become_one() -> None:
     assert options_of(Change(overrides=("a='x y'",))) == """--set 'a='"'"'x y'"'"''"""
 
 
-@settings(max_examples=60)
 @given(
     strategy=st.sampled_from(list(Strategy)),
     gbit_per_s=st.floats(0.01, 200),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.break_even import (
@@ -64,7 +64,6 @@ def test_the_links_are_those_of_the_closed_forms() -> None:
     assert goodput(found.beats_one.value) == pytest.approx(G / (HIDDEN_S + (2 - 1) * T1_S))
 
 
-@settings(deadline=None)
 @given(st.floats(1, 1e4), st.floats(0, 1), st.floats(0.05, 0.98), st.integers(2, 16), st.integers(MB, 1000 * MB))
 def test_on_the_break_even_link_the_efficiency_is_the_target(
     compute_ms: float, overlap: float, target: float, nodes: int, trainable: int
@@ -77,7 +76,6 @@ def test_on_the_break_even_link_the_efficiency_is_the_target(
     assert efficiency(seen, scenario(link.value, nodes)) == pytest.approx(target, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.floats(1, 1e4), st.floats(0, 1), st.floats(0.05, 0.98), st.floats(0.01, 100), st.integers(2, 8))
 def test_the_accumulation_reaches_the_target_and_one_less_does_not(
     compute_ms: float, overlap: float, target: float, gbit_per_s: float, nodes: int

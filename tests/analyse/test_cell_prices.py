@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.cell_prices import with_prices
@@ -129,7 +129,6 @@ _figure = st.none() | st.floats(1e-6, 1e12).map(exact)
 _price = st.none() | st.floats(0, 1e12)
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         CellRow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.evidence import gather
@@ -74,7 +74,6 @@ CURVES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     one=summaries(),
     two=summaries(),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.cell_table import make_table as make_cell_table
@@ -96,7 +96,6 @@ def _is_taken(cell: Cell) -> bool:
 _text = st.sampled_from(["1", "7", "0.085", "1e15", "1e-12", "1000000000000", "OOM", "-", "", "28:04", "true", "words"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(sorted(COLUMNS)), _text, max_size=12), max_size=4))
 def test_whatever_a_table_tells_its_rows_can_be_compared_and_stored(texts: list[dict[str, str]]) -> None:
     read: list[ImportedRow] = []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.calibration import Calibration, Work
@@ -136,7 +136,6 @@ def test_from_a_slow_link_a_very_fast_one_is_not_promised() -> None:
     assert relative_width(found) > 0.4
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         Scenario,
@@ -168,7 +167,6 @@ def test_whatever_is_asked_the_interval_has_the_prediction_and_a_faster_link_is_
     assert predict(calibration, changed(asked, link=link)).step_time_ms <= found.step_time_ms * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**10), st.integers(1, 10**10), st.floats(0, 1), st.sampled_from(Strategy), st.integers(1, 8))
 def test_more_bytes_are_never_faster(one: int, other: int, overlap: float, strategy: Strategy, k: int) -> None:
     costs = StepCosts(compute_ms=166, overlap=overlap)

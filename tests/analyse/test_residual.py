@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.evidence import Evidence, gather
@@ -136,7 +136,6 @@ SPLITS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     link=st.floats(0.01, 400),
     steps=st.tuples(SPLITS, SPLITS),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.exposure import WorkerStep, find_exposure
@@ -332,7 +332,6 @@ def test_what_is_transfer_in_a_step_is_looked_for_once_and_not_for_each_worker()
 WILD = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 200_000)
 
 
-@settings(max_examples=60)
 @given(
     st.lists(WILD, min_size=8, max_size=40),
     st.lists(st.floats(1, 1e6), min_size=8, max_size=8),
@@ -363,7 +362,6 @@ def test_whatever_nodes_say_parts_are_never_negative_and_add_up(
         assert worker.overlap is None or 0 <= worker.overlap <= 1
 
 
-@settings(max_examples=40)
 @given(
     st.permutations([0, 1, 2, 3]),
     st.lists(st.floats(10, 500), min_size=80, max_size=80),

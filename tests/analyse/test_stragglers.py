@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.exposure import find_exposure
@@ -363,7 +363,6 @@ def test_a_machine_that_was_not_sampled_is_no_evidence() -> None:
     )
 
 
-@settings(max_examples=30)
 @given(st.permutations([0, 1, 2, 3]), st.lists(st.integers(100, 400), min_size=4, max_size=4))
 def test_renaming_ranks_renames_the_stragglers_and_changes_nothing_else(order: list[int], times: list[int]) -> None:
     made_up = MadeUp(nodes=FOUR, steps=10, compute_ms=lambda rank, _: times[rank])

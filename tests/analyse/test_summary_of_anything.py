@@ -6,7 +6,7 @@ import typing
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.observed import ObservedNode, observe
@@ -48,7 +48,6 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
 _ANYTHING = st.lists(_values(Sample), max_size=30)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(first=_ANYTHING, second=_ANYTHING)
 def test_records_of_any_content_make_a_summary(first: list[Sample], second: list[Sample]) -> None:
     nodes = [

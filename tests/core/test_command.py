@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.command import REDACTED, Command, is_secret, quote_path, render_command
@@ -70,7 +70,6 @@ _words = st.lists(_tempting | _text | st.tuples(_tempting, _text).map("".join), 
 _names = st.text(string.ascii_letters + "_", min_size=1, max_size=8).map("V_".__add__)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     words=_words, env=st.dictionaries(_names.filter(lambda name: not is_secret(name)), _tempting | _text, max_size=3)
 )
@@ -84,7 +83,6 @@ def test_what_a_person_types_gives_the_program_exactly_its_words_and_variables(
     }
 
 
-@settings(deadline=None, max_examples=20)
 @given(name=_tempting.filter(lambda name: name not in {"", "~"} and "/" not in name))
 def test_the_directory_may_have_any_name(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     directory = tmp_path_factory.mktemp("cwd") / name

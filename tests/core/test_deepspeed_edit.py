@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.deepspeed import DeepSpeedConfig
@@ -79,7 +79,6 @@ def test_of_two_edits_of_a_key_the_last_counts() -> None:
     assert edited("{}", "fp16.enabled=true", "fp16.enabled=false") == '{"fp16": {"enabled": false}}'
 
 
-@settings(deadline=None)
 @given(
     documents,
     st.sampled_from(GROUPS),

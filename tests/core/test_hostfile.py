@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.cluster import Cluster, Node
@@ -280,7 +280,6 @@ _clusters = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(_clusters)
 def test_a_cluster_comes_back_from_its_hostfile_as_it_was(cluster: Cluster) -> None:
     assert parse_hostfile(render_hostfile(cluster), "hosts.txt") == cluster
@@ -310,7 +309,6 @@ _fragments = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.text() | st.lists(_fragments | st.text(max_size=3), max_size=12).map("".join))
 def test_whatever_is_in_a_hostfile_it_is_a_cluster_or_one_error_with_its_line(text: str) -> None:
     try:

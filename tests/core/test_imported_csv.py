@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.imported_columns import COLUMNS
@@ -184,7 +184,6 @@ _cells = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.text() | st.lists(_cells | st.text(max_size=2), max_size=20).map("".join))
 def test_any_text_is_a_table_or_one_error(text: str) -> None:
     try:
@@ -201,7 +200,6 @@ _names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_s
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(_names, st.integers(1, 10**6), st.floats(1e-3, 1e6)), min_size=1, max_size=8))
 def test_what_a_program_writes_is_read_as_it_was(rows: list[tuple[str, int, float]]) -> None:
     text = io.StringIO()

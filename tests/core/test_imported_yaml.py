@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.imported_table import Extras, ImportedTable
@@ -105,7 +105,6 @@ _words = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.text() | st.lists(_words | st.text(max_size=2), max_size=12).map("".join))
 def test_any_text_is_a_table_or_one_error_with_its_line(text: str) -> None:
     try:

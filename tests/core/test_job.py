@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.job import (
@@ -143,7 +143,6 @@ def test_a_changed_job_is_written_anew_and_says_what_changed() -> None:
     assert [line.split(":")[0] for line in rest.splitlines()] == [*changed.config]
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_no_name_of_a_file_gets_out_of_the_comment(name: str) -> None:
     changed = parse_llamafactory(TEXT, name, ["max_steps=3"])

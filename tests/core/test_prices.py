@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.prices import Price, Prices, parse_prices
@@ -104,7 +104,6 @@ _words = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.text() | st.lists(_words | st.text(max_size=3), max_size=10).map("".join))
 def test_any_text_is_a_file_of_prices_or_one_error_with_its_line(text: str) -> None:
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.training_yaml import WrongYaml, dump_yaml, parse_yaml
@@ -107,7 +107,6 @@ _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False
 _data = st.dictionaries(st.text(), _scalars | st.lists(_scalars, max_size=3), max_size=4)
 
 
-@settings(deadline=None)
 @given(_data)
 def test_data_comes_back_from_its_yaml_as_it_was(data: dict[str, Any]) -> None:
     assert parse_yaml(dump_yaml(data)) == data
@@ -159,7 +158,6 @@ _tokens = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.text() | st.lists(_tokens, max_size=14).map("".join))
 def test_whatever_stands_in_a_yaml_it_is_data_or_one_error(text: str) -> None:
     try:

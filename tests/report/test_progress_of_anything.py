@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -82,7 +82,6 @@ _SAMPLES: st.SearchStrategy[list[Sample]] = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(first=_SAMPLES, second=_SAMPLES, tested=st.booleans())
 def test_records_of_any_content_leave_table_and_line_printable(
     *, first: list[Sample], second: list[Sample], tested: bool
