@@ -151,11 +151,9 @@ def test_setup_with_a_gpu_pins_and_removes_nothing(checkout: Checkout) -> None:
 
 def test_a_second_setup_does_nothing_and_says_nothing(checkout: Checkout) -> None:
     checkout.run("scripts/setup")
-    began = time.monotonic()
     again = checkout.run("scripts/setup")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert checkout.installs() == []
-    assert time.monotonic() - began < 2
 
 
 def test_setup_installs_again_when_the_project_has_changed_and_keeps_the_environment(checkout: Checkout) -> None:

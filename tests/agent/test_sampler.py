@@ -52,6 +52,7 @@ def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [record for record in found if record["kind"] == kind]
 
 
+@pytest.mark.timing
 def test_the_cores_that_a_job_uses_are_its_own(node: LocalNode) -> None:
     processor = of_kind(records(node, BUSY, sample_interval_s=0.2), "cpu")
     told = [(record["mono_ns"], record["job_cores"]) for record in processor if record["job_cores"] is not None]
@@ -77,6 +78,7 @@ def test_memory_is_what_the_control_group_of_the_job_may_have(tmp_path: Path, mo
     assert (record["memory_total_gib"], record["memory_available_gib"]) == (0.25, 0.125)
 
 
+@pytest.mark.timing
 def test_cards_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) -> None:
     found = records(node, BUSY, sample_ifnames=["lo"], sample_interval_s=60.0)
     times = [record["mono_ns"] for record in of_kind(found, "nic")]
@@ -87,6 +89,7 @@ def test_cards_are_read_often_at_first_and_then_at_the_interval(node: LocalNode)
     assert times[-1] - times[-2] >= 0.5e9
 
 
+@pytest.mark.timing
 def test_what_goes_out_is_counted_by_cards_and_by_tcp(node: LocalNode) -> None:
     found = records(node, TALKING, sample_ifnames=["lo"], sample_interval_s=0.1)
     cards, tcp = of_kind(found, "nic"), of_kind(found, "tcp")
@@ -105,6 +108,7 @@ def test_control_groups_are_sampled_or_missed_in_one_note(node: LocalNode) -> No
     assert all(record["throttled_us"] >= 0 for record in limits)
 
 
+@pytest.mark.timing
 def test_at_an_interval_of_a_second_everything_is_read_each_second(node: LocalNode) -> None:
     found = records(node, "import time; time.sleep(5.1)", sample_ifnames=["lo"], sample_interval_s=1.0)
     for kind in ("nic", "cpu", "tcp"):
@@ -112,6 +116,7 @@ def test_at_an_interval_of_a_second_everything_is_read_each_second(node: LocalNo
         assert len(late) >= 3, kind
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("interval_s", [0.001, 0.0])
 def test_no_interval_makes_the_sampler_busy(node: LocalNode, interval_s: float) -> None:
     found = records(node, "import time; time.sleep(0.5)", sample_ifnames=["lo"], sample_interval_s=interval_s)
