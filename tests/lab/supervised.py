@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ STAND_IN = Path(__file__).parent / "stand_in"
 TRAIN = str(STAND_IN / "train.py")
 # What the checks find has tests of its own.
 LAUNCH = ("launch", "--hosts", "lab", "--json", "--no-check", "--env", f"PYTHONPATH={STAND_IN}")
+LINE = re.compile(rb"rank (\d+) line (\d+) end\n")
 
 
 class GoFile:
@@ -23,6 +26,7 @@ class GoFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.argument = ("--until", str(path))
         path.write_text("")
 
     def end(self) -> None:
@@ -62,6 +66,34 @@ def document_in(printed: str) -> dict[str, Any]:
     """The document after the messages."""
     found: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
     return found
+
+
+def wait_said(controller: subprocess.Popen[str], text: str) -> None:
+    """Until a controller in the background has said this."""
+    assert controller.stdout is not None
+    end = time.monotonic() + DEADLINE_S
+    for line in controller.stdout:
+        if text in line:
+            return
+        assert time.monotonic() < end, f"it did not say in time: {text}"
+    pytest.fail(f"it ended and did not say: {text}")
+
+
+def lines(command: Command, run_id: str) -> dict[int, list[int]]:
+    """Numbers of the lines that came home, by rank, in their order."""
+    found: dict[int, list[int]] = {}
+    for path in sorted((command.runs / run_id).glob("logs/*")):
+        for rank, number in LINE.findall(path.read_bytes()):
+            found.setdefault(int(rank), []).append(int(number))
+    return found
+
+
+def expect_all(command: Command, run_id: str) -> int:
+    """Every line of every rank came home, once and in order; how many each rank wrote."""
+    found = lines(command, run_id)
+    count = len(found[0])
+    assert found == {rank: list(range(count)) for rank in range(4)}
+    return count
 
 
 def rank_variable(pid: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -22,8 +23,10 @@ def record_step(step: int, **fields: object) -> None:
     line = json.dumps({**record, "step_time_us": elapsed_us, **fields}).encode() + b"\n"
     # In one write, as other threads of the instrumentation may append to it, too.
     path = Path(os.environ["MULTINODE_SAMPLES"], f"rank-{rank}.jsonl")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+    # What cannot be written is lost, as with the instrumentation.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)

@@ -109,6 +109,7 @@ class Launcher:
         end = time.monotonic() + _CLOSE_S
         for worker in self._workers:
             if worker.poll() is None:
+                sys.stderr.write(f"W Sending process {worker.pid} closing signal SIGTERM\n")
                 os.killpg(worker.pid, signal.SIGTERM)
         for worker in self._workers:
             try:
