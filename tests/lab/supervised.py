@@ -88,6 +88,12 @@ def lines(command: Command, run_id: str) -> dict[int, list[int]]:
     return found
 
 
+def wait_for_more(command: Command, run_id: str) -> None:
+    """Until more of the last rank has come home."""
+    before = len(lines(command, run_id).get(3, []))
+    wait_for(lambda: len(lines(command, run_id).get(3, [])) > before + 10)
+
+
 def expect_all(command: Command, run_id: str) -> int:
     """Every line of every rank came home, once and in order; how many each rank wrote."""
     found = lines(command, run_id)

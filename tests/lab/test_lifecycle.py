@@ -10,7 +10,18 @@ import pytest
 
 from multinode.lab.cluster import Lab
 from tests.lab.launching import DEADLINE_S, Command, assert_succeeded, kill, processes_of, wait_for
-from tests.lab.supervised import LAUNCH, LINE, TRAIN, GoFile, command, expect_all, go_file, lines, read_document
+from tests.lab.supervised import (
+    LAUNCH,
+    LINE,
+    TRAIN,
+    GoFile,
+    command,
+    expect_all,
+    go_file,
+    lines,
+    read_document,
+    wait_for_more,
+)
 
 __all__ = ["command", "go_file"]
 
@@ -29,9 +40,8 @@ def detached(command: Command, *job: str) -> str:
 
 def attach_to_the_end(command: Command, run_id: str, go_file: GoFile, *options: str) -> dict[str, Any]:
     """Follow until more has come home, have the run end, and see that all of it came home."""
-    before = len(lines(command, run_id).get(3, []))
     with command.running("attach", run_id, *options, "--json") as watching:
-        wait_for(lambda: len(lines(command, run_id).get(3, [])) > before + 3)
+        wait_for_more(command, run_id)
         go_file.end()
         ended = read_document(watching)
     assert_succeeded(ended)
@@ -40,15 +50,26 @@ def attach_to_the_end(command: Command, run_id: str, go_file: GoFile, *options: 
     return ended
 
 
-def test_a_detached_run_is_followed_left_and_followed_again(command: Command, go_file: GoFile) -> None:
-    run_id = detached(command, *go_file.argument)
+def test_a_detached_run_is_followed_left_and_followed_to_its_end_from_another_machine_that_fetches_its_files(
+    command: Command, go_file: GoFile, tmp_path: Path
+) -> None:
+    run_id = detached(command, *go_file.argument, "--output", "out")
     with command.running("attach", run_id) as watching:
         wait_for(lambda: lines(command, run_id).get(0, []))
         watching.send_signal(signal.SIGINT)
         said, _ = watching.communicate(timeout=DEADLINE_S)
     assert (watching.returncode, "goes on" in said) == (0, True)
     assert len(processes_of(run_id)) > 4
-    attach_to_the_end(command, run_id, go_file)
+    elsewhere = Command(tmp_path / "elsewhere")
+    ended = attach_to_the_end(elsewhere, run_id, go_file, "--hosts", "lab", "--fetch", "out")
+    fetched = Path(ended["directory"]) / "fetched" / "out" / "rank-0.txt"
+    assert fetched.read_text() == "weights\n" * 1000
+    missing = elsewhere.run("attach", "no-such-run", "--hosts", "lab")
+    assert (missing.returncode, "knows no run" in missing.stderr) == (2, True)
+    code, here = command.code_and_document("attach", run_id, "--json")
+    assert_succeeded(here)
+    assert code == 0
+    assert expect_all(command, run_id) == expect_all(elsewhere, run_id)
 
 
 def test_a_controller_that_was_killed_is_replaced_within_the_lease(command: Command, go_file: GoFile) -> None:
@@ -60,25 +81,13 @@ def test_a_controller_that_was_killed_is_replaced_within_the_lease(command: Comm
     attach_to_the_end(command, run_id, go_file)
 
 
-def test_another_machine_with_the_hostfile_takes_a_run_up_and_fetches_its_files(
-    command: Command, go_file: GoFile, tmp_path: Path
-) -> None:
-    run_id = detached(command, *go_file.argument, "--output", "out")
-    elsewhere = Command(tmp_path / "elsewhere")
-    ended = attach_to_the_end(elsewhere, run_id, go_file, "--hosts", "lab", "--fetch", "out")
-    fetched = Path(ended["directory"]) / "fetched" / "out" / "rank-0.txt"
-    assert fetched.read_text() == "weights\n" * 1000
-    missing = elsewhere.run("attach", "no-such-run", "--hosts", "lab")
-    assert (missing.returncode, "knows no run" in missing.stderr) == (2, True)
-
-
 def test_logs_are_followed_to_the_end_and_a_second_follower_is_told_so(command: Command, go_file: GoFile) -> None:
     with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
         run_id = command.run_id()
         second = command.run("attach", run_id)
         assert (second.returncode, "followed by another multinode already" in second.stderr) == (2, True)
         with command.running("logs", "-f", run_id, "--rank", "2") as following:
-            wait_for(lambda: len(lines(command, run_id).get(2, [])) > 10)
+            wait_for_more(command, run_id)
             go_file.end()
             followed, _ = following.communicate(timeout=DEADLINE_S)
         assert controller.wait(DEADLINE_S) == 0
@@ -86,19 +95,6 @@ def test_logs_are_followed_to_the_end_and_a_second_follower_is_told_so(command: 
     count = expect_all(command, run_id)
     assert [int(number) for rank, number in found if rank == b"2"] == list(range(count))
     assert {rank for rank, _ in found} == {b"2", b"3"}, "node1 has ranks 2 and 3, and a log for both"
-
-
-def test_a_detached_run_is_stopped_and_two_runs_do_not_disturb_each_other(command: Command) -> None:
-    first = detached(command)
-    code, second = command.code_and_document(*LAUNCH, "--master-port", "29600", *COUNT, "--steps", "20")
-    assert_succeeded(second)
-    assert code == 0
-    assert expect_all(command, second["run_id"]) == 20
-    code, ended = command.code_and_document("stop", first, "--grace", "2", "--json")
-    assert (code, ended["status"]) == (0, "stopped")
-    assert not processes_of(first)
-    again = command.document("stop", first, "--json")
-    assert again["status"] == "stopped"
 
 
 def test_stop_from_another_terminal_ends_an_attached_run(command: Command) -> None:
@@ -111,9 +107,15 @@ def test_stop_from_another_terminal_ends_an_attached_run(command: Command) -> No
     assert not processes_of(run_id)
 
 
-def test_clean_removes_what_ended_and_keeps_what_runs(command: Command, lab: Lab) -> None:
-    ended = command.document(*LAUNCH, *COUNT, "--steps", "2")["run_id"]
+def test_of_two_runs_that_do_not_disturb_each_other_clean_removes_what_ended_and_stop_ends_the_other(
+    command: Command, lab: Lab
+) -> None:
     goes_on = detached(command)
+    code, second = command.code_and_document(*LAUNCH, "--master-port", "29600", *COUNT, "--steps", "20")
+    assert_succeeded(second)
+    ended = second["run_id"]
+    assert code == 0
+    assert expect_all(command, ended) == 20
     code, cleaned = command.code_and_document("clean", ended, goes_on, "--hosts", "lab", "--json")
     assert code == 0
     for rank, node in enumerate(cleaned["nodes"]):
@@ -121,3 +123,8 @@ def test_clean_removes_what_ended_and_keeps_what_runs(command: Command, lab: Lab
         assert node["size_bytes"] > 0
     assert len(cleaned["nodes"]) == len(lab.nodes)
     assert processes_of(goes_on)
+    code, stopped = command.code_and_document("stop", goes_on, "--grace", "2", "--json")
+    assert (code, stopped["status"]) == (0, "stopped")
+    assert not processes_of(goes_on)
+    again = command.document("stop", goes_on, "--json")
+    assert again["status"] == "stopped"
