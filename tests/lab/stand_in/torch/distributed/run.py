@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from .rendezvous import Hub, Member
+from .meeting import Hub, Member
 
 _POLL_S = 0.05
 _CLOSE_S = 30.0
