@@ -156,7 +156,7 @@ def progress_line(progress: RunProgress) -> str:
     shown, rest = worst_first(progress.nodes, _MOST_PARTS)
     for node in shown:
         words = [node.name, node.message or node.state]
-        if node.state == "running" and node.step is not None:
+        if node.state == "running" and node.step is not None and not node.message:
             words = [node.name, f"step {_step(node)}"]
             if node.step_time_us is not None:
                 words.append(f"{node.step_time_us / 1000:.0f} ms")

@@ -7,8 +7,6 @@ test_lifecycle.py (a killed controller that is replaced).
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,37 +22,38 @@ import pytest
 from multinode.lab.cluster import Lab, load_lab, ns_command
 from multinode.lab.faults import Clock, DiskFull, Fault, LinkDown, NodeState, clear_faults, make_fault
 from tests.lab.launching import (
-    DEADLINE_S,
     SCRIPT,
     Command,
     agents,
     assert_succeeded,
+    command_line,
     kill,
     listener,
     processes_of,
     wait_for,
 )
-from tests.lab.test_lifecycle import COUNTING, expect_all, lines
+from tests.lab.supervised import (
+    LAUNCH,
+    TRAIN,
+    GoFile,
+    assert_nothing_left,
+    command,
+    expect_all,
+    go_file,
+    lines,
+    parent,
+    read_document,
+    wait_for_more,
+    wait_said,
+)
+
+__all__ = ["command", "go_file"]
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
 
-LAUNCH = ("launch", "--hosts", "lab", "--grace", "2", "--json")
-ENDLESS = "100000"
-
-
-@pytest.fixture
-def scripts(shared_dir: Path) -> Path:
-    (shared_dir / "counting.py").write_text(COUNTING)
-    return shared_dir
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    running = Command(tmp_path / "runs")
-    yield running
-    for path in running.runs.glob("*/run.json"):
-        wait_for(lambda path=path: not processes_of(path.parent.name))  # type: ignore[misc]  # a default binds it
-    wait_for(lambda: not agents())
+OPTIONS = (*LAUNCH, "--grace", "2")
+COUNT = ("--", TRAIN, "--lines")
+TORCH = ("launch", "--hosts", "lab", "--json", "--grace", "2", "--workers-per-node", "1", "--", SCRIPT, "--steps")
 
 
 @contextmanager
@@ -66,13 +65,6 @@ def fault(made: Fault) -> Iterator[None]:
         yield
     finally:
         clear_faults(lab)
-
-
-def document(controller: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a controller in the background printed when it ended."""
-    printed, _ = controller.communicate(timeout=DEADLINE_S)
-    found: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
-    return found
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -88,102 +80,123 @@ def started(command: Command) -> str:
     return run_id
 
 
-def test_supervisor_and_sentinel_killed_at_once(command: Command, scripts: Path) -> None:
-    with command.running(*LAUNCH, "--", f"{scripts}/counting.py", ENDLESS, "0.1") as controller:
+def end_well(command: Command, run_id: str, go_file: GoFile, controller: subprocess.Popen[str]) -> None:
+    """Have the run end once more of node 1 has come home; not a line of it was lost."""
+    wait_for_more(command, run_id)
+    go_file.end()
+    assert_succeeded(read_document(controller))
+    expect_all(command, run_id)
+
+
+def test_supervisor_and_sentinel_killed_at_once(command: Command) -> None:
+    with command.running(*OPTIONS, *COUNT) as controller:
         run_id = started(command)
-        torchrun = min(processes_of(run_id))
-        supervisor = _parent(torchrun)
-        sentinel = _parent(supervisor)
+        launcher = min(pid for pid in processes_of(run_id) if "torch.distributed.run" in command_line(pid))
+        supervisor = parent(launcher)
+        sentinel = parent(supervisor)
         assert {supervisor, sentinel} <= set(agents())
         kill(sentinel)
         kill(supervisor)
-        ended = document(controller)
+        ended = read_document(controller)
     assert (ended["status"], controller.returncode) == ("failed", 1)
     assert "supervisor" in ended["first_failure"]["message"]
     assert not processes_of(run_id)
 
 
-def test_a_node_that_loses_its_power(command: Command, scripts: Path) -> None:
-    with command.running(*LAUNCH, "--lease", "6", "--", f"{scripts}/counting.py", ENDLESS, "0.1") as controller:
+def test_a_node_that_loses_its_power(command: Command) -> None:
+    with command.running(*OPTIONS, "--lease", "5", *COUNT) as controller:
         run_id = started(command)
         with fault(NodeState(node="node1", how="kill")):
-            ended = document(controller)
+            ended = read_document(controller)
     assert (ended["status"], controller.returncode) == ("lost", 3)
     assert ended["first_failure"]["node"] == "node1"
     assert [node["state"] for node in ended["nodes"]] == ["ended", "lost"]
     assert not processes_of(run_id)
 
 
-def test_an_ssh_connection_that_is_cut_is_made_anew_without_a_gap(command: Command, scripts: Path, lab: Lab) -> None:
-    with command.running(*LAUNCH, "--", f"{scripts}/counting.py", "150", "0.1") as controller:
+def test_a_connection_that_falls_silent_and_one_that_is_cut_are_made_anew_without_a_gap(
+    command: Command, go_file: GoFile
+) -> None:
+    with command.running(*OPTIONS, *COUNT, *go_file.argument) as controller:
         run_id = started(command)
+        with fault(LinkDown(node="node1", ifname="eth0")):
+            wait_said(controller, "node1 contact lost, the job may be running")
+        wait_for_more(command, run_id)
         current = load_lab()
         assert current is not None
         for pid in _children(current.nodes[1].sshd.pid):
             kill(pid)
-        ended = document(controller)
-    assert (ended["status"], len(lab.nodes)) == ("succeeded", 2)
-    expect_all(command, run_id, 150)
+        end_well(command, run_id, go_file, controller)
 
 
-def test_no_way_to_a_node_for_half_a_minute(command: Command, scripts: Path) -> None:
-    with command.running(*LAUNCH, "--", f"{scripts}/counting.py", "450", "0.1") as controller:
+def test_the_training_link_goes_for_a_while_and_comes_back(command: Command, go_file: GoFile) -> None:
+    with command.running(*OPTIONS, *COUNT, *go_file.argument) as controller:
         run_id = started(command)
-        with fault(LinkDown(node="node1", ifname="eth0")):
-            time.sleep(30)
-        ended = document(controller)
-    assert_succeeded(ended)
-    expect_all(command, run_id, 450)
+        with fault(LinkDown(node="node1")):
+            # What the fault lasts, and the run with it stands still.
+            time.sleep(1)
+            before = lines(command, run_id)
+            time.sleep(4)
+            assert lines(command, run_id) == before
+        end_well(command, run_id, go_file, controller)
 
 
-def test_the_training_link_goes_for_twenty_seconds_and_comes_back(command: Command) -> None:
-    with command.running(*LAUNCH, "--workers-per-node", "1", "--", SCRIPT, "--steps", "3000") as controller:
+@pytest.mark.thorough
+def test_gloo_bridges_twenty_seconds_without_the_training_link(command: Command) -> None:
+    with command.running(*TORCH, "3000") as controller:
         run_id = command.run_id()
         wait_for(lambda: command.steps(0) > 3)
         with fault(LinkDown(node="node1")):
             time.sleep(20)
-        ended = document(controller)
+        ended = read_document(controller)
     assert (ended["status"], ended["steps"]) == ("succeeded", 3000)
     assert not processes_of(run_id)
 
 
-def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock(command: Command) -> None:
-    stall = ("--stall", "20", "--on-stall", "stop")
-    with command.running(*LAUNCH, *stall, "--workers-per-node", "1", "--", SCRIPT, "--steps", "1000000") as controller:
+@pytest.mark.parametrize(
+    ("stall_s", "launch"),
+    [
+        pytest.param("6", (*OPTIONS, *COUNT), id="stand-in"),
+        pytest.param("20", (*TORCH, "1000000"), id="torch", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock(
+    command: Command, stall_s: str, launch: tuple[str, ...]
+) -> None:
+    verb, *options = launch
+    with command.running(verb, "--stall", stall_s, "--on-stall", "stop", *options) as controller:
         run_id = command.run_id()
         wait_for(lambda: command.steps(0) > 3)
         with fault(LinkDown(node="node1")):
-            ended = document(controller)
+            ended = read_document(controller)
             assert not processes_of(run_id)
     assert (ended["status"], controller.returncode) == ("failed", 1)
     assert ended["first_failure"]["kind"] in {"hang", "connection", "timeout"}
     assert ended["stalls"]
 
 
-def test_a_full_disk_on_a_node(command: Command, scripts: Path) -> None:
-    with command.running(*LAUNCH, "--", f"{scripts}/counting.py", ENDLESS, "0.02") as controller:
+def test_a_full_disk_on_a_node(command: Command) -> None:
+    with command.running(*OPTIONS, *COUNT, "--step-s", "0.02") as controller:
         run_id = started(command)
         with fault(DiskFull(node="node1")):
-            ended = document(controller)
+            ended = read_document(controller)
     assert (ended["status"], controller.returncode) == ("failed", 1)
     assert (ended["first_failure"]["node"], ended["first_failure"]["kind"]) == ("node1", "disk_full")
     assert not processes_of(run_id)
 
 
-def test_a_full_disk_on_the_controller(command: Command, scripts: Path, tmp_path: Path) -> None:
+def test_a_full_disk_on_the_controller(command: Command, shared_dir: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(full)], check=True)
     try:
         small = Command(full / "runs")
-        done = small.run(
-            *LAUNCH, "--", script(scripts, "burst.py", "print('x' * 1_000_000)\nimport time; time.sleep(60)")
-        )
-        (run_id,) = [path.name for path in (full / "runs").iterdir()]
+        burst = script(shared_dir, "burst.py", "print('x' * 1_000_000)\nimport time; time.sleep(60)")
+        done = small.run(*OPTIONS, "--", burst)
         assert done.returncode == 1
         assert "No space left" in done.stderr
         assert "df -h" in done.stderr
-        wait_for(lambda: not processes_of(run_id) and not agents())
+        assert_nothing_left(small)
     finally:
         subprocess.run(["umount", str(full)], check=True)
     assert not list(command.runs.glob("*"))
@@ -191,38 +204,36 @@ def test_a_full_disk_on_the_controller(command: Command, scripts: Path, tmp_path
 
 def test_a_master_port_that_is_taken_after_the_check(command: Command, lab: Lab) -> None:
     with listener(lab.nodes[0], 29500):
-        code, ended = command.code_and_document(*LAUNCH, "--no-check", "--", SCRIPT, "--steps", "3")
+        code, ended = command.code_and_document(*OPTIONS, *COUNT)
     assert (code, ended["status"]) == (1, "failed")
     assert (ended["first_failure"]["node"], ended["first_failure"]["kind"]) == ("node0", "connection")
 
 
-def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command, scripts: Path) -> None:
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + COUNTING
-    with command.running(*LAUNCH, "--", script(scripts, "stubborn.py", stubborn), ENDLESS, "0.1") as controller:
+def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command) -> None:
+    with command.running(*OPTIONS, *COUNT, "--ignore-term") as controller:
         run_id = started(command)
         controller.send_signal(signal.SIGINT)
-        ended = document(controller)
+        ended = read_document(controller)
     assert (ended["status"], controller.returncode) == ("stopped", 130)
     assert [node["processes_left"] for node in ended["nodes"]] == [0, 0]
     assert not processes_of(run_id)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(command: Command, scripts: Path) -> None:
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + COUNTING
-    launch = ("launch", "--hosts", "lab", "--grace", "100", "--json")
-    with command.running(*launch, "--", script(scripts, "stubborn.py", stubborn), ENDLESS, "0.1") as controller:
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(command: Command) -> None:
+    with command.running(*LAUNCH, "--grace", "100", *COUNT, "--ignore-term") as controller:
         run_id = started(command)
         began = time.monotonic()
         controller.send_signal(signal.SIGINT)
-        time.sleep(1)
+        wait_for(lambda: all("closing signal SIGTERM" in log for log in _logs(command)))
+        assert processes_of(run_id)
         controller.send_signal(signal.SIGINT)
-        ended = document(controller)
+        ended = read_document(controller)
         assert time.monotonic() - began < 60
     assert ended["status"] == "stopped"
     assert not processes_of(run_id)
 
 
-def test_a_burst_of_a_hundred_megabytes_of_log(command: Command, scripts: Path) -> None:
+def test_a_burst_of_a_hundred_megabytes_of_log(command: Command, shared_dir: Path) -> None:
     # One worker on node 0 writes; what came home is compared by its hash, and the controller stays small.
     burst = """
 import hashlib, os
@@ -235,56 +246,56 @@ if os.environ["RANK"] == "0":
         while data:
             data = data[os.write(1, data):]
     open("DIGEST", "w").write(digest.hexdigest())
-""".replace("DIGEST", f"{scripts}/digest")
-    argv = [sys.executable, "-m", "multinode", *LAUNCH, "--workers-per-node", "1"]
-    environment = os.environ | {"MULTINODE_RUNS": str(command.runs)}
-    process = subprocess.Popen(
-        [*argv, "--", script(scripts, "burst.py", burst)], env=environment, stdout=subprocess.PIPE
-    )
-    printed, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, printed
+""".replace("DIGEST", f"{shared_dir}/digest")
+    done = command.run(*OPTIONS, "--workers-per-node", "1", "--", script(shared_dir, "burst.py", burst))
+    assert done.returncode == 0, done.stdout
     (log,) = command.runs.glob("*/logs/node-0.log")
     ours = b"".join(line for line in log.read_bytes().splitlines(keepends=True) if line[9:11] == b" x")
     lab = load_lab()
     assert lab is not None
     there = subprocess.run(
-        [*ns_command(lab.nodes[0]), "cat", f"{scripts}/digest"], capture_output=True, text=True, check=True
+        [*ns_command(lab.nodes[0]), "cat", f"{shared_dir}/digest"], capture_output=True, text=True, check=True
     ).stdout
     assert len(ours) == 100_000_000
     assert hashlib.sha256(ours).hexdigest() == there
 
 
-def test_the_first_failure_is_first_although_a_clock_is_wrong(command: Command, scripts: Path) -> None:
+def test_the_first_failure_is_first_although_a_clock_is_wrong(command: Command, shared_dir: Path) -> None:
     text = """
-import os, time
-time.sleep(1)
-if os.environ["RANK"] == "0":
+import signal, time
+import torch.distributed as dist
+
+def fail_too(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise ValueError("a later one")
+
+signal.signal(signal.SIGTERM, fail_too)
+dist.init_process_group()
+if dist.get_rank() == 0:
     raise ValueError("the first")
-time.sleep(2.5)
-raise ValueError("a later one")
+time.sleep(600)
 """
     with fault(Clock(node="node1", offset_s=-10.0)):
-        ended = command.document(
-            *LAUNCH, "--grace", "8", "--workers-per-node", "1", "--", script(scripts, "two.py", text)
-        )
+        ended = command.document(*OPTIONS, "--workers-per-node", "1", "--", script(shared_dir, "two.py", text))
     assert ended["status"] == "failed"
     failure = ended["first_failure"]
     assert (failure["node"], failure["rank"]) == ("node0", 0)
     assert "the first" in failure["message"]
     assert "Traceback" in failure["log_tail"]
+    assert any("a later one" in log for log in _logs(command))
 
 
-def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Command, scripts: Path) -> None:
+def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Command, shared_dir: Path) -> None:
     # Without torchrun, whose nodes wait for each other at the end.
     text = "import os, sys, time\nrank = int(os.environ['NODE_RANK'])\ntime.sleep(2 * rank)\nsys.exit(17 * rank)\n"
-    job = ("--", sys.executable, script(scripts, "half.py", text))
-    code, ended = command.code_and_document(*LAUNCH, "--engine", "command", *job)
+    job = ("--", sys.executable, script(shared_dir, "half.py", text))
+    code, ended = command.code_and_document(*OPTIONS, "--engine", "command", *job)
     assert (code, ended["status"]) == (1, "failed")
     assert [node["exit_code"] for node in ended["nodes"]] == [0, 17]
     assert (ended["first_failure"]["node"], ended["first_failure"]["exit_code"]) == ("node1", 17)
 
 
-def test_ten_launches_and_stops_leak_nothing(command: Command, scripts: Path, lab: Lab) -> None:
+def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
     def left() -> list[int]:
         """Open files of each node's sshd and first process, and its processes."""
         current = load_lab()
@@ -296,23 +307,25 @@ def test_ten_launches_and_stops_leak_nothing(command: Command, scripts: Path, la
 
     temporary = _temporary()
     before = left()
-    for _ in range(10):
-        code, run = command.code_and_document(*LAUNCH, "--detach", "--", f"{scripts}/counting.py", ENDLESS, "0.1")
+    for _ in range(2):
+        code, run = command.code_and_document(*OPTIONS, "--detach", *COUNT)
         assert (code, run["status"]) == (0, "running")
         code, run = command.code_and_document("stop", run["run_id"], "--grace", "0", "--json")
         assert (code, run["status"]) == (0, "stopped")
+        code, run = command.code_and_document(*OPTIONS, *COUNT, "--steps", "2")
+        assert (code, run["status"]) == (0, "succeeded")
     wait_for(lambda: left() == before)
     assert not agents()
     assert _temporary() == temporary
-    assert len(lab.nodes) == 2
 
 
 def _temporary() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).iterdir() if "multinode" in path.name}
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _logs(command: Command) -> list[str]:
+    """Of each node of the one run."""
+    return [path.read_text() for path in sorted(command.runs.glob("*/logs/*"))]
 
 
 def _children(pid: int) -> list[int]:

@@ -2,68 +2,63 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from tests.lab.launching import DEADLINE_S, SCRIPT, Command, agents, command_line, kill, processes_of, wait_for
+from tests.lab.launching import SCRIPT, Command, agents, command_line, kill, processes_of, wait_for
+from tests.lab.supervised import LAUNCH, TRAIN, command, parent, read_document, worker
+
+__all__ = ["command"]
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
 
-LAUNCH = ("launch", "--hosts", "lab", "--workers-per-node", "1", "--lease", "6", "--grace", "3", "--json")
-JOB = ("--", SCRIPT, "--steps", "1000000")
+OPTIONS = ("--workers-per-node", "1", "--lease", "6", "--grace", "3")
 
 
 class Training:
     """A training in full swing on both nodes."""
 
-    def __init__(self, command: Command) -> None:
-        self._command = command
-        self._context = command.running(*LAUNCH, *JOB)
-        self.controller = self._context.__enter__()
+    def __init__(self, command: Command, controller: Any) -> None:
+        self.controller = controller
         self.run_id = command.run_id()
         wait_for(lambda: command.steps(0) > 3 and command.steps(1) > 3)
 
-    def processes(self, part: str) -> list[int]:
-        """Processes of the run whose argv has this in it."""
+    def launchers(self, part: str = "torch.distributed.run") -> list[int]:
+        """Launchers of the run whose argv has this in it."""
         return [pid for pid in processes_of(self.run_id) if part in command_line(pid)]
 
-    def document(self) -> dict[str, object]:
-        """What the controller printed when it ended."""
-        printed, _ = self.controller.communicate(timeout=DEADLINE_S)
-        document: dict[str, object] = json.loads(printed[printed.index("{\n") :])
+    def ended(self) -> dict[str, Any]:
+        """What the controller printed when it ended; by then, nothing is left."""
+        document = read_document(self.controller)
+        assert not processes_of(self.run_id)
+        assert not agents()
         return document
 
-    def close(self) -> None:
-        """Let go of the controller, and do not leave the nodes to the next test."""
-        self._context.__exit__(None, None, None)
-        wait_for(lambda: not processes_of(self.run_id) and not agents())
+
+@contextmanager
+def training_of(command: Command, *job: str) -> Iterator[Training]:
+    with command.running(*job) as controller:
+        yield Training(command, controller)
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    running = Training(Command(tmp_path / "runs"))
-    yield running
-    running.close()
+def training(command: Command) -> Iterator[Training]:
+    with training_of(command, *LAUNCH, *OPTIONS, "--", TRAIN) as training:
+        yield training
 
 
-def test_ctrl_c_leaves_nothing_when_the_prompt_returns(training: Training) -> None:
-    training.controller.send_signal(signal.SIGINT)
-    document = training.document()
-    assert not processes_of(training.run_id)
-    assert not agents()
-    assert training.controller.returncode == 130
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, None)])
+def test_ctrl_c_and_a_closed_terminal_leave_nothing_when_the_prompt_returns(
+    training: Training, number: signal.Signals, code: int | None
+) -> None:
+    training.controller.send_signal(number)
+    document = training.ended()
     assert document["status"] == "stopped"
-
-
-def test_a_closed_terminal_stops_the_run_too(training: Training) -> None:
-    training.controller.send_signal(signal.SIGHUP)
-    training.controller.wait(timeout=DEADLINE_S)
-    assert not processes_of(training.run_id)
-    assert not agents()
+    assert code in {None, training.controller.returncode}
 
 
 def test_kill_9_of_the_controller_ends_the_run_when_its_lease_does(training: Training) -> None:
@@ -73,39 +68,34 @@ def test_kill_9_of_the_controller_ends_the_run_when_its_lease_does(training: Tra
 
 
 def test_kill_9_of_torchrun_takes_its_workers_and_the_other_node_along(training: Training) -> None:
-    torchrun = [pid for pid in training.processes("torch.distributed.run") if "--node-rank=1" in command_line(pid)]
-    kill(torchrun[0])
-    document = training.document()
-    assert not processes_of(training.run_id)
-    assert not agents()
-    assert document["status"] == "failed"
-    assert training.controller.returncode == 1
+    (torchrun,) = training.launchers("--node-rank=1")
+    kill(torchrun)
+    document = training.ended()
+    assert (document["status"], training.controller.returncode) == ("failed", 1)
     failure = document["first_failure"]
-    assert isinstance(failure, dict)
     assert (failure["node"], failure["signal"]) == ("node1", "SIGKILL")
 
 
 def test_kill_9_of_a_supervisor_takes_its_job_and_the_other_node_along(training: Training) -> None:
-    supervisors = {_parent(pid) for pid in training.processes("torch.distributed.run")} & set(agents())
+    supervisors = {parent(pid) for pid in training.launchers()} & set(agents())
     assert len(supervisors) == 2
     kill(min(supervisors))
-    document = training.document()
-    assert not processes_of(training.run_id)
-    assert not agents()
+    document = training.ended()
+    assert document["status"] == "failed"
+    assert "supervisor" in document["first_failure"]["message"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param((*LAUNCH, *OPTIONS, "--", TRAIN), id="stand-in"),
+        pytest.param(("launch", "--hosts", "lab", "--json", *OPTIONS, "--", SCRIPT, "--steps", "1000000"), id="torch"),
+    ],
+)
+def test_kill_9_of_one_worker_names_its_node(command: Command, job: tuple[str, ...]) -> None:
+    with training_of(command, *job) as training:
+        kill(worker(training.run_id, 1))
+        document = training.ended()
     assert document["status"] == "failed"
     failure = document["first_failure"]
-    assert isinstance(failure, dict)
-    assert "supervisor" in failure["message"]
-
-
-def test_kill_9_of_one_worker_names_its_node(training: Training) -> None:
-    workers = [pid for pid in training.processes(SCRIPT) if "torch.distributed.run" not in command_line(pid)]
-    kill(max(workers))
-    document = training.document()
-    assert not processes_of(training.run_id)
-    assert document["status"] == "failed"
-    assert document["first_failure"] is not None
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert (failure["node"], failure["rank"], failure["signal"]) == ("node1", 1, "SIGKILL")

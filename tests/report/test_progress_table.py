@@ -150,6 +150,8 @@ def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
     starting = msgspec.structs.replace(WAITING, state="running")
     ended = msgspec.structs.replace(BUSY, state="ended", message="done")
     assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running | box1 done"
+    lost = msgspec.structs.replace(BUSY, message="contact lost")
+    assert "box1 contact lost | box2" in progress_line(progress(lost, WAITING))
 
 
 def test_a_standstill_stands_below_the_table_as_it_was_said() -> None:
