@@ -45,7 +45,7 @@ class Optimizer(torch.optim.SGD):
 
 @pytest.fixture
 def worker(tmp_path: Path, archive: Path) -> Worker:
-    return Worker(tmp_path, archive)
+    return Worker(tmp_path, archive, warm=True)
 
 
 def naps(record: dict[str, Any]) -> dict[str, int]:
