@@ -92,6 +92,7 @@ def test_sizes_and_counts_are_those_of_nccl_tests(workers: Workers) -> None:
     assert ("reduce_scatter", 12, 1) in sizes
 
 
+@pytest.mark.timing  # whatever else uses loopback is counted, too
 def test_loopback_carried_what_workers_of_one_node_exchanged(workers: Workers) -> None:
     assert workers.run(2, messages=[{"collective": "all_reduce", "size_bytes": 4 << 20}]).returncode == 0
     (record,) = workers.records("collective")
