@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import multinode
 from multinode.core.samples import Sample, parse_samples
+from tests.warm import WarmProcess
 
 INSTRUMENT = Path(multinode.__file__).parent / "agent" / "instrument"
 DEADLINE_S = 110.0
@@ -75,33 +74,30 @@ def run_pair(folder: Path, script: str, workers: int = 2, **environ: str) -> lis
     try:
         for rank, process in enumerate(started):
             status = process.wait(DEADLINE_S)
-            stderr = (folder / f"stderr-{rank}").read_text()
+            _, stderr = process.output()
             assert status == 0, stderr
             told.append(Told(folder, rank, stderr))
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.wait(DEADLINE_S)
     return told
 
 
-def _start(folder: Path, script: str, rank: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (folder / f"stderr-{rank}").open("wb") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(folder),
-                "PYTHONPATH": str(folder.parent / "modules"),
-                "INSTRUMENT": str(INSTRUMENT),
-                "FOLDER": str(folder),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-                **environ,
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-        )
+def _start(folder: Path, script: str, rank: int, environ: dict[str, str]) -> WarmProcess:
+    return WarmProcess(
+        ["-c", script],
+        {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "PYTHONPATH": str(folder.parent / "modules"),
+            "INSTRUMENT": str(INSTRUMENT),
+            "FOLDER": str(folder),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            **environ,
+        },
+    )

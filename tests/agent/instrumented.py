@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.warm import run_warm
+
 DEADLINE_S = 100.0
 VARIABLES = {"LOCAL_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}
 
@@ -16,13 +18,19 @@ VARIABLES = {"LOCAL_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}
 class Worker:
     """Runs scripts as a worker of a run does.
 
+    Args:
+        folder: for all that scripts read and write.
+        archive: holds the instrumentation.
+        warm: scripts import torch, and run where that costs nothing (tests/warm.py).
+
     Attributes:
         samples: where the records go.
         modules: where scripts can import from.
         instrument: where the instrumentation's modules lie, inside the archive.
     """
 
-    def __init__(self, folder: Path, archive: Path) -> None:
+    def __init__(self, folder: Path, archive: Path, *, warm: bool = False) -> None:
+        self._warm = warm
         self.samples = folder / "samples"
         self.samples.mkdir()
         self.modules = folder / "modules"
@@ -41,9 +49,12 @@ class Worker:
         """Run a script under the instrumentation; `changes` are made to its environment, None removes."""
         path = self.modules.parent / "script.py"
         path.write_text(script)
+        environ = self.environ(**changes)
+        if self._warm:
+            return run_warm([path], environ, timeout=DEADLINE_S)
         return subprocess.run(
             [sys.executable, str(path)],
-            env=self.environ(**changes),
+            env=environ,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

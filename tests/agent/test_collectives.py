@@ -1,16 +1,16 @@
-"""The collective benchmark on this machine: real workers under torchrun, gloo over loopback."""
+"""The collective benchmark on this machine: real workers, gloo over loopback; once under torchrun."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .bench_workers import run_workers
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
@@ -36,10 +36,9 @@ class Workers:
         self._directory = directory
         (directory / "samples").mkdir()
 
-    def run(self, count: int, *, python_path: Path | None = None, **request: Any) -> subprocess.CompletedProcess[str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def run(
+        self, count: int, *, python_path: Path | None = None, torchrun: bool = False, **request: Any
+    ) -> subprocess.CompletedProcess[str]:
         wanted = (
             {
                 "messages": [{"collective": name, "size_bytes": size} for name in COLLECTIVES for size in SIZES],
@@ -55,16 +54,7 @@ class Workers:
         }
         if python_path is not None:
             env["PYTHONPATH"] = str(python_path)
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
-        command = [*launcher, f"--master-port={port}", str(self._archive), "collectives"]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                output, errors = process.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                # torchrun ends its workers when it is asked to; killed, it would leave them.
-                process.terminate()
-                raise
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+        return run_workers(self._archive, "collectives", count, env, torchrun=torchrun)
 
     def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         lines = (self._directory / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
@@ -92,7 +82,7 @@ def test_every_collective_gives_exact_values(workers: Workers, count: int, dtype
 
 
 def test_sizes_and_counts_are_those_of_nccl_tests(workers: Workers) -> None:
-    assert workers.run(3).returncode == 0
+    assert workers.run(3, torchrun=True).returncode == 0
     sizes = {(one["collective"], one["size_bytes"], one["count"]) for one in workers.records("collective")}
     assert ("all_reduce", 1000, 250) in sizes
     # Of shares: count is one worker's, the size is that of all; they begin at multiples of 16 bytes.
@@ -102,6 +92,7 @@ def test_sizes_and_counts_are_those_of_nccl_tests(workers: Workers) -> None:
     assert ("reduce_scatter", 12, 1) in sizes
 
 
+@pytest.mark.timing  # whatever else uses loopback is counted, too
 def test_loopback_carried_what_workers_of_one_node_exchanged(workers: Workers) -> None:
     assert workers.run(2, messages=[{"collective": "all_reduce", "size_bytes": 4 << 20}]).returncode == 0
     (record,) = workers.records("collective")

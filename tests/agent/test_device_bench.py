@@ -1,4 +1,4 @@
-"""The device benchmark on this machine: a real worker under torchrun, on its processor."""
+"""The device benchmark on this machine: a real worker on its processor; once under torchrun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any
 import pytest
 
 from multinode.agent.machine import read_processor_name
+from tests.torch_stand_in import put_torch
+
+from .bench_workers import run_workers
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -31,45 +33,32 @@ class Workers:
         self.run_dir = home / ".multinode" / "runs" / RUN_ID
         (self.run_dir / "samples").mkdir(parents=True)
 
-    def run(self, count: int = 1, *, torch_path: Path | None = None, **request: Any) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        env = os.environ | {
-            "HOME": str(self._home),
-            "MULTINODE_RUN_ID": RUN_ID,
-            "MULTINODE_REQUEST": json.dumps(TINY | request),
-            "OMP_NUM_THREADS": "1",
-        }
+    def run(self, count: int = 1, *, torch_path: Path | None = None, torchrun: bool = False, **request: Any) -> None:
+        env = self._environ(request) | {"OMP_NUM_THREADS": "1"}
         if torch_path is not None:
             env["PYTHONPATH"] = str(torch_path)
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
-        command = [*launcher, f"--master-port={port}", str(self._archive), "devices"]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            try:
-                output, _ = process.communicate(timeout=200)
-            except subprocess.TimeoutExpired:
-                # torchrun ends its workers when it is asked to; killed, it would leave them.
-                process.terminate()
-                raise
-        assert process.returncode == 0, output
+        done = run_workers(self._archive, "devices", count, env, torchrun=torchrun)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def run_bare(self, torch_path: Path, **request: Any) -> None:
-        """One worker, without torchrun: for a torch that is none."""
-        done = self.begin_bare({"PYTHONPATH": str(torch_path)}, **request)
+        """One worker with a torch that is none."""
+        env = self._environ(request) | {"PYTHONPATH": str(torch_path), "RANK": "0", "LOCAL_RANK": "0"}
+        command = [sys.executable, str(self._archive), "devices"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
-    def begin_bare(self, variables: dict[str, str], **request: Any) -> subprocess.CompletedProcess[str]:
-        """The same, however it ends."""
-        env = os.environ | {
+    def fail(self, **request: Any) -> str:
+        """One worker, which must fail; what it said."""
+        done = run_workers(self._archive, "devices", 1, self._environ(request))
+        assert done.returncode == 1
+        return done.stderr
+
+    def _environ(self, request: dict[str, Any]) -> dict[str, str]:
+        return os.environ | {
             "HOME": str(self._home),
             "MULTINODE_RUN_ID": RUN_ID,
             "MULTINODE_REQUEST": json.dumps(TINY | request),
-            "RANK": "0",
-            "LOCAL_RANK": "0",
         }
-        command = [sys.executable, str(self._archive), "devices"]
-        return subprocess.run(command, env=env | variables, capture_output=True, text=True, timeout=60, check=False)
 
     def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         lines = (self.run_dir / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
@@ -111,7 +100,7 @@ def test_all_kinds_of_tests_are_timed_and_say_what_was_computed(workers: Workers
 
 
 def test_repeats_go_through_all_tests_again_and_workers_take_turns(workers: Workers) -> None:
-    workers.run(2, sizes=[32, 64], repeats=2, turns=True)
+    workers.run(2, torchrun=True, sizes=[32, 64], repeats=2, turns=True)
     spans = []
     for rank in range(2):
         speeds = workers.records("speed", rank)
@@ -145,9 +134,8 @@ def test_who_waits_for_a_turn_gives_up_on_a_worker_that_has_had_no_result_for_mi
     os.utime(turn, (0, 0))
     with turn.open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        done = workers.begin_bare({}, turns=True)
-    assert done.returncode == 1
-    assert "RuntimeError: worker 3 of this node has had no result for 240 s: its device hangs" in done.stderr
+        said = workers.fail(turns=True)
+    assert "RuntimeError: worker 3 of this node has had no result for 240 s: its device hangs" in said
 
 
 def test_an_operation_without_an_option_in_an_older_torch_is_told(workers: Workers, tmp_path: Path) -> None:
@@ -178,7 +166,7 @@ def test_what_fails_says_why_and_the_rest_is_measured(workers: Workers, tmp_path
 
 
 def test_a_gpu_is_timed_by_its_own_events_in_all_types_that_it_has(workers: Workers, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(GPU)
+    put_torch(tmp_path)
     workers.run_bare(tmp_path, kinds=["matmul", "memory"], dtypes=[])
     (device,) = workers.records("device")
     assert (device["device"], device["name"], device["capability"]) == ("cuda", "A GPU that is not there", "sm_80")
@@ -199,97 +187,6 @@ def test_a_gpu_is_timed_by_its_own_events_in_all_types_that_it_has(workers: Work
     products = [line for line in dict.fromkeys(log) if line.startswith("mm")]
     assert products == ["mm float32 highest", "mm float32 high", "mm float16 highest", "mm bfloat16 highest"]
 
-
-# A torch whose GPU is a clock: every call puts it on by two milliseconds.
-GPU = """
-import os
-import types
-
-__version__ = "2.8.0"
-precision, clock_ms = "highest", 0.0
-
-
-class Tensor:
-    def __init__(self, dtype="float32"):
-        self.dtype = dtype
-
-    def to(self, dtype):
-        return Tensor(dtype)
-
-    def copy_(self, source, non_blocking=False):
-        _work(f"copy {non_blocking}")
-
-
-def _work(what):
-    global clock_ms
-    clock_ms += 2.0
-    with open(os.path.join(os.path.dirname(__file__), "calls"), "a") as file:
-        file.write(what + "\\n")
-
-
-class Event:
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        self.ms = clock_ms
-
-    def elapsed_time(self, other):
-        return other.ms - self.ms
-
-
-def device(kind, index=None):
-    return types.SimpleNamespace(type=kind, index=index)
-
-
-def set_float32_matmul_precision(wanted):
-    global precision
-    precision = wanted
-
-
-def mm(left, right, out):
-    _work(f"mm {left.dtype} {precision}")
-
-
-def add(first, second, alpha, out):
-    _work("add")
-
-
-def randn(*sizes, device):
-    return Tensor()
-
-
-def empty(*sizes, device=None, pin_memory=False):
-    return Tensor()
-
-
-zeros = empty
-float32, float16, bfloat16 = "float32", "float16", "bfloat16"
-
-
-def empty_like(other):
-    return Tensor(other.dtype)
-
-
-def get_num_threads():
-    return 1
-
-
-version = types.SimpleNamespace(hip=None, cuda="12.8")
-cuda = types.SimpleNamespace(
-    Event=Event,
-    is_available=lambda: True,
-    device_count=lambda: 1,
-    set_device=lambda device: None,
-    get_device_capability=lambda device: (8, 0),
-    get_device_properties=lambda device: types.SimpleNamespace(
-        name="A GPU that is not there", major=8, minor=0, total_memory=40 << 30
-    ),
-    mem_get_info=lambda device: (8 << 30, 40 << 30),
-    synchronize=lambda device: None,
-    empty_cache=lambda: None,
-)
-"""
 
 # This torch has no matrix product, and says so in two lines.
 SPOILER = """

@@ -71,6 +71,11 @@ def worker(tmp_path: Path, archive: Path) -> Worker:
     return Worker(tmp_path, archive)
 
 
+@pytest.fixture
+def warm(tmp_path: Path, archive: Path) -> Worker:
+    return Worker(tmp_path, archive, warm=True)
+
+
 @pytest.mark.torch
 def test_a_plain_training_loop_is_counted_by_its_first_optimizer(worker: Worker) -> None:
     done = worker.run(TORCH_LOOP)
@@ -89,8 +94,8 @@ def test_a_plain_training_loop_is_counted_by_its_first_optimizer(worker: Worker)
 
 
 @pytest.mark.torch
-def test_when_the_first_optimizer_is_gone_another_is_counted(worker: Worker) -> None:
-    done = worker.run(
+def test_when_the_first_optimizer_is_gone_another_is_counted(warm: Worker) -> None:
+    done = warm.run(
         "import torch\n"
         "model = torch.nn.Linear(4, 1)\n"
         "for _ in range(3):\n"
@@ -99,12 +104,12 @@ def test_when_the_first_optimizer_is_gone_another_is_counted(worker: Worker) -> 
         "    optimizer.step()\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert [step["step"] for step in worker.records("step")] == [1, 2, 3, 4, 5, 6]
+    assert [step["step"] for step in warm.records("step")] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.torch
-def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does(worker: Worker) -> None:
-    done = worker.run(
+def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does(warm: Worker) -> None:
+    done = warm.run(
         "import torch\n"
         "model = torch.nn.Linear(4, 1)\n"
         "warm_up, main = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))\n"
@@ -112,7 +117,7 @@ def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does(worker: Work
         "for _ in range(100): main.step()\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(worker.records("step")) == 1 + 50
+    assert len(warm.records("step")) == 1 + 50
 
 
 def test_a_trainer_tells_its_steps_samples_losses_and_its_own_figures(worker: Worker) -> None:

@@ -50,7 +50,7 @@ mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
 
 @pytest.fixture
 def worker(tmp_path: Path, archive: Path) -> Worker:
-    return Worker(tmp_path, archive)
+    return Worker(tmp_path, archive, warm=True)
 
 
 def counted(records: list[dict[str, Any]]) -> list[tuple[int | None, ...]]:

@@ -315,7 +315,7 @@ for _ in range(3):
 def test_a_training_without_ddp_is_told_so_once(
     tmp_path: Path, archive: Path, changes: dict[str, str | None], reason: str
 ) -> None:
-    worker = Worker(tmp_path, archive)
+    worker = Worker(tmp_path, archive, warm=True)
     done = worker.run(LOOP, **{"MULTINODE_GRAD_COMPRESS": "fp16", **changes})
     assert done.returncode == 0
     (note,) = worker.records("note")

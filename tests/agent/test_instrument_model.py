@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from multinode.core.profile_samples import ModelSample
+from tests.warm import free_port
 
 from .gloo_pair import run_pair
 
@@ -182,7 +183,9 @@ tell(None)
 
 @pytest.mark.torch
 def test_deepspeed_with_its_stage_settings_and_whole_sizes(tmp_path: Path) -> None:
-    samples = models_of(tmp_path, DEEPSPEED, DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="29688")
+    samples = models_of(
+        tmp_path, DEEPSPEED, DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+    )
     assert [each.zero_stage for each in samples] == [0, 1, 2, 3]
     for sample in samples:
         assert (sample.wrapper, sample.accumulation) == ("deepspeed", 2)
@@ -276,7 +279,7 @@ accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
 train(model, torch.optim.SGD(model.parameters()), 1)
 tell(None)
 """
-    before, after = models_of(tmp_path, script, MASTER_ADDR="127.0.0.1", MASTER_PORT="29689")
+    before, after = models_of(tmp_path, script, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     assert (before.accumulation, after.accumulation) == (None, 4)
 
 

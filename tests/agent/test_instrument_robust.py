@@ -7,13 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.warm import WarmProcess
+
 from .instrumented import DEADLINE_S, Worker
+from .localnode import wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -71,14 +73,14 @@ PARTS = (
 
 @pytest.fixture
 def worker(tmp_path: Path, archive: Path) -> Worker:
-    return Worker(tmp_path, archive)
+    return Worker(tmp_path, archive, warm=True)
 
 
 @functools.cache
 def run_alone(script: str, archive: Path) -> tuple[int, str]:
     """Exit status and stdout of a script without the instrumentation; each is run once only."""
     with tempfile.TemporaryDirectory() as folder:
-        done = Worker(Path(folder), archive).run(script, MULTINODE_SAMPLES=None, LOCAL_RANK="0")
+        done = Worker(Path(folder), archive, warm=True).run(script, MULTINODE_SAMPLES=None, LOCAL_RANK="0")
     assert "multinode: " not in done.stderr
     return done.returncode, done.stdout
 
@@ -176,13 +178,10 @@ def test_of_a_worker_that_is_killed_what_was_recorded_before_is_whole(worker: Wo
         f"{TRAINING}\nmodel = torch.nn.Linear(3, 3)\n"
         "for number in range(10**9):\n    train(model)\n    if number == 2: print('trains', flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, str(script)], env=worker.environ(LOCAL_RANK="0"), stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"trains\n"
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    process = WarmProcess([script], worker.environ(LOCAL_RANK="0"))
+    wait_until(lambda: process.output() == ("trains\n", ""))
+    process.kill()
+    assert process.wait(DEADLINE_S) == -signal.SIGKILL
     recorded = whole_lines(worker.samples / "rank-3.jsonl")
     assert recorded > 1
     # Started again, it goes on behind whatever was left.

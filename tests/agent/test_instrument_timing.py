@@ -45,7 +45,7 @@ class Optimizer(torch.optim.SGD):
 
 @pytest.fixture
 def worker(tmp_path: Path, archive: Path) -> Worker:
-    return Worker(tmp_path, archive)
+    return Worker(tmp_path, archive, warm=True)
 
 
 def naps(record: dict[str, Any]) -> dict[str, int]:
@@ -53,6 +53,7 @@ def naps(record: dict[str, Any]) -> dict[str, int]:
     return {phase: int(time_us / NAP_US) for phase, time_us in record["phases_us"].items()}
 
 
+@pytest.mark.timing
 def test_each_phase_has_the_time_that_was_spent_in_it(worker: Worker) -> None:
     records = worker.run_wired(f"""{SLEEPERS}
 meet()
@@ -69,6 +70,7 @@ for rows in torch.utils.data.DataLoader(Rows()):
         assert naps(record) == {"data": 1, "forward": 2, "backward": 3, "optimizer": 4}
 
 
+@pytest.mark.timing
 def test_what_is_nested_counts_to_the_innermost_alone(worker: Worker) -> None:
     # A closure runs the other phases inside the optimizer's step; deepspeed's step holds the optimizer's.
     records = worker.run_wired(f"""{SLEEPERS}
@@ -86,6 +88,7 @@ step()
     assert naps(records[0]) == {"forward": 2, "backward": 3, "optimizer": 4, "comm": 5}
 
 
+@pytest.mark.timing
 def test_a_forward_pass_that_is_computed_again_is_part_of_the_backward_pass(worker: Worker) -> None:
     records = worker.run_wired(f"""{SLEEPERS}
 from torch.distributed.fsdp import fully_shard
@@ -105,6 +108,7 @@ step()
     assert naps(records[0]) == {"forward": 2, "backward": 5}
 
 
+@pytest.mark.timing
 def test_a_part_that_raises_ends_its_phase_and_raises_as_ever(worker: Worker) -> None:
     records = worker.run_wired(f"""{SLEEPERS}
 meet()
@@ -130,6 +134,7 @@ for _ in range(2):
     assert naps(records[2]) == {"forward": 2, "backward": 3, "optimizer": 4}
 
 
+@pytest.mark.timing
 def test_other_threads_are_not_timed(worker: Worker) -> None:
     records = worker.run_wired(f"""{SLEEPERS}
 import threading
@@ -143,6 +148,7 @@ step()
     assert naps(records[0]) == {"backward": 3}
 
 
+@pytest.mark.timing
 def test_deepspeeds_step_and_backward_are_timed_by_its_own_doors(worker: Worker) -> None:
     worker.module(
         "deepspeed.runtime.engine",

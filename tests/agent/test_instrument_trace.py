@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import pytest
 
 from multinode.analyse.trace_events import TraceEvents, read_trace
 from multinode.analyse.trace_view import view_traces
+from tests.warm import WarmProcess, free_port
 
 DEADLINE_S = 100.0
 # What multinode_hooks does; here the script itself says when a step has ended.
@@ -82,11 +80,11 @@ class Traced:
         (folder / "modules" / "transformers" / "trainer.py").write_text(TRAINER)
         self._hooks = archive / "multinode_agent" / "instrument"
 
-    def start(self, script: str, window: object, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, script: str, window: object, environ: Mapping[str, str] | None = None) -> WarmProcess:
         """Start a worker; rank 0 unless `environ` says otherwise."""
-        return subprocess.Popen(
-            [sys.executable, "-c", SET_UP + script],
-            env={
+        return WarmProcess(
+            ["-c", SET_UP + script],
+            {
                 "PATH": os.environ["PATH"],
                 "PYTHONPATH": str(self.folder / "modules"),
                 "HOOKS": str(self._hooks),
@@ -98,16 +96,14 @@ class Traced:
                 "MULTINODE_TRACE": json.dumps(window) if window is not None else "",
                 **(environ or {}),
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
 
     def run(self, script: str, window: object, *, said: str = "") -> str:
         """Run a worker, which must end well and say nothing of its own but `said`; its output."""
         worker = self.start(script, window)
-        output, errors = worker.communicate(timeout=DEADLINE_S)
-        assert worker.returncode == 0, errors
+        status = worker.wait(DEADLINE_S)
+        output, errors = worker.output()
+        assert status == 0, errors
         assert said in errors if said else not errors, errors
         return output
 
@@ -185,8 +181,7 @@ def test_a_training_that_ends_in_the_window_gives_the_steps_there_were(traced: T
 @pytest.mark.torch
 def test_a_training_that_dies_in_the_window_gives_them_too(traced: Traced) -> None:
     worker = traced.start(TORCH + "train(6)\nraise SystemExit(3)", window(50, 2))
-    worker.communicate(timeout=DEADLINE_S)
-    assert worker.returncode == 3
+    assert worker.wait(DEADLINE_S) == 3
     assert traced.steps() == [4, 5, 6]
 
 
@@ -237,16 +232,13 @@ def test_the_training_may_profile_itself_once_the_window_is_over(traced: Traced)
 
 @pytest.mark.torch
 def test_two_workers_with_gloo_show_their_all_reduces_with_sizes(traced: Traced) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     workers = [
         traced.start(TORCH + DDP, window(3, 2, 0, 1), {**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in (0, 1)
     ]
-    ended = [worker.communicate(timeout=DEADLINE_S) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], ended
+    statuses = [worker.wait(DEADLINE_S) for worker in workers]
+    assert statuses == [0, 0], [worker.output() for worker in workers]
     view = view_traces({rank: traced.read(rank) for rank in (0, 1)}, 2)
     assert [(worker.rank, worker.steps) for worker in view.workers] == [(0, 3), (1, 3)]
     assert sum(view.message_bytes) == (256 * 256 + 256) * 4

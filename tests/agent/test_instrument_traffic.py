@@ -196,6 +196,6 @@ def test_a_thread_that_does_not_train_is_counted_and_not_timed(called: list[Reco
 def test_what_the_collectives_compute_is_the_same_without_hooks(
     called: list[Recorded], tmp_path: Path, archive: Path
 ) -> None:
-    bare = train(tmp_path, archive, MEET + SCRIPT, watched=False)
+    bare = train(tmp_path, archive, MEET + SCRIPT, watched=False, warm=True)
     assert [worker.stdout for worker in called] == [worker.stdout for worker in bare]
     assert bare[0].of("traffic") == []

@@ -142,8 +142,8 @@ print(len(Event.made))
 
 
 def test_fsdp2_gathers_twice_and_reduces_once_and_its_clipping_is_seen(tmp_path: Path, archive: Path) -> None:
-    watched = train(tmp_path, archive, MEET + FSDP2)
-    bare = train(tmp_path, archive, MEET + FSDP2, watched=False)
+    watched = train(tmp_path, archive, MEET + FSDP2, warm=True)
+    bare = train(tmp_path, archive, MEET + FSDP2, watched=False, warm=True)
     assert [worker.stdout for worker in watched] == [worker.stdout for worker in bare]
     first, second = 4 * 8 * 16, 4 * 16 * 4
     assert watched[0].calls("op", "size_bytes", "count")[1:] == 2 * [
@@ -168,7 +168,7 @@ def test_deepspeed_takes_the_functions_that_count(tmp_path: Path, archive: Path)
 
 def test_what_is_compiled_is_compiled_as_ever_and_what_is_not_is_counted(tmp_path: Path, archive: Path) -> None:
     (watched,) = train(tmp_path, archive, COMPILED, workers=1)
-    (bare,) = train(tmp_path, archive, COMPILED, watched=False, workers=1)
+    (bare,) = train(tmp_path, archive, COMPILED, watched=False, workers=1, warm=True)
     assert json.loads(watched.stdout) == json.loads(bare.stdout)
     rewritten, gathered, broken, asynchronous, inlined = watched.calls("op", "count")
     assert (rewritten, gathered, inlined) == ([], [], [])
@@ -176,7 +176,7 @@ def test_what_is_compiled_is_compiled_as_ever_and_what_is_not_is_counted(tmp_pat
 
 
 def test_waits_of_the_computing_stream_are_recorded_when_they_are_over(tmp_path: Path, archive: Path) -> None:
-    (worker,) = train(tmp_path, archive, ON_GPU, workers=1, stream=FAKE_STREAM)
+    (worker,) = train(tmp_path, archive, ON_GPU, workers=1, stream=FAKE_STREAM, warm=True)
     waits = [
         tuple(record[field] for field in ("step", "wait_us", "calls", "of_calls"))
         for record in worker.of("device_wait")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.warm import ColdProcess, WarmProcess
 
 DEADLINE_S = 100.0
 # Each worker installs the hooks by hand, as multinode_hooks does, and ends a step where the script says so.
 PRELUDE = """
-import os, sys
+import os, sys, warnings
+warnings.simplefilter("ignore")
 hooks, samples, meeting, rank, watched = sys.argv[1:]
 rank, watched = int(rank), watched == "watched"
 sys.path.insert(0, hooks)
@@ -63,46 +64,39 @@ class Recorded(NamedTuple):
 
 
 def train(
-    folder: Path, archive: Path, script: str, *, watched: bool = True, workers: int = 2, stream: str = CUDA_STREAM
+    folder: Path,
+    archive: Path,
+    script: str,
+    *,
+    watched: bool = True,
+    workers: int = 2,
+    stream: str = CUDA_STREAM,
+    warm: bool = False,
 ) -> list[Recorded]:
-    """Run the script in so many workers; none may fail, and none may say a word of trouble."""
+    """Run the script in so many workers; none may fail, and none may say a word of trouble.
+
+    `warm`: where torch costs nothing (tests/warm.py); not for what keeps functions of torch.distributed in tables.
+    """
     samples = folder / ("watched" if watched else "bare")
     samples.mkdir()
     hooks = archive / "multinode_agent" / "instrument"
-    environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-    }
-    begin = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        PRELUDE + stream + INSTALL + script + LEAVE,
-        str(hooks),
-        str(samples),
-    ]
-    running = [
-        subprocess.Popen(
-            [*begin, str(samples / "meeting"), str(rank), "watched" if watched else "bare"],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(workers)
-    ]
+    arguments = ["-c", PRELUDE + stream + INSTALL + script + LEAVE, str(hooks), str(samples), str(samples / "meeting")]
+    start = WarmProcess if warm else ColdProcess
+    environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    running = [start([*arguments, str(rank), "watched" if watched else "bare"], environ) for rank in range(workers)]
+    recorded = []
     try:
-        done = [process.communicate(timeout=DEADLINE_S) for process in running]
+        for rank, process in enumerate(running):
+            status = process.wait(DEADLINE_S)
+            stdout, stderr = process.output()
+            assert status == 0, stderr
+            assert "multinode:" not in stderr
+            recorded.append(Recorded(stdout, _read(samples / f"rank-{rank}.jsonl")))
     finally:
         for process in running:
             process.kill()
-    for process, (_stdout, stderr) in zip(running, done, strict=True):
-        assert process.returncode == 0, stderr
-        assert "multinode:" not in stderr
-    return [Recorded(stdout, _read(samples / f"rank-{rank}.jsonl")) for rank, (stdout, _) in enumerate(done)]
+            process.wait(DEADLINE_S)
+    return recorded
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
-"""bench over this machine as its nodes: real agents, real workers, no SSH."""
+"""bench over this machine as its nodes: real agents and no SSH; real workers where torch=None, others elsewhere."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,11 +27,11 @@ from multinode.workflows.bench import bench
 from multinode.workflows.bench_store import load_bench
 from multinode.workflows.launch import Launch, Outside
 from multinode.workflows.runs import load_run
+from tests.torch_stand_in import put_torch
+from tests.warm import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-# Of this process alone, below those that connections take: another may run these very tests.
-PORT = 20_000 + os.getpid() % 5000 * 2
 TINY = DeviceTest(kinds=("matmul",), dtypes=("fp32",), sizes=(64,), seconds=0.05)
 
 
@@ -56,15 +55,17 @@ class SomeGone(LocalTransport):
             raise ConnectError("it refuses connections", node=node.name)
 
 
-def launch_of(*names: str, slots: int = 1) -> Launch:
+def launch_of(*names: str, torch: Path | None) -> Launch:
+    """A bench of these nodes; `torch` holds a stand-in for it, None is the real one."""
+    path = {} if torch is None else {"PYTHONPATH": str(torch)}
     nodes = tuple(
         Node(
             name=name,
-            slots=slots,
+            slots=1,
             addr="127.0.0.1",
             ifname="lo",
             python=sys.executable,
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", **path},
         )
         for name in names
     )
@@ -72,11 +73,17 @@ def launch_of(*names: str, slots: int = 1) -> Launch:
         cluster=Cluster(nodes=nodes, source="hosts"),
         hostfile="",
         job=TINY,
-        options=LaunchOptions(agent=load_archive().path, master_port=PORT),
+        options=LaunchOptions(agent=load_archive().path, master_port=free_port()),
         execute=ExecuteOptions(kind="bench", lease_s=30.0),
         check=False,
         run_id="b",
     )
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Path:
+    """Where a stand-in for torch is."""
+    return put_torch(tmp_path / "torch")
 
 
 @pytest.fixture
@@ -94,10 +101,10 @@ def outside(tmp_path: Path, gone: set[str]) -> Iterator[Outside]:
 
 
 def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
-    tmp_path: Path, outside: Outside, gone: set[str]
+    tmp_path: Path, outside: Outside, gone: set[str], torch: Path
 ) -> None:
     gone.add("gone")
-    found = bench(launch_of("here", "gone"), ("alone", "together"), outside)
+    found = bench(launch_of("here", "gone", torch=torch), ("alone", "together"), outside)
     here, missing = found.nodes
     (worker,) = here.workers
     (test,) = worker.tests
@@ -120,10 +127,10 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert list((tmp_path / "home" / ".multinode" / "runs").iterdir()) == []
 
 
-def test_two_workers_alone_and_together_are_shown_as_one_run(outside: Outside) -> None:
+def test_two_workers_alone_and_together_are_shown_as_one_run(outside: Outside, torch: Path) -> None:
     seen: list[RunProgress] = []
     outside.observe = seen.append
-    found = bench(launch_of("one", "two"), ("together",), outside)
+    found = bench(launch_of("one", "two", torch=torch), ("together",), outside)
     assert [[worker.rank for worker in node.workers] for node in found.nodes] == [[0], [0]]
     assert found.phases == ("together",)
     last = seen[-1]
@@ -133,14 +140,20 @@ def test_two_workers_alone_and_together_are_shown_as_one_run(outside: Outside) -
 
 
 def test_a_worker_that_is_alone_is_not_measured_twice(outside: Outside) -> None:
-    found = bench(launch_of("here"), ("alone", "together"), outside)
+    found = bench(launch_of("here", torch=None), ("alone", "together"), outside)
     assert found.phases == ("alone",)
+    ((worker,),) = (node.workers for node in found.nodes)
+    assert worker.threads == 1
+    ((alone, together),) = ((test.alone, test.together) for test in worker.tests)
+    assert alone is not None
+    assert alone.value > 0
+    assert together is None
 
 
-def test_where_no_node_answers_the_first_error_is_the_result(outside: Outside, gone: set[str]) -> None:
+def test_where_no_node_answers_the_first_error_is_the_result(outside: Outside, gone: set[str], torch: Path) -> None:
     gone |= {"a", "b"}
     with pytest.raises(ConnectError) as caught:
-        bench(launch_of("a", "b"), ("alone", "together"), outside)
+        bench(launch_of("a", "b", torch=torch), ("alone", "together"), outside)
     assert caught.value.node == "a"
 
 
@@ -148,7 +161,7 @@ def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, outside: Out
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif os.environ.get('LOCAL_RANK'):\n    print('no device here', flush=True)\n    os._exit(3)\n"
     )
-    what = launch_of("here")
+    what = launch_of("here", torch=None)
     (node,) = what.cluster.nodes
     broken = msgspec.structs.replace(node, env=node.env | {"PYTHONPATH": str(tmp_path)})
     what = msgspec.structs.replace(what, cluster=Cluster(nodes=(broken,), source="hosts"))
@@ -160,14 +173,14 @@ def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, outside: Out
     assert "no device here" in (tmp_path / "runs" / "b-alone-0" / "logs" / "node-0.log").read_text()
 
 
-def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, outside: Outside) -> None:
+def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, outside: Outside, torch: Path) -> None:
     def stop_in_the_second(progress: RunProgress) -> None:
         if progress.run_id == "b-alone-1":
             outside.stop.ask("SIGINT")
 
     outside.observe = stop_in_the_second
     with pytest.raises(Interrupted) as caught:
-        bench(launch_of("one", "two"), ("alone", "together"), outside)
+        bench(launch_of("one", "two", torch=torch), ("alone", "together"), outside)
     assert "multinode show b" in str(caught.value.hint)
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
     assert kept["nodes"][0]["workers"][0]["tests"]
@@ -177,7 +190,7 @@ def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, outside: Outside)
     assert stopped.verdict[0] == "the bench was broken off at two alone; left to measure: one, two together"
 
 
-def test_it_is_listed_from_its_beginning_and_tells_where_it_is(tmp_path: Path, outside: Outside) -> None:
+def test_it_is_listed_from_its_beginning_and_tells_where_it_is(tmp_path: Path, outside: Outside, torch: Path) -> None:
     seen: dict[str, tuple[str, str]] = {}
 
     def look(progress: RunProgress) -> None:
@@ -187,7 +200,7 @@ def test_it_is_listed_from_its_beginning_and_tells_where_it_is(tmp_path: Path, o
         seen[progress.run_id] = (stored.run.status, found.verdict[0])
 
     outside.observe = look
-    found = bench(launch_of("one", "two"), ("alone", "together"), outside)
+    found = bench(launch_of("one", "two", torch=torch), ("alone", "together"), outside)
     assert seen == {
         "b-alone-0": ("running", "the bench goes on with one alone; left to measure: two alone; one, two together"),
         "b-alone-1": ("running", "the bench goes on with two alone; left to measure: one, two together"),
@@ -206,12 +219,13 @@ def bench_until(root: str, said: str) -> None:
             signal.raise_signal(signal.SIGKILL)
 
     bench(
-        launch_of("one", "two"),
+        launch_of("one", "two", torch=Path(root) / "torch"),
         ("alone", "together"),
         Outside(LocalTransport(Path(root)), Path(root) / "runs", say=say),
     )
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
     ("said", "broken_off", "states"),
     [

@@ -1,0 +1,41 @@
+"""Workers of one of the agent's benchmarks on this machine, under torchrun or as torchrun starts them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.warm import ColdProcess, WarmProcess, free_port
+
+DEADLINE_S = 100.0
+
+
+def run_workers(
+    archive: Path, verb: str, count: int, environ: Mapping[str, str], *, torchrun: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run so many workers to their end; all that they said, and the status of the first that failed."""
+    port = free_port()
+    if torchrun:
+        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={count}", f"--master-port={port}"]
+        started: list[WarmProcess] = [ColdProcess([*launcher, archive, verb], environ)]
+    else:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        started = [
+            WarmProcess([archive, verb], {**environ, **meeting, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(count)
+        ]
+    try:
+        statuses = [process.wait(DEADLINE_S) for process in started]
+    finally:
+        for process in started:
+            # torchrun ends its workers when it is asked to; killed, it would leave them.
+            process.kill(signal.SIGTERM)
+            process.wait(DEADLINE_S)
+    failed = next((status for status in statuses if status), 0)
+    said = [process.output() for process in started]
+    return subprocess.CompletedProcess(
+        [verb], failed, "".join(stdout for stdout, _ in said), "".join(stderr for _, stderr in said)
+    )

@@ -1,0 +1,144 @@
+"""Runs scripts that import torch, in processes which do not pay for that: forks of an interpreter that has it.
+
+What comes before a script's own first line (PYTHONPATH, sitecustomize, the environment) is as in an interpreter of its
+own. What tests that start, or functions of torch that others keep in tables, starts a real one: ColdProcess.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_SERVER = Path(__file__).parent / "warm_server.py"
+_START_S = 100.0
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """The connection to this process's own server; it ends with it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, str(_SERVER), str(theirs.fileno())],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+
+    def end() -> None:
+        ours.close()
+        server.wait(_START_S)
+
+    atexit.register(end)
+    return ours
+
+
+class WarmProcess:
+    """A script that runs.
+
+    Args:
+        argv: as behind `python`: a path, or -c and the text, and arguments.
+        env: all of its environment.
+    """
+
+    def __init__(self, argv: Sequence[str | Path], env: Mapping[str, str], cwd: str | Path = "/") -> None:
+        self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until the output has been read
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.returncode: int | None = None
+        self.pid = self._start([str(each) for each in argv], dict(env), str(cwd))
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status, as that of subprocess."""
+        if self.returncode is None:
+            self.returncode = self._wait(timeout)
+        return self.returncode
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal unless it has ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def output(self) -> tuple[str, str]:
+        """What it has written to stdout and stderr."""
+        files = (self._stdout.fileno(), self._stderr.fileno())
+        stdout, stderr = (os.pread(each, os.fstat(each).st_size, 0).decode() for each in files)
+        return stdout, stderr
+
+    def _start(self, argv: list[str], env: dict[str, str], cwd: str) -> int:
+        self._status, status = os.pipe()
+        try:
+            request = json.dumps({"argv": argv, "env": env, "cwd": cwd}).encode()
+            socket.send_fds(_server(), [request], [self._stdout.fileno(), self._stderr.fileno(), status])
+        finally:
+            os.close(status)
+        return self._read(_START_S)
+
+    def _wait(self, timeout: float) -> int:
+        status = self._read(timeout)
+        os.close(self._status)
+        return status
+
+    def _read(self, timeout: float) -> int:
+        if not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a script of tests/warm.py", timeout)
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = os.read(self._status, 1)
+            if not byte:
+                raise RuntimeError("the process that has imported torch has died")
+            line += byte
+        return int(line)
+
+
+class ColdProcess(WarmProcess):
+    """The same in an interpreter of its own, which imports torch itself."""
+
+    def _start(self, argv: list[str], env: dict[str, str], cwd: str) -> int:
+        self._process = subprocess.Popen(
+            [sys.executable, *argv],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stdout,
+            stderr=self._stderr,
+        )
+        return self._process.pid
+
+    def _wait(self, timeout: float) -> int:
+        return self._process.wait(timeout)
+
+
+def run_warm(
+    argv: Sequence[str | Path], env: Mapping[str, str], *, timeout: float, cwd: str | Path = "/"
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end."""
+    process = WarmProcess(argv, env, cwd)
+    try:
+        status = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout)
+        raise
+    return subprocess.CompletedProcess(list(argv), status, *process.output())
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
