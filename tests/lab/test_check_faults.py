@@ -45,6 +45,17 @@ CONFIG = f"{MODEL}/config.json"
 # The fault, and what the check must say: severity, check, a part of the message, a part of the hint.
 Row = tuple[Fault, str, str, str, str]
 
+# Connections to ports, whose findings hide each other.
+PORTS: list[Row] = [
+    (Ports(node=node, first=first, last=last, action=action), "error", check, message, hint)
+    for node, first, last, action, check, message, hint in (
+        ("node1", 30000, 60999, "drop", "ports", "collective will hang", "ufw"),
+        ("node1", 30000, 60999, "reject", "ports", "collective will hang", "ufw"),
+        ("node1", 1, 65535, "drop", "ports", "on any port", "firewall"),
+        ("node0", 29500, 29500, "drop", "master-port", "29500", "--master-port"),
+    )
+]
+
 # What is made together, and the job that is checked, if any.
 GROUPS: list[tuple[str | None, list[Row]]] = [
     (
@@ -91,15 +102,7 @@ GROUPS: list[tuple[str | None, list[Row]]] = [
             (Variable(node="node1", name="RANK", value="3"), "note", "variables", "RANK", "RANK"),
         ],
     ),
-    *[
-        (None, [(Ports(node=node, first=first, last=last, action=action), "error", check, message, hint)])
-        for node, first, last, action, check, message, hint in (
-            ("node1", 30000, 60999, "drop", "ports", "collective will hang", "ufw"),
-            ("node1", 30000, 60999, "reject", "ports", "collective will hang", "ufw"),
-            ("node1", 1, 65535, "drop", "ports", "on any port", "firewall"),
-            ("node0", 29500, 29500, "drop", "master-port", "29500", "--master-port"),
-        )
-    ],
+    *[(None, [row]) for row in PORTS],
 ]
 
 

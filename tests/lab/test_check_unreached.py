@@ -28,7 +28,7 @@ FAULTS: list[tuple[Fault, str, str]] = [
 @pytest.fixture
 def eight(no_lab: None) -> Lab:
     del no_lab
-    spec = LabSpec(node_count=8, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 26)
+    spec = LabSpec(node_count=8, rate_gbit_per_s=None, python=sys.executable, disk_bytes=2 << 30)
     return up_lab(spec, measure=False)
 
 

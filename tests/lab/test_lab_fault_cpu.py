@@ -72,6 +72,7 @@ def test_the_node_sees_its_limit_and_cannot_change_it(made: Lab, shell: Command)
     assert "Read-only" in shell("node0", f"echo 90000 > {place}/{file}").stderr
 
 
+@pytest.mark.timing
 def test_a_run_records_the_limit_of_its_job(made: Lab, tmp_path: Path) -> None:
     make_fault(made, Cpu(node="node1", share=LIMITED))
     command = launching.Command(tmp_path / "runs")
