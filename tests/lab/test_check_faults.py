@@ -41,6 +41,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.usefixtures
 JOB = "configs/tiny_sft.yaml"
 MODEL = f"{REPOSITORY}/assets/tiny/model"
 CONFIG = f"{MODEL}/config.json"
+TORCH = Package(node="node1", name="torch", version="2.4.1")
+TRANSFORMERS = Package(node="node1", name="transformers", version="4.0")
 
 # The fault, and what the check must say: severity, check, a part of the message, a part of the hint.
 Row = tuple[Fault, str, str, str, str]
@@ -51,49 +53,31 @@ PORTS: list[Row] = [
     for node, first, last, action, check, message, hint in (
         ("node1", 30000, 60999, "drop", "ports", "collective will hang", "ufw"),
         ("node1", 30000, 60999, "reject", "ports", "collective will hang", "ufw"),
-        ("node1", 1, 65535, "drop", "ports", "on any port", "firewall"),
         ("node0", 29500, 29500, "drop", "master-port", "29500", "--master-port"),
     )
 ]
+ALL_PORTS: Row = (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall")
 
-# What is made together, and the job that is checked, if any.
-GROUPS: list[tuple[str | None, list[Row]]] = [
+# Options of the check, and what is made together.
+GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
     (
-        JOB,
+        (JOB,),
         [
-            (
-                Package(node="node1", name="torch", version="2.4.1"),
-                "error",
-                "versions",
-                "torch is 2.4.1",
-                "torch==2.13.0",
-            ),
-            (
-                Package(node="node1", name="transformers", version="4.0"),
-                "error",
-                "versions",
-                "transformers",
-                "pip inst",
-            ),
+            (TORCH, "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
+            (TRANSFORMERS, "error", "versions", "transformers", "pip install"),
             (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "scp -F"),
         ],
     ),
     (
-        JOB,
+        (JOB,),
         [
-            (
-                FileText(node="node1", path=CONFIG, text="{}"),
-                "error",
-                "content",
-                "config.json",
-                "rsync",
-            ),
+            (FileText(node="node1", path=CONFIG, text="{}"), "error", "content", "config.json", "rsync"),
             (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
             (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
         ],
     ),
     (
-        None,
+        (),
         [
             (Clock(node="node1", offset_s=90.0), "warning", "clock", "clock", "timedatectl"),
             (Address(node="node1", address="10.213.1.99/24"), "warning", "interface", "ens1f1", "ens1f1"),
@@ -102,7 +86,9 @@ GROUPS: list[tuple[str | None, list[Row]]] = [
             (Variable(node="node1", name="RANK", value="3"), "note", "variables", "RANK", "RANK"),
         ],
     ),
-    *[(None, [row]) for row in PORTS],
+    *[((), [row]) for row in PORTS],
+    # Streams would wait for their deadlines here as well.
+    (("--no-bandwidth",), [ALL_PORTS]),
 ]
 
 
@@ -150,10 +136,10 @@ def test_a_healthy_lab_has_neither_errors_nor_warnings(lab: Lab, command: Comman
     assert not agents()
 
 
-@pytest.mark.parametrize(("job", "rows"), GROUPS, ids=lambda value: str(value)[:60])
-def test_faults_are_named(command: Command, job: str | None, rows: list[Row]) -> None:
+@pytest.mark.parametrize(("options", "rows"), GROUPS, ids=lambda value: str(value)[:60])
+def test_faults_are_named(command: Command, options: tuple[str, ...], rows: list[Row]) -> None:
     with faults(*(row[0] for row in rows)):
-        code, document = check(command, *([job] if job else []))
+        code, document = check(command, *options)
     for row in rows:
         assert sum(names(row, finding) for finding in document["findings"]) == 1, (row, document["findings"])
     severities = [severity for _, severity, *_ in rows]
