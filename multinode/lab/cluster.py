@@ -47,6 +47,8 @@ def up_lab(
     spec: LabSpec,
     say: Callable[[str], None] = lambda _: None,
     on_link: Callable[[LinkSpeed], None] = lambda _: None,
+    *,
+    measure: bool = True,
 ) -> Lab:
     """Make a lab and measure its links; what was begun and not finished is taken back.
 
@@ -54,6 +56,7 @@ def up_lab(
         spec: what it shall be.
         say: is told what is being done.
         on_link: is told what each link carries, as soon as it was measured.
+        measure: whether links are measured, about a second a node.
 
     Raises:
         UsageError: it cannot be made here, or one stands already.
@@ -65,7 +68,12 @@ def up_lab(
     with lock_lab():
         _check_nothing_stands(spec)
         try:
-            return _make_lab(spec, say, on_link)
+            lab = _make_lab(spec, say)
+            if measure:
+                say("measuring links")
+                for speed in measure_links(lab):
+                    on_link(speed)
+            save_lab(lab)
         except KeyboardInterrupt as error:
             say("interrupted: taking back what was begun")
             sweep()
@@ -73,6 +81,7 @@ def up_lab(
         except BaseException:
             sweep()
             raise
+        return lab
 
 
 def down_lab() -> Remains:
@@ -211,7 +220,7 @@ def _check_nothing_stands(spec: LabSpec) -> None:
     check_free_network(spec)
 
 
-def _make_lab(spec: LabSpec, say: Callable[[str], None], on_link: Callable[[LinkSpeed], None]) -> Lab:
+def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
     STATE_DIR.parent.mkdir(exist_ok=True)
     STATE_DIR.mkdir(mode=_DIR_MODE)
     for rank in range(spec.node_count):
@@ -223,9 +232,4 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None], on_link: Callable[[Link
     make_links(spec)
     say("starting nodes")
     nodes = start_nodes(spec, sys.executable, range(spec.node_count))
-    lab = Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
-    say("measuring links")
-    for speed in measure_links(lab):
-        on_link(speed)
-    save_lab(lab)
-    return lab
+    return Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)

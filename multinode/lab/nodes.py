@@ -117,6 +117,8 @@ def _start_inits(orders: list[_Order], python: str) -> list[int]:
         for process in started:
             process.kill()
             process.wait(timeout=_START_DEADLINE_S)
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:

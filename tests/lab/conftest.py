@@ -14,24 +14,39 @@ from typing import get_args
 
 import pytest
 
-from multinode.lab.access import SSH_CONFIG
+from multinode.lab.access import REFRESH_SCRIPT, SSH_CONFIG
 from multinode.lab.cgroups import Controller, find_top
-from multinode.lab.cluster import Lab, LabSpec, down_lab, up_lab
+from multinode.lab.cluster import Lab, LabSpec, down_lab, login_environment, ns_command, require_lab, up_lab
 from multinode.lab.faults import Fault, clear_faults, make_fault
-from multinode.lab.processes import poll
+from multinode.lab.processes import is_alive, poll
 from multinode.lab.state import load_lab
 from multinode.lab.teardown import find_remains
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
+SHARED = LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30)
+MADE = LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 30)
+SMALL = LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 28)
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need this machine without a lab come last: there is one lab a machine, and others share it."""
-    items.sort(key=lambda item: "no_lab" in getattr(item, "fixturenames", ()))
+    """Tests that want another lab, or none, come last: there is one lab a machine, and it is kept while it will do."""
+    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("no_lab", "small", "made")])
+
+
+def stand_lab(spec: LabSpec) -> Lab:
+    """A lab of this kind, whole and without faults: the one that stands, or else a new one in its place."""
+    lab = load_lab()
+    if lab is not None and lab.spec == spec:
+        clear_faults(lab)
+        lab = require_lab()
+        if all(is_alive(node.init) and node.rate_gbit_per_s == spec.rate_gbit_per_s for node in lab.nodes):
+            return lab
+    down_lab()
+    return up_lab(spec, measure=False)
 
 
 @pytest.fixture(scope="session")
@@ -48,17 +63,16 @@ def _clean_machine() -> Iterator[None]:
         down_lab()
 
 
-@pytest.fixture(scope="session")
-def _shared_lab(_clean_machine: None) -> None:
-    up_lab(LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30))
-
-
 @pytest.fixture
-def lab(_shared_lab: None) -> Lab:
+def lab(_clean_machine: None) -> Lab:
     """Two nodes at 1 Gbit/s, as they are now: one that an earlier test killed has come back as another process."""
-    lab = load_lab()
-    assert lab is not None
-    return lab
+    return stand_lab(SHARED)
+
+
+@pytest.fixture(scope="module")
+def module_lab(_clean_machine: None) -> Lab:
+    """The same two nodes, for runs that all tests of a module look at."""
+    return stand_lab(SHARED)
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +99,7 @@ def no_lab(_clean_machine: None) -> Iterator[None]:
     down_lab()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def control_groups(_clean_machine: None) -> Iterator[None]:
     """Control groups, where this machine has mounted none that can be seen, as in a container of few mounts."""
     with contextlib.ExitStack() as mounts:
@@ -93,13 +107,27 @@ def control_groups(_clean_machine: None) -> Iterator[None]:
             if find_top(controller) is None:
                 mounts.enter_context(_mounted(controller))
         yield
+        # Its groups cannot be found any more once they are not mounted.
+        down_lab()
 
 
 @pytest.fixture
-def made(control_groups: None, no_lab: None) -> Lab:
-    """A lab of the test's own, whose nodes see their control groups."""
-    del control_groups, no_lab
-    return up_lab(LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 30))
+def made(control_groups: None) -> Iterator[Lab]:
+    """A lab without a line rate, whose nodes see their control groups; its faults are cleared at the end."""
+    del control_groups
+    lab = stand_lab(MADE)
+    yield lab
+    if load_lab() is not None:
+        clear_faults(lab)
+
+
+@pytest.fixture
+def small(_clean_machine: None) -> Iterator[Lab]:
+    """A lab without a line rate and with little disk; its faults are cleared at the end."""
+    lab = stand_lab(SMALL)
+    yield lab
+    if load_lab() is not None:
+        clear_faults(lab)
 
 
 @pytest.fixture(scope="session")
@@ -127,6 +155,24 @@ def ssh() -> Command:
         return subprocess.run(
             ["ssh", "-F", str(SSH_CONFIG), "-o", "BatchMode=yes", node, command],
             input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def shell() -> Command:
+    """A shell on a node, as `lab exec` starts one: where SSH itself is not what is tested, it takes too long."""
+
+    def call(node: str, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*ns_command(require_lab().node(node)), "bash", "-c", f". {REFRESH_SCRIPT}; cd; {command}"],
+            env=login_environment({}),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

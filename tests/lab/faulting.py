@@ -36,8 +36,8 @@ while True:
 """
 _CLIENT = """\
 import socket, sys
-address, port, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-connection = socket.create_connection((address, port), timeout=3)
+address, port, size, timeout_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+connection = socket.create_connection((address, port), timeout=timeout_s)
 try:
     connection.sendall(bytes(size))
     print("arrived" if connection.recv(1) else "closed")
@@ -62,12 +62,14 @@ def server(node: LabNode, port: int, size_bytes: int = 0) -> Iterator[None]:
             process.kill()
 
 
-def connect(ssh: Command, source: str, address: str, port: int) -> int:
-    return ssh(source, f"timeout 2 bash -c '</dev/tcp/{address}/{port}'").returncode
+def connect(source: LabNode, address: str, port: int, seconds: float = 10.0) -> int:
+    attempt = ["timeout", str(seconds), "bash", "-c", f"</dev/tcp/{address}/{port}"]
+    argv = ["nsenter", f"--net=/run/netns/{source.namespace}", *attempt]
+    return subprocess.run(argv, stderr=subprocess.DEVNULL, timeout=DEADLINE_S, check=False).returncode
 
 
-def send(node: LabNode, address: str, port: int, size_bytes: int) -> str:
-    argv = [*_on_network_of(node), "-c", _CLIENT, address, str(port), str(size_bytes)]
+def send(node: LabNode, address: str, port: int, size_bytes: int, seconds: float = 10.0) -> str:
+    argv = [*_on_network_of(node), "-c", _CLIENT, address, str(port), str(size_bytes), str(seconds)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return done.stdout.strip()
 

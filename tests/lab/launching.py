@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from multinode.cli.main import run
 from multinode.lab.cluster import LabNode, ns_command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -23,6 +25,18 @@ SCRIPT = "configs/ddp_tiny.py"
 DEADLINE_S = 150.0
 
 T = TypeVar("T")
+
+
+def call_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The multinode command in this very process: what is refused at once need not start an interpreter."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "argv", ["multinode", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            run()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
 
 
 class Command:

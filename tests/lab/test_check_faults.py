@@ -1,4 +1,8 @@
-"""Every failure that the lab can make is made, and the check names it: right check, right node, nothing else."""
+"""Every failure that the lab can make is made, and the check names it: right check, right node, nothing else.
+
+Faults whose findings can be told apart are made together. What keeps a node from being reached is in
+test_check_unreached.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab, load_lab
+from multinode.lab.cluster import Lab, require_lab
 from multinode.lab.faults import (
     Address,
     Clock,
@@ -23,61 +27,85 @@ from multinode.lab.faults import (
     LinkDown,
     LinkSlow,
     Mtu,
-    NodeState,
     Package,
     Ports,
     Route,
-    SshdState,
     Variable,
     clear_faults,
     make_fault,
 )
 from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, listener
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.usefixtures("lab")]
 
 JOB = "configs/tiny_sft.yaml"
 MODEL = f"{REPOSITORY}/assets/tiny/model"
+CONFIG = f"{MODEL}/config.json"
+TORCH = Package(node="node1", name="torch", version="2.4.1")
+TRANSFORMERS = Package(node="node1", name="transformers", version="4.0")
 
-# The fault, and what the check must say: severity, node, check, a part of the message, a part of the hint.
-FAULTS: list[tuple[Fault, str, str, str, str]] = [
-    (SshdState(node="node1", how="stop"), "error", "ssh", "refused", "start it on the node"),
-    (SshdState(node="node1", how="freeze"), "error", "ssh", "not as sshd does in time", "MaxStartups"),
-    (SshdState(node="node1", how="crowded"), "error", "ssh", "not as sshd does in time", "MaxStartups"),
-    (SshdState(node="node1", how="new-host-key"), "error", "ssh", "host key has changed", "ssh-keygen -f"),
-    (SshdState(node="node1", how="refuse-key"), "error", "ssh", "refused our keys for user 'root'", "ssh-copy-id"),
-    (LinkDown(node="node1", ifname="eth0"), "error", "ssh", "no SSH connection", "the node is down"),
-    (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
-    (Ports(node="node1", first=30000, last=60999, action="drop"), "error", "ports", "collective will hang", "ufw"),
-    (Ports(node="node1", first=30000, last=60999, action="reject"), "error", "ports", "collective will hang", "ufw"),
-    (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall"),
-    (Ports(node="node0", first=29500, last=29500, action="drop"), "error", "master-port", "29500", "--master-port"),
-    (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
-    (Package(node="node1", name="torch", version="2.4.1"), "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
-    (Package(node="node1", name="transformers", version="4.0"), "error", "versions", "transformers", "pip install"),
-    (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "scp -F"),
-    (FileText(node="node1", path=f"{MODEL}/config.json", text="{}"), "error", "content", "config.json", "rsync"),
-    (Clock(node="node1", offset_s=90.0), "warning", "clock", "clock", "timedatectl"),
-    (Address(node="node1", address="10.213.1.99/24"), "warning", "interface", "ens1f1", "ens1f1"),
-    (Route(node="node1", peer="node0"), "warning", "interface", "eth0", "ip route"),
+# The fault, and what the check must say: severity, check, a part of the message, a part of the hint.
+Row = tuple[Fault, str, str, str, str]
+
+# Connections to ports, whose findings hide each other.
+PORTS: list[Row] = [
+    (Ports(node=node, first=first, last=last, action=action), "error", check, message, hint)
+    for node, first, last, action, check, message, hint in (
+        ("node1", 30000, 60999, "drop", "ports", "collective will hang", "ufw"),
+        ("node1", 30000, 60999, "reject", "ports", "collective will hang", "ufw"),
+        ("node0", 29500, 29500, "drop", "master-port", "29500", "--master-port"),
+    )
 ]
-# Those that cannot hurt a launch by multinode are notes.
-NOTES: list[tuple[Fault, str, str]] = [
-    (Variable(node="node1", name="RANK", value="3"), "variables", "RANK"),
+ALL_PORTS: Row = (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall")
+
+# Options of the check, and what is made together.
+GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
+    (
+        (JOB,),
+        [
+            (TORCH, "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
+            (TRANSFORMERS, "error", "versions", "transformers", "pip install"),
+            (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "scp -F"),
+        ],
+    ),
+    (
+        (JOB,),
+        [
+            (FileText(node="node1", path=CONFIG, text="{}"), "error", "content", "config.json", "rsync"),
+            (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
+            (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
+        ],
+    ),
+    (
+        (),
+        [
+            (Clock(node="node1", offset_s=90.0), "warning", "clock", "clock", "timedatectl"),
+            (Address(node="node1", address="10.213.1.99/24"), "warning", "interface", "ens1f1", "ens1f1"),
+            (Route(node="node1", peer="node0"), "warning", "interface", "eth0", "ip route"),
+            # What multinode settles itself, and cannot hurt its launch, is a note.
+            (Variable(node="node1", name="RANK", value="3"), "note", "variables", "RANK", "RANK"),
+        ],
+    ),
+    *[((), [row]) for row in PORTS],
+    # Streams would wait for their deadlines here as well.
+    (("--no-bandwidth",), [ALL_PORTS]),
 ]
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
+@pytest.fixture(scope="module")
+def command(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    del module_lab
     make_tiny = [sys.executable, "scripts/make_tiny.py"]
     subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
-    return Command(tmp_path / "runs")
+    command = Command(tmp_path_factory.mktemp("check") / "runs")
+    yield command
+    # All of this module's faults are cleared, and nothing is left of any.
+    assert serious(check(command, JOB, "--no-bandwidth")[1]) == []
 
 
 @contextlib.contextmanager
 def faults(*made: Fault) -> Iterator[None]:
-    lab = load_lab()
-    assert lab is not None
+    lab = require_lab()
     try:
         for fault in made:
             make_fault(lab, fault)
@@ -86,76 +114,56 @@ def faults(*made: Fault) -> Iterator[None]:
         clear_faults(lab)
 
 
-def check(command: Command, *options: str) -> tuple[int, dict[str, Any]]:
-    code, document = command.code_and_document("check", "--hosts", "lab", JOB, "--json", *options)
-    return code, document
+def check(command: Command, *options: str, hosts: str = "lab") -> tuple[int, dict[str, Any]]:
+    return command.code_and_document("check", "--hosts", hosts, *options, "--json")
 
 
 def serious(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [finding for finding in document["findings"] if finding["severity"] != "note"]
 
 
+def names(row: Row, finding: dict[str, Any]) -> bool:
+    fault, severity, check, message, hint = row
+    told = (finding["severity"], finding["node"], finding["check"]) == (severity, fault.node, check)
+    return told and message in finding["message"] and hint in finding["hint"]
+
+
+@pytest.mark.timing
 def test_a_healthy_lab_has_neither_errors_nor_warnings(lab: Lab, command: Command) -> None:
-    code, document = check(command)
+    code, document = check(command, JOB)
     assert (code, document["ok"], serious(document)) == (0, True, [])
     assert len(document["streams"]) == len(lab.nodes) * (len(lab.nodes) - 1)
     assert not agents()
 
 
-@pytest.mark.parametrize(("fault", "severity", "name", "message", "hint"), FAULTS, ids=lambda value: str(value)[:60])
-def test_a_fault_is_named_and_gone_when_it_is_mended(  # noqa: PLR0917 - a row of the table
-    command: Command, lab: Lab, fault: Fault, severity: str, name: str, message: str, hint: str
-) -> None:
-    assert lab.nodes
-    with faults(fault):
-        code, document = check(command)
-    (finding,) = serious(document)
-    assert (finding["severity"], finding["node"], finding["check"]) == (severity, fault.node, name)
-    assert message in finding["message"]
-    assert hint in finding["hint"]
-    reached = all(node["reached"] for node in document["nodes"])
-    assert code == (0 if severity == "warning" else 1 if reached else 3)
-    assert [node["name"] for node in document["nodes"] if node["reached"] or node["name"] == fault.node] == [
-        "node0",
-        "node1",
-    ]
-    assert serious(check(command, "--no-bandwidth")[1]) == []
+@pytest.mark.parametrize(("options", "rows"), GROUPS, ids=lambda value: str(value)[:60])
+def test_faults_are_named(command: Command, options: tuple[str, ...], rows: list[Row]) -> None:
+    with faults(*(row[0] for row in rows)):
+        code, document = check(command, *options)
+    for row in rows:
+        assert sum(names(row, finding) for finding in document["findings"]) == 1, (row, document["findings"])
+    severities = [severity for _, severity, *_ in rows]
+    assert len(serious(document)) == len(rows) - severities.count("note"), document["findings"]
+    assert (code, document["ok"]) == ((1, False) if "error" in severities else (0, True))
+    assert [node["reached"] for node in document["nodes"]] == [True, True]
 
 
-@pytest.mark.parametrize(("fault", "name", "part"), NOTES, ids=lambda value: str(value)[:60])
-@pytest.mark.usefixtures("lab")
-def test_what_multinode_settles_itself_is_a_note(command: Command, fault: Fault, name: str, part: str) -> None:
-    with faults(fault):
-        code, document = check(command, "--no-bandwidth")
-    assert (code, serious(document)) == (0, [])
-    notes = [finding for finding in document["findings"] if finding["check"] == name and part in finding["message"]]
-    assert len(notes) == 1
-    assert notes[0]["hint"]
-
-
-@pytest.mark.parametrize(
-    ("variable", "severity"), [("GLOO_SOCKET_IFNAME=eth7", "error"), ("NCCL_SOCKET_IFNAME==nosuch0", "warning")]
-)
-def test_a_wrong_interface_in_the_hostfile_is_found(
-    command: Command, lab: Lab, tmp_path: Path, variable: str, severity: str
-) -> None:
+def test_a_wrong_interface_in_the_hostfile_is_found(command: Command, lab: Lab, tmp_path: Path) -> None:
+    wrong = "env.GLOO_SOCKET_IFNAME=eth7 env.NCCL_SOCKET_IFNAME==nosuch0"
     lines = Path(lab.hostfile).read_text().splitlines()
-    wrong = [f"{line} env.{variable}" if line.startswith("node1 ") else line for line in lines]
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("\n".join(wrong) + "\n")
-    options = ("--no-bandwidth", "--json")
-    code, document = command.code_and_document("check", "--hosts", str(hostfile), JOB, *options)
-    (finding,) = serious(document)
+    hostfile.write_text("".join(f"{line} {wrong}\n" if line.startswith("node1 ") else f"{line}\n" for line in lines))
+    code, document = check(command, "--no-bandwidth", hosts=str(hostfile))
+    assert code == 1
     # Nobody reads NCCL's on nodes without a GPU.
-    assert (finding["severity"], finding["node"], finding["check"]) == (severity, "node1", "variables")
-    assert code == (1 if severity == "error" else 0)
-    assert variable.split("=", maxsplit=1)[0] in finding["message"]
-    assert "ens1f0" in finding["message"] + finding["hint"]
-    hostfile.write_text("\n".join(lines) + "\n")
-    assert serious(command.document("check", "--hosts", str(hostfile), JOB, *options)) == []
+    for severity, variable in (("error", "GLOO_SOCKET_IFNAME"), ("warning", "NCCL_SOCKET_IFNAME")):
+        (finding,) = (one for one in serious(document) if one["severity"] == severity)
+        assert (finding["node"], finding["check"]) == ("node1", "variables")
+        assert variable in finding["message"]
+        assert "ens1f0" in finding["message"] + finding["hint"]
+    assert len(serious(document)) == 2
 
 
-@pytest.mark.usefixtures("lab")
 def test_a_virtual_interface_that_nccl_would_take_is_no_warning_where_ours_is_settled(command: Command) -> None:
     with faults(
         Interface(node="node1", name="br-1234"), Interface(node="node1", name="tailscale0", address="100.64.0.1/10")
@@ -164,11 +172,11 @@ def test_a_virtual_interface_that_nccl_would_take_is_no_warning_where_ours_is_se
     assert (code, serious(document)) == (0, [])
 
 
-@pytest.mark.usefixtures("lab")
+@pytest.mark.timing
 def test_a_link_that_is_slower_than_it_says_is_found_between_the_two(command: Command) -> None:
     # Without the job: on so slow a link it would be warned of as well.
     with faults(LinkSlow(node="node1", rate_gbit_per_s=0.1)):
-        code, document = command.code_and_document("check", "--hosts", "lab", "--json")
+        code, document = check(command)
     (finding,) = serious(document)
     assert (code, finding["severity"], finding["check"]) == (0, "warning", "link")
     assert "between node0 and node1" in finding["message"] or "between node1 and node0" in finding["message"]
@@ -176,7 +184,6 @@ def test_a_link_that_is_slower_than_it_says_is_found_between_the_two(command: Co
     assert "cables" in finding["hint"]
 
 
-@pytest.mark.usefixtures("lab")
 def test_large_packets_that_vanish_are_found(command: Command) -> None:
     with faults(Mtu(node="node0", mtu=9000), Mtu(node="node1", mtu=9000)):
         code, document = check(command, "--no-bandwidth")
@@ -184,24 +191,11 @@ def test_large_packets_that_vanish_are_found(command: Command) -> None:
     assert code == 1
     assert {(finding["severity"], finding["check"]) for finding in found} == {("error", "link")}
     assert all("large ones vanish" in finding["message"] and "mtu 1500" in finding["hint"] for finding in found)
-    assert serious(check(command)[1]) == []
-
-
-@pytest.mark.usefixtures("lab")
-def test_a_node_that_is_frozen_costs_its_own_deadline_and_the_others_are_complete(command: Command) -> None:
-    with faults(NodeState(node="node1", how="freeze")):
-        code, document = check(command)
-    (finding,) = serious(document)
-    assert (code, finding["node"], finding["check"]) == (3, "node1", "ssh")
-    first, second = document["nodes"]
-    assert (first["reached"], second["reached"]) == (True, False)
-    assert {"torch", "llamafactory"} <= set(first["packages"])
-    assert document["time_s"] < 60
 
 
 def test_master_port_in_use_names_who_holds_it(lab: Lab, command: Command) -> None:
     with listener(lab.nodes[0], 29500):
-        code, document = check(command)
+        code, document = check(command, "--no-bandwidth")
     (finding,) = serious(document)
     assert (code, finding["node"], finding["check"]) == (1, "node0", "master-port")
     assert "pid" in finding["message"]

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from multinode.errors import NodeFailed, UsageError
-from multinode.lab.cluster import LabSpec, down_lab, load_lab, up_lab
+from multinode.lab.cluster import down_lab, load_lab
 from multinode.lab.faults import (
     Address,
     Clock,
@@ -38,6 +37,7 @@ from multinode.lab.state import STATE_DIR
 from multinode.lab.teardown import find_remains
 
 from .faulting import Command, Make, quick_ssh
+from .launching import call_here
 
 pytestmark = pytest.mark.lab
 
@@ -65,27 +65,37 @@ EVERY_KIND: list[Fault] = [
 ]
 
 
-def test_a_fault_that_cannot_be_made_leaves_nothing(lab: Lab, ssh: Command) -> None:
+def test_a_fault_that_cannot_be_made_leaves_nothing(lab: Lab, shell: Command) -> None:
     with pytest.raises(NodeFailed, match="No such file or directory"):
         make_fault(lab, FileText(node="node0", path="/nowhere/file", text="x"))
     with pytest.raises(NodeFailed, match="it is a directory"):
         make_fault(lab, FileText(node="node0", path="/etc", text="x"))
     assert list_faults() == ()
-    assert ssh("node0", "test -d /etc && test ! -e /nowhere && test ! -e /.multinode-faults").returncode == 0
+    assert shell("node0", "test -d /etc && test ! -e /nowhere && test ! -e /.multinode-faults").returncode == 0
+
+
+@pytest.fixture(scope="module")
+def variables(module_lab: Lab, ssh: Command) -> list[str]:
+    """Of an SSH session on node 0 without faults."""
+    del module_lab
+    return _variables(ssh)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda one: one.describe())
-def test_a_fault_on_record_that_was_never_made_is_cleared(lab: Lab, ssh: Command, kind: Fault) -> None:
-    look = "cat /etc/hosts /etc/ssh/sshd_config; ip address; ip route; nft list ruleset; env; df --output=size /"
-    before = ssh("node0", look).stdout
+def test_a_fault_on_record_that_was_never_made_is_cleared(
+    lab: Lab, shell: Command, ssh: Command, variables: list[str], kind: Fault
+) -> None:
+    look = "cat /etc/hosts /etc/ssh/sshd_config; ip address; ip route; nft list ruleset; df --output=size /"
+    before = shell("node0", look).stdout
     add_record(kind, lab.nodes[0].boot_id)
     assert clear_faults(lab) == (kind,)
     assert list_faults() == ()
-    assert _without_ports(ssh("node0", look).stdout) == _without_ports(before)
+    assert shell("node0", look).stdout == before
+    assert _variables(ssh) == variables
 
 
-def _without_ports(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("SSH_C")]
+def _variables(ssh: Command) -> list[str]:
+    return [line for line in ssh("node0", "env").stdout.splitlines() if not line.startswith("SSH_C")]
 
 
 def test_faults_are_cleared_a_node_at_a_time_and_newest_first(lab: Lab, fault: Make) -> None:
@@ -106,30 +116,30 @@ def test_the_record_is_for_root_alone(fault: Make) -> None:
     assert (STATE_DIR / "faults.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_command_makes_lists_and_clears(lab: Lab, ssh: Command, multinode: Command) -> None:
+def test_the_command_makes_lists_and_clears(lab: Lab, shell: Command) -> None:
     try:
-        made = multinode("lab", "fault", "file", "all", "/etc/nccl.conf", "--text", "NCCL_DEBUG=INFO")
+        made = call_here("lab", "fault", "file", "all", "/etc/nccl.conf", "--text", "NCCL_DEBUG=INFO")
         assert made.returncode == 0, made.stderr
         assert made.stdout.count("/etc/nccl.conf is 'NCCL_DEBUG=INFO\\n'") == len(lab.nodes)
-        assert ssh("node1", "cat /etc/nccl.conf").stdout == "NCCL_DEBUG=INFO\n"
-        again = multinode("lab", "fault", "file", "node0", "/etc/nccl.conf", "--text", "NCCL_DEBUG=INFO")
+        assert shell("node1", "cat /etc/nccl.conf").stdout == "NCCL_DEBUG=INFO\n"
+        again = call_here("lab", "fault", "file", "node0", "/etc/nccl.conf", "--text", "NCCL_DEBUG=INFO")
         assert again.returncode == 2
         assert "is in force" in again.stderr
-        assert multinode("lab", "fault").stdout == made.stdout
-        assert "faults in force: 2" in multinode("lab", "status").stderr
-        listed = json.loads(multinode("lab", "fault", "list", "--json").stdout)
+        assert call_here("lab", "fault").stdout == made.stdout
+        assert "faults in force: 2" in call_here("lab", "status").stderr
+        listed = json.loads(call_here("lab", "fault", "list", "--json").stdout)
         assert listed["schema"] == "multinode.lab-fault/1"
         assert [(one["kind"], one["node"]) for one in listed["faults"]] == [
             ("file-text", "node0"),
             ("file-text", "node1"),
         ]
-        cleared = json.loads(multinode("lab", "fault", "clear", "node1", "--json").stdout)
+        cleared = json.loads(call_here("lab", "fault", "clear", "node1", "--json").stdout)
         assert [one["node"] for one in cleared["cleared"]] == ["node1"]
         assert [one["node"] for one in cleared["faults"]] == ["node0"]
     finally:
-        assert multinode("lab", "fault", "clear").returncode == 0
-    assert "no fault was in force" in multinode("lab", "fault", "clear").stderr
-    assert ssh("node0", "test -e /etc/nccl.conf").returncode == 1
+        assert call_here("lab", "fault", "clear").returncode == 0
+    assert "no fault was in force" in call_here("lab", "fault", "clear").stderr
+    assert shell("node0", "test -e /etc/nccl.conf").returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -160,18 +170,17 @@ def test_the_command_makes_lists_and_clears(lab: Lab, ssh: Command, multinode: C
         ("route node0 node7", "the lab has no node 'node7'"),
     ],
 )
-def test_what_cannot_be_asked_for_is_one_clear_line(lab: Lab, multinode: Command, arguments: str, said: str) -> None:
+def test_what_cannot_be_asked_for_is_one_clear_line(lab: Lab, arguments: str, said: str) -> None:
     del lab
-    done = multinode("lab", "fault", *arguments.split())
+    done = call_here("lab", "fault", *arguments.split())
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert list_faults() == ()
 
 
-def test_a_killed_node_is_silent_and_comes_back_with_a_fresh_disk(no_lab: None, ssh: Command) -> None:
-    del no_lab
-    lab = up_lab(LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 30))
+def test_a_killed_node_is_silent_and_comes_back_with_a_fresh_disk(small: Lab, ssh: Command) -> None:
+    lab = small
     boot_id = ssh("node1", "echo x > /tmp/old; cat /proc/sys/kernel/random/boot_id").stdout
     make_fault(lab, Variable(node="node1", name="RANK", value="3"))
     make_fault(lab, FileMissing(node="node1", path="/etc/hosts"))
@@ -193,9 +202,7 @@ def test_a_killed_node_is_silent_and_comes_back_with_a_fresh_disk(no_lab: None, 
     assert len(clear_faults(now)) == 1
 
 
-def test_down_takes_faults_along(no_lab: None, multinode: Command) -> None:
-    del no_lab
-    lab = up_lab(LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 30))
+def test_down_takes_faults_along(small: Lab) -> None:
     for one in (
         SshdState(node="node0", how="crowded"),
         Interface(node="node0", name="br-1234"),
@@ -203,10 +210,10 @@ def test_down_takes_faults_along(no_lab: None, multinode: Command) -> None:
         NodeState(node="node0", how="freeze"),
         NodeState(node="node1", how="kill"),
     ):
-        make_fault(lab, one)
+        make_fault(small, one)
     assert down_lab()
     assert not find_remains()
     assert list_faults() == ()
-    refused = multinode("lab", "fault", "clear")
+    refused = call_here("lab", "fault", "clear")
     assert refused.returncode == 2
     assert "no lab stands" in refused.stderr

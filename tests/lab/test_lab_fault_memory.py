@@ -28,8 +28,9 @@ from .faulting import Command
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 MIB = 1 << 20
-LIMIT = 600
-LITTLE, MUCH = 100, 1500
+LIMIT, LITTLE, MUCH = 250, 50, 400
+# A launcher imports torch.
+LAUNCH_LIMIT, LAUNCH_MUCH = 600, 900
 KILLED = "137"
 
 # Takes so many MiB, every page of them.
@@ -38,7 +39,7 @@ TAKE = "import sys; size = int(sys.argv[1]) << 20; held = bytearray(size); held[
 STARVED = f"""
 import os, sys, time
 if os.environ["RANK"] == "1":
-    sys.argv[1:] = ["{MUCH}"]
+    sys.argv[1:] = ["{LAUNCH_MUCH}"]
     {TAKE}
 time.sleep(60)
 """
@@ -46,8 +47,8 @@ time.sleep(60)
 KILLED_BY_SOMEBODY = f"""
 import os, signal, socket, subprocess, sys, time
 if os.environ["RANK"] == "1":
-    child = subprocess.run([sys.executable, "-c", {TAKE!r}, "{MUCH}"])
-    time.sleep(2)
+    child = subprocess.run([sys.executable, "-c", {TAKE!r}, "{LAUNCH_MUCH}"])
+    time.sleep(1)
     socket.create_connection((os.environ["MASTER_ADDR"], 29777)).send(bytes([-child.returncode]))
     time.sleep(60)
 connection, _ = socket.create_server(("", 29777)).accept()
@@ -55,9 +56,9 @@ os.kill(os.getpid(), connection.recv(1)[0])
 """
 
 
-def take(ssh: Command, node: str, size_mib: int) -> str:
+def take(shell: Command, node: str, size_mib: int) -> str:
     """The exit code of a process that takes so much on a node."""
-    done = ssh(node, f"{sys.executable} -c '{TAKE}' {size_mib}; echo $?")
+    done = shell(node, f"{sys.executable} -c '{TAKE}' {size_mib}; echo $?")
     return done.stdout.strip() or done.stderr
 
 
@@ -84,16 +85,16 @@ def waiting(node: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_who_takes_more_is_killed_there_and_nobody_else(made: Lab, ssh: Command) -> None:
+def test_who_takes_more_is_killed_there_and_nobody_else(made: Lab, shell: Command) -> None:
     make_fault(made, memory("node1"))
-    assert take(ssh, "node1", MUCH) == KILLED
-    assert take(ssh, "node1", LITTLE) == "0"
-    assert take(ssh, "node0", MUCH) == "0"
+    assert take(shell, "node1", MUCH) == KILLED
+    assert take(shell, "node1", LITTLE) == "0"
+    assert take(shell, "node0", MUCH) == "0"
     node = made.nodes[1]
     assert is_alive(node.init)
     assert is_alive(node.sshd)
     clear_faults(made)
-    assert take(ssh, "node1", MUCH) == "0"
+    assert take(shell, "node1", MUCH) == "0"
     assert find_groups() == []
 
 
@@ -104,14 +105,14 @@ def test_what_ran_already_is_held(made: Lab) -> None:
         assert free.communicate("\n", timeout=DEADLINE_S)[0].strip() == "0"
 
 
-def test_of_two_limits_the_newest_counts_until_it_is_cleared(made: Lab, ssh: Command) -> None:
+def test_of_two_limits_the_newest_counts_until_it_is_cleared(made: Lab, shell: Command) -> None:
     make_fault(made, memory("node0", 2 * MUCH))
     make_fault(made, memory("node0"))
     make_fault(made, Cpu(node="node0", share=0.9))
-    assert take(ssh, "node0", MUCH) == KILLED
+    assert take(shell, "node0", MUCH) == KILLED
     # Newest first: the processor, then the smaller limit, then all.
     assert len(clear_faults(made)) == 3
-    assert take(ssh, "node0", MUCH) == "0"
+    assert take(shell, "node0", MUCH) == "0"
     assert find_groups() == []
 
 
@@ -126,7 +127,7 @@ def launched(training: str, folder: Path, runs: Path) -> tuple[int, dict[str, An
 def test_a_launch_tells_the_node_and_the_rank_that_the_kernel_killed(
     made: Lab, shared_dir: Path, tmp_path: Path
 ) -> None:
-    make_fault(made, memory("node1"))
+    make_fault(made, memory("node1", LAUNCH_LIMIT))
     code, ended = launched(STARVED, shared_dir, tmp_path)
     failure = ended["first_failure"]
     assert (code, failure["kind"], failure["node"], failure["rank"]) == (1, "out_of_memory", "node1", 1)
@@ -139,22 +140,22 @@ def test_a_launch_tells_the_node_and_the_rank_that_the_kernel_killed(
 
 def test_a_worker_that_somebody_killed_did_not_run_out_of_memory(made: Lab, shared_dir: Path, tmp_path: Path) -> None:
     # Although the kernel killed somebody on the same machine, as /proc/vmstat tells it, meanwhile.
-    make_fault(made, memory("node1"))
+    make_fault(made, memory("node1", LAUNCH_LIMIT))
     code, ended = launched(KILLED_BY_SOMEBODY, shared_dir, tmp_path)
     failure = ended["first_failure"]
     assert (code, failure["kind"], failure["node"], failure["rank"]) == (1, "killed", "node0", 0)
     assert [node["oom_kills"] for node in ended["nodes"]] == [0, 1]
 
 
-def test_the_node_sees_its_limit_and_cannot_change_it(made: Lab, ssh: Command) -> None:
+def test_the_node_sees_its_limit_and_cannot_change_it(made: Lab, shell: Command) -> None:
     make_fault(made, memory("node0"))
     (group,) = find_groups()
     top = find_top("memory")
     assert top is not None
     place = f"/sys/fs/cgroup/{group.name}" if top.unified else f"/sys/fs/cgroup/memory/{group.name}"
     file = "memory.max" if top.unified else "memory.limit_in_bytes"
-    assert ssh("node0", f"cat {place}/{file}").stdout == f"{LIMIT * MIB}\n"
-    assert "Read-only" in ssh("node0", f"echo 0 > {place}/{file}").stderr
+    assert shell("node0", f"cat {place}/{file}").stdout == f"{LIMIT * MIB}\n"
+    assert "Read-only" in shell("node0", f"echo 0 > {place}/{file}").stderr
 
 
 @pytest.mark.parametrize("lost", [None, "state"])
@@ -171,30 +172,30 @@ def test_down_leaves_no_group_even_without_its_records(made: Lab, lost: str | No
     assert not find_remains()
 
 
-def test_a_killed_node_comes_back_without_its_limit(made: Lab, ssh: Command) -> None:
+def test_a_killed_node_comes_back_without_its_limit(made: Lab, shell: Command) -> None:
     make_fault(made, memory("node1"))
     make_fault(made, NodeState(node="node1", how="kill"))
     assert len(clear_faults(made)) == 2
     assert find_groups() == []
-    assert take(ssh, "node1", MUCH) == "0"
+    assert take(shell, "node1", MUCH) == "0"
 
 
-def test_the_command_makes_it_and_status_says_so(made: Lab, multinode: Command) -> None:
-    done = multinode("lab", "fault", "memory", "all", "--limit", "700MiB")
+def test_the_command_makes_it_and_status_says_so(made: Lab) -> None:
+    done = launching.call_here("lab", "fault", "memory", "all", "--limit", "700MiB")
     assert done.stdout.splitlines() == [
         f"{node.name}: its processes have 700 MiB of memory together" for node in made.nodes
     ]
-    listed = json.loads(multinode("lab", "fault", "list", "--json").stdout)["faults"]
+    listed = json.loads(launching.call_here("lab", "fault", "list", "--json").stdout)["faults"]
     assert listed[1] == {"kind": "memory", "node": "node1", "limit_bytes": 700 * MIB}
-    assert "faults in force: 2" in multinode("lab", "status").stderr
+    assert "faults in force: 2" in launching.call_here("lab", "status").stderr
 
 
 @pytest.mark.parametrize(
     ("limit", "said"),
     [("1M", "a node cannot do with 1 MiB"), ("100000G", "is no limit"), ("much", "is not a size")],
 )
-def test_a_limit_that_is_none_is_refused(made: Lab, multinode: Command, limit: str, said: str) -> None:
-    done = multinode("lab", "fault", "memory", made.nodes[0].name, "--limit", limit)
+def test_a_limit_that_is_none_is_refused(made: Lab, limit: str, said: str) -> None:
+    done = launching.call_here("lab", "fault", "memory", made.nodes[0].name, "--limit", limit)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
     assert find_groups() == []
 

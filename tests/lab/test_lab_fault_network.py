@@ -16,20 +16,21 @@ from multinode.lab.spec import Lab
 from multinode.lab.speed import measure_stream
 
 from .faulting import CONNECTED, DROPPED, REFUSED, Command, Make, connect, quick_ssh, send, server
+from .launching import call_here
 
 pytestmark = pytest.mark.lab
 
 
-def test_a_link_that_is_down_carries_nothing_and_says_so(lab: Lab, ssh: Command, fault: Make) -> None:
-    node0, _ = lab.nodes
+def test_a_link_that_is_down_carries_nothing_and_says_so(lab: Lab, shell: Command, fault: Make) -> None:
+    node0, node1 = lab.nodes
     with server(node0, 7001):
-        assert connect(ssh, "node1", node0.addr, 7001) == CONNECTED
+        assert connect(node1, node0.addr, 7001) == CONNECTED
         fault(LinkDown(node="node0"))
-        assert connect(ssh, "node1", node0.addr, 7001) != CONNECTED
-        assert ssh("node0", "cat /sys/class/net/ens1f0/carrier").stdout == "0\n"
-        assert connect(ssh, "node1", node0.management_addr, 7001) == CONNECTED
+        assert connect(node1, node0.addr, 7001, seconds=1.0) != CONNECTED
+        assert shell("node0", "cat /sys/class/net/ens1f0/carrier").stdout == "0\n"
+        assert connect(node1, node0.management_addr, 7001) == CONNECTED
         clear_faults(lab)
-        assert connect(ssh, "node1", node0.addr, 7001) == CONNECTED
+        assert connect(node1, node0.addr, 7001) == CONNECTED
 
 
 def test_a_management_link_that_is_down_takes_ssh_away(lab: Lab, fault: Make) -> None:
@@ -40,16 +41,18 @@ def test_a_management_link_that_is_down_takes_ssh_away(lab: Lab, fault: Make) ->
     assert quick_ssh("node1").stdout == "node1\n"
 
 
-def test_a_slow_link_carries_less_than_its_card_says(lab: Lab, ssh: Command, fault: Make) -> None:
+@pytest.mark.timing
+def test_a_slow_link_carries_less_than_its_card_says(lab: Lab, shell: Command, fault: Make) -> None:
     node0, node1 = lab.nodes
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.05))
     for source, target in ((node0, node1), (node1, node0)):
         assert measure_stream(source, target).goodput_gbit_per_s < 0.06
-    assert ssh("node1", "cat /sys/class/net/ens1f0/speed").stdout == "1000\n"
+    assert shell("node1", "cat /sys/class/net/ens1f0/speed").stdout == "1000\n"
     clear_faults(lab)
     assert measure_stream(node0, node1).goodput_gbit_per_s > 0.2
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("way", "slow"), [("send", (1, 0)), ("receive", (0, 1))])
 def test_a_link_that_is_slow_one_way_carries_all_the_other_way(
     lab: Lab, fault: Make, way: str, slow: tuple[int, int]
@@ -64,6 +67,7 @@ def test_a_link_that_is_slow_one_way_carries_all_the_other_way(
     assert measure_stream(source, target).goodput_gbit_per_s > 0.7
 
 
+@pytest.mark.timing
 def test_both_ways_of_a_link_may_be_slow_each_in_its_own_way(lab: Lab, fault: Make) -> None:
     node0, node1 = lab.nodes
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.1, way="send"))
@@ -75,15 +79,16 @@ def test_both_ways_of_a_link_may_be_slow_each_in_its_own_way(lab: Lab, fault: Ma
         assert measure_stream(source, target).goodput_gbit_per_s > 0.7
 
 
-def test_the_command_slows_a_link_one_way(lab: Lab, multinode: Command) -> None:
+@pytest.mark.timing
+def test_the_command_slows_a_link_one_way(lab: Lab) -> None:
     node0, node1 = lab.nodes
     try:
-        made = multinode("lab", "fault", "link", "node0", "--rate", "100mbit", "--way", "receive")
+        made = call_here("lab", "fault", "link", "node0", "--rate", "100mbit", "--way", "receive")
         assert (made.returncode, made.stdout) == (0, "node0: ens1f0 receives 100mbit\n")
         assert measure_stream(node1, node0).goodput_gbit_per_s < 0.12
         assert measure_stream(node0, node1).goodput_gbit_per_s > 0.7
         for wrong in (["--rate", "100mbit", "--way", "up"], ["--down", "--way", "send"]):
-            refused = multinode("lab", "fault", "link", "node1", *wrong)
+            refused = call_here("lab", "fault", "link", "node1", *wrong)
             assert refused.returncode == 2
             assert "--way" in refused.stderr or "send, receive" in refused.stderr
     finally:
@@ -96,8 +101,8 @@ def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault:
         fault(Mtu(node="node0", mtu=9000))
         assert send(node0, node1.addr, 7002, 300_000) == "arrived"
         fault(Mtu(node="node1", mtu=9000))
-        assert send(node0, node1.addr, 7002, 300_000) == "lost"
-        assert send(node1, node0.addr, 7002, 300_000) == "lost"
+        assert send(node0, node1.addr, 7002, 300_000, seconds=1.5) == "lost"
+        assert send(node1, node0.addr, 7002, 300_000, seconds=1.5) == "lost"
         assert send(node0, node1.addr, 7003, 100) == "arrived"
     clear_faults(lab)
     with server(node1, 7004, 300_000):
@@ -105,47 +110,45 @@ def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault:
 
 
 @pytest.mark.parametrize(("action", "outcome"), [("drop", DROPPED), ("reject", REFUSED)])
-def test_ports_are_closed_on_the_training_card_alone(
-    lab: Lab, ssh: Command, fault: Make, action: str, outcome: int
-) -> None:
+def test_ports_are_closed_on_the_training_card_alone(lab: Lab, fault: Make, action: str, outcome: int) -> None:
     node0, node1 = lab.nodes
     with server(node1, 7100), server(node1, 7111), server(node0, 7105):
         fault(Ports(node="node1", first=7100, last=7110, action=action))
-        assert connect(ssh, "node0", node1.addr, 7100) == outcome
-        assert connect(ssh, "node0", node1.addr, 7111) == CONNECTED
-        assert connect(ssh, "node0", node1.management_addr, 7100) == CONNECTED
-        assert connect(ssh, "node1", node0.addr, 7105) == CONNECTED
+        assert connect(node0, node1.addr, 7100, seconds=1.0) == outcome
+        assert connect(node0, node1.addr, 7111) == CONNECTED
+        assert connect(node0, node1.management_addr, 7100) == CONNECTED
+        assert connect(node1, node0.addr, 7105) == CONNECTED
         clear_faults(lab)
-        assert connect(ssh, "node0", node1.addr, 7100) == CONNECTED
+        assert connect(node0, node1.addr, 7100) == CONNECTED
 
 
-def test_a_second_card_in_the_training_subnet(lab: Lab, ssh: Command, fault: Make) -> None:
-    node0, _ = lab.nodes
+def test_a_second_card_in_the_training_subnet(lab: Lab, shell: Command, fault: Make) -> None:
+    node0, node1 = lab.nodes
     fault(Address(node="node0", address="10.213.1.100/24"))
-    assert ssh("node0", "ip -4 -o address show to 10.213.1.0/24 | wc -l").stdout.strip() == "2"
+    assert shell("node0", "ip -4 -o address show to 10.213.1.0/24 | wc -l").stdout.strip() == "2"
     with server(node0, 7005):
         for address in (node0.addr, "10.213.1.100"):
-            assert connect(ssh, "node1", address, 7005) == CONNECTED
+            assert connect(node1, address, 7005) == CONNECTED
         clear_faults(lab)
-        assert connect(ssh, "node1", node0.addr, 7005) == CONNECTED
-        assert connect(ssh, "node1", "10.213.1.100", 7005) != CONNECTED
-    assert ssh("node0", "test -e /sys/class/net/ens1f1").returncode == 1
+        assert connect(node1, node0.addr, 7005) == CONNECTED
+        assert connect(node1, "10.213.1.100", 7005, seconds=1.0) != CONNECTED
+    assert shell("node0", "test -e /sys/class/net/ens1f1").returncode == 1
 
 
-def test_an_interface_more_is_up_and_running(lab: Lab, ssh: Command, fault: Make) -> None:
+def test_an_interface_more_is_up_and_running(lab: Lab, shell: Command, fault: Make) -> None:
     fault(Interface(node="node0", name="tailscale0", address="100.64.0.1/10"))
-    told = ssh("node0", "cat /sys/class/net/tailscale0/operstate; ip -4 -brief address show tailscale0").stdout
+    told = shell("node0", "cat /sys/class/net/tailscale0/operstate; ip -4 -brief address show tailscale0").stdout
     assert told.split()[0] == "up"
     assert "100.64.0.1/10" in told
     clear_faults(lab)
-    assert "tailscale0" not in ssh("node0", "ls /sys/class/net").stdout
+    assert "tailscale0" not in shell("node0", "ls /sys/class/net").stdout
 
 
-def test_a_route_sends_training_traffic_through_the_management_card(lab: Lab, ssh: Command, fault: Make) -> None:
+def test_a_route_sends_training_traffic_through_the_management_card(lab: Lab, shell: Command, fault: Make) -> None:
     node0, node1 = lab.nodes
 
     def sent_bytes(ifname: str) -> int:
-        return int(ssh("node0", f"cat /sys/class/net/{ifname}/statistics/tx_bytes").stdout)
+        return int(shell("node0", f"cat /sys/class/net/{ifname}/statistics/tx_bytes").stdout)
 
     fault(Route(node="node0", peer="node1"))
     with server(node1, 7006, 3_000_000):

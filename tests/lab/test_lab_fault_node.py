@@ -22,6 +22,7 @@ from multinode.lab.spec import Lab
 
 from .conftest import DEADLINE_S
 from .faulting import Command, Make, quick_ssh
+from .launching import call_here
 
 pytestmark = pytest.mark.lab
 
@@ -47,9 +48,9 @@ def test_sshd_turns_clients_away_until_cleared(lab: Lab, fault: Make, how: str, 
     assert quick_ssh("node1").stdout == "node1\n"
 
 
-def test_sshd_that_was_stopped_is_up_again_for_lab_status(lab: Lab, fault: Make, multinode: Command) -> None:
+def test_sshd_that_was_stopped_is_up_again_for_lab_status(lab: Lab, fault: Make) -> None:
     def states() -> list[str]:
-        return [node["state"] for node in json.loads(multinode("lab", "status", "--json").stdout)["nodes"]]
+        return [node["state"] for node in json.loads(call_here("lab", "status", "--json").stdout)["nodes"]]
 
     fault(SshdState(node="node1", how="stop"))
     assert states() == ["up", "down"]
@@ -84,58 +85,58 @@ def test_a_frozen_node_neither_answers_nor_computes(lab: Lab, ssh: Command, faul
         ssh("node0", f"kill {pid}; rm -f {counter}")
 
 
-def test_a_full_disk_takes_nothing(lab: Lab, ssh: Command, fault: Make) -> None:
+def test_a_full_disk_takes_nothing(lab: Lab, shell: Command, fault: Make) -> None:
     # Of what a node has of its own, on its disk and in none of its overlays, too.
     places = ("/tmp/multinode-test", "/root/.ssh/multinode-test")
     fault(DiskFull(node="node0"))
     for place in places:
-        assert "No space left on device" in ssh("node0", f"echo x > {place}").stderr
-        assert ssh("node1", f"echo x > {place} && rm {place}").returncode == 0
-    assert ssh("node0", "df --output=avail / | tail -1").stdout.strip() == "0"
+        assert "No space left on device" in shell("node0", f"echo x > {place}").stderr
+        assert shell("node1", f"echo x > {place} && rm {place}").returncode == 0
+    assert shell("node0", "df --output=avail / | tail -1").stdout.strip() == "0"
     clear_faults(lab)
     for place in places:
-        assert ssh("node0", f"echo x > {place} && rm {place}").returncode == 0
-    assert ssh("node0", "df --output=size -B1 / | tail -1").stdout.strip() == str(lab.spec.disk_bytes)
+        assert shell("node0", f"echo x > {place} && rm {place}").returncode == 0
+    assert shell("node0", "df --output=size -B1 / | tail -1").stdout.strip() == str(lab.spec.disk_bytes)
 
 
-def test_a_package_says_another_version_on_one_node(lab: Lab, ssh: Command, fault: Make) -> None:
+def test_a_package_says_another_version_on_one_node(lab: Lab, shell: Command, fault: Make) -> None:
     ask = f"{lab.spec.python} -c 'import importlib.metadata as m; print(m.version(\"msgspec\"))'"
-    true = ssh("node1", ask).stdout
+    true = shell("node1", ask).stdout
     fault(Package(node="node0", name="msgspec", version="0.1.2+lab"))
-    assert ssh("node0", ask).stdout == "0.1.2+lab\n"
-    assert ssh("node1", ask).stdout == true
+    assert shell("node0", ask).stdout == "0.1.2+lab\n"
+    assert shell("node1", ask).stdout == true
     clear_faults(lab)
-    assert ssh("node0", ask).stdout == true
+    assert shell("node0", ask).stdout == true
 
 
-def test_a_file_and_a_directory_are_gone_for_one_node(lab: Lab, ssh: Command, fault: Make, shared_dir: Path) -> None:
+def test_a_file_and_a_directory_are_gone_for_one_node(lab: Lab, shell: Command, fault: Make, shared_dir: Path) -> None:
     data = shared_dir / "data"
     data.mkdir()
     (data / "train.json").write_text("[]\n")
     (shared_dir / "model").write_text("weights\n")
     fault(FileMissing(node="node0", path=str(shared_dir / "model")))
     fault(FileMissing(node="node0", path=str(data)))
-    assert ssh("node0", f"ls -A {shared_dir}").stdout == ""
-    assert ssh("node1", f"ls -A {shared_dir}").stdout == "data\nmodel\n"
+    assert shell("node0", f"ls -A {shared_dir}").stdout == ""
+    assert shell("node1", f"ls -A {shared_dir}").stdout == "data\nmodel\n"
     assert (data / "train.json").exists()
     clear_faults(lab)
-    assert ssh("node0", f"cat {data}/train.json {shared_dir}/model").stdout == "[]\nweights\n"
+    assert shell("node0", f"cat {data}/train.json {shared_dir}/model").stdout == "[]\nweights\n"
 
 
-def test_a_file_has_another_text_for_one_node(lab: Lab, ssh: Command, fault: Make, shared_dir: Path) -> None:
+def test_a_file_has_another_text_for_one_node(lab: Lab, shell: Command, fault: Make, shared_dir: Path) -> None:
     given, new = shared_dir / "given", shared_dir / "new"
     given.write_text("as given\n")
     given.chmod(0o640)
     fault(FileText(node="node0", path=str(given), text="more\n", append=True))
     fault(FileText(node="node0", path=str(new), text="$HOME 'x'\n"))
     look = f"cd {shared_dir}; cat given new; stat -c %a given"
-    assert ssh("node0", look).stdout == "as given\nmore\n$HOME 'x'\n640\n"
+    assert shell("node0", look).stdout == "as given\nmore\n$HOME 'x'\n640\n"
     fault(FileText(node="node0", path=str(given), text="other\n"))
-    assert ssh("node0", look).stdout == "other\n$HOME 'x'\n640\n"
-    assert ssh("node1", f"ls {shared_dir}; cat {given}").stdout == "given\nas given\n"
+    assert shell("node0", look).stdout == "other\n$HOME 'x'\n640\n"
+    assert shell("node1", f"ls {shared_dir}; cat {given}").stdout == "given\nas given\n"
     assert given.read_text() == "as given\n"
     clear_faults(lab)
-    assert ssh("node0", f"ls -A {shared_dir}; cat {given}").stdout == "given\nas given\n"
+    assert shell("node0", f"ls -A {shared_dir}; cat {given}").stdout == "given\nas given\n"
 
 
 def test_a_variable_is_set_in_ssh_sessions_as_it_stands(lab: Lab, ssh: Command, fault: Make) -> None:

@@ -13,14 +13,16 @@ from subprocess import CompletedProcess
 import msgspec
 import pytest
 
-from multinode.lab.cluster import LabSpec, exec_in_node, load_lab, require_lab, up_lab
-from multinode.lab.processes import kill_process, poll
+from multinode.lab.cluster import Lab, exec_in_node, load_lab, require_lab, up_lab
+from multinode.lab.processes import is_alive, kill_process, poll
 from multinode.lab.state import STATE_DIR, save_lab
 from multinode.lab.teardown import find_remains
 
-from .conftest import DEADLINE_S, REPOSITORY
+from .conftest import DEADLINE_S, REPOSITORY, SMALL
+from .launching import call_here
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("no_lab")]
+pytestmark = pytest.mark.lab
+without_lab = pytest.mark.usefixtures("no_lab")
 
 Command = Callable[..., CompletedProcess[str]]
 
@@ -38,6 +40,7 @@ def _machine() -> dict[str, list[str]]:
     }
 
 
+@without_lab
 def test_down_leaves_the_machine_as_it_was(multinode: Command) -> None:
     before = _machine()
     up = multinode("lab", "up", "--nodes", "3", "--rate", "none", "--json")
@@ -51,35 +54,38 @@ def test_down_leaves_the_machine_as_it_was(multinode: Command) -> None:
     assert subprocess.run(sleeper, capture_output=True, check=True).stdout
     assert multinode("lab", "down").returncode == 0
     assert _machine() == before
-    again = multinode("lab", "down")
+    again = call_here("lab", "down")
     assert again.returncode == 0
     assert "nothing is left" in again.stderr
     assert _machine() == before
 
 
-def test_without_a_lab_the_verbs_say_how_to_make_one(multinode: Command) -> None:
-    status = multinode("lab", "status", "--json")
+@without_lab
+def test_without_a_lab_the_verbs_say_how_to_make_one() -> None:
+    status = call_here("lab", "status", "--json")
     assert json.loads(status.stdout) == {"schema": "multinode.lab/1", "hostfile": None, "nodes": []}
     assert status.returncode == 1
     for verb, code in (("status", 1), ("rate", 2), ("exec", 2)):
-        done = multinode("lab", verb, *{"rate": ["all", "1gbit"], "exec": ["node0", "true"]}.get(verb, []))
+        done = call_here("lab", verb, *{"rate": ["all", "1gbit"], "exec": ["node0", "true"]}.get(verb, []))
         assert done.returncode == code
         assert "hint: make one: multinode lab up" in done.stderr
         assert done.stdout == ""
 
 
+@without_lab
 @pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
-def test_down_after_sigkill_of_up(multinode: Command, moment: str) -> None:
+def test_down_after_sigkill_of_up(moment: str) -> None:
     before = _machine()
     assert _signal_up_at(moment, signal.SIGKILL) == -signal.SIGKILL
     assert load_lab() is None
-    refused = multinode("lab", "up")
+    refused = call_here("lab", "up")
     assert refused.returncode == 2
     assert "multinode lab down" in refused.stderr
-    assert multinode("lab", "down").returncode == 0
+    assert call_here("lab", "down").returncode == 0
     assert _machine() == before
 
 
+@without_lab
 @pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
 def test_ctrl_c_takes_back_what_was_begun(moment: str) -> None:
     before = _machine()
@@ -87,29 +93,32 @@ def test_ctrl_c_takes_back_what_was_begun(moment: str) -> None:
     assert _machine() == before
 
 
+@without_lab
 @pytest.mark.parametrize("lost", ["state.json", "."])
-def test_down_without_its_records(multinode: Command, lost: str) -> None:
+def test_down_without_its_records(lost: str) -> None:
     before = _machine()
-    up_lab(_spec())
+    up_lab(SMALL, measure=False)
     if lost == ".":
         shutil.rmtree(STATE_DIR)
     else:
         (STATE_DIR / lost).unlink()
-    assert multinode("lab", "status").returncode == 1
-    assert multinode("lab", "down").returncode == 0
+    assert call_here("lab", "status").returncode == 1
+    assert call_here("lab", "down").returncode == 0
     assert _machine() == before
 
 
-def test_nodes_whose_namespaces_lost_their_names_are_found(multinode: Command) -> None:
+@without_lab
+def test_nodes_whose_namespaces_lost_their_names_are_found() -> None:
     before = _machine()
-    up_lab(_spec())
+    up_lab(SMALL, measure=False)
     subprocess.run(["ip", "-batch", "-"], input=b"netns del mn-node0\nnetns del mn-node1\n", check=True)
     shutil.rmtree(STATE_DIR)
-    assert multinode("lab", "down").returncode == 0
+    assert call_here("lab", "down").returncode == 0
     assert _machine() == before
 
 
-def test_a_lab_in_a_container_is_none_of_ours(multinode: Command) -> None:
+@without_lab
+def test_a_lab_in_a_container_is_none_of_ours() -> None:
     # Network and mounts apart, process list shared: as the machine around a container sees what is in it.
     lab = f"{sys.executable} -m multinode lab"
     inside = [
@@ -125,23 +134,23 @@ def test_a_lab_in_a_container_is_none_of_ours(multinode: Command) -> None:
     ) as container:
         assert container.stdout is not None
         assert any(b"2 nodes are up" in line for line in container.stdout)
-        assert multinode("lab", "down").stdout == ""
+        assert call_here("lab", "down").stdout == ""
         told, _ = container.communicate(timeout=DEADLINE_S)
     assert b"removed namespaces: 3, processes: 4" in told
 
 
-def test_a_lab_from_before_a_reboot_does_not_stand(multinode: Command) -> None:
-    lab = up_lab(_spec())
+def test_a_lab_from_before_a_reboot_does_not_stand(small: Lab) -> None:
+    lab = small
     save_lab(msgspec.structs.replace(lab, controller_boot_id="another boot"))
-    status = multinode("lab", "status")
+    status = call_here("lab", "status")
     assert status.returncode == 1
     assert "multinode lab down" in status.stderr
-    assert multinode("lab", "down").returncode == 0
+    assert call_here("lab", "down").returncode == 0
 
 
-def test_a_second_lab_is_refused_and_the_first_one_stays(multinode: Command) -> None:
-    lab = up_lab(_spec())
-    refused = multinode("lab", "up")
+def test_a_second_lab_is_refused_and_the_first_one_stays(small: Lab) -> None:
+    lab = small
+    refused = call_here("lab", "up")
     assert refused.returncode == 2
     assert "a lab of 2 nodes stands already" in refused.stderr
     assert "hint: take it down first: multinode lab down" in refused.stderr
@@ -149,13 +158,14 @@ def test_a_second_lab_is_refused_and_the_first_one_stays(multinode: Command) -> 
     assert exec_in_node(lab.nodes[1], ["true"]) == 0
 
 
-def test_up_that_fails_on_the_nodes_takes_everything_back(multinode: Command) -> None:
+@without_lab
+def test_up_that_fails_on_the_nodes_takes_everything_back() -> None:
     before = _machine()
     # /var/run is /run, and that is each node's own: there for the controller, not for them.
     python = Path("/var/run/multinode-test-python")
     python.symlink_to(sys.executable)
     try:
-        failed = multinode("lab", "up", "--python", str(python))
+        failed = call_here("lab", "up", "--python", str(python))
     finally:
         python.unlink()
     assert failed.returncode == 1
@@ -163,10 +173,11 @@ def test_up_that_fails_on_the_nodes_takes_everything_back(multinode: Command) ->
     assert _machine() == before
 
 
-def test_addresses_that_are_in_use_are_refused(multinode: Command) -> None:
+@without_lab
+def test_addresses_that_are_in_use_are_refused() -> None:
     subprocess.run(["ip", "address", "add", "10.99.5.1/32", "dev", "lo"], check=True)
     try:
-        refused = multinode("lab", "up", "--network", "10.99.4.0/23")
+        refused = call_here("lab", "up", "--network", "10.99.4.0/23")
     finally:
         subprocess.run(["ip", "address", "del", "10.99.5.1/32", "dev", "lo"], check=True)
     assert refused.returncode == 2
@@ -174,6 +185,7 @@ def test_addresses_that_are_in_use_are_refused(multinode: Command) -> None:
     assert not find_remains()
 
 
+@without_lab
 def test_another_network_and_cores_of_their_own(multinode: Command) -> None:
     cores = len(os.sched_getaffinity(0)) // 2
     up = multinode("lab", "up", "--network", "10.99.4.0/23", "--cores-per-node", str(cores))
@@ -184,24 +196,25 @@ def test_another_network_and_cores_of_their_own(multinode: Command) -> None:
         nproc, *addresses = subprocess.run(over_ssh, capture_output=True, text=True, check=True).stdout.split()
         assert nproc == str(cores)
         assert f"10.99.5.{1 + int(node[-1])}" in addresses
-    refused = multinode("lab", "up", "--cores-per-node", str(cores + 1))
+    refused = call_here("lab", "up", "--cores-per-node", str(cores + 1))
     assert refused.returncode == 2
 
 
-def test_a_killed_node_is_down_and_the_others_are_not(multinode: Command) -> None:
-    lab = up_lab(_spec())
+def test_a_killed_node_is_down_and_the_others_are_not(small: Lab) -> None:
+    lab = small
     dead, alive = lab.nodes[1], lab.nodes[0]
     assert kill_process(dead.init)
-    assert _wait_for(lambda: not Path(f"/proc/{dead.sshd.pid}").exists())
+    assert _wait_for(lambda: not Path(f"/proc/{dead.sshd.pid}").exists() and not is_alive(dead.init))
     assert not kill_process(dead.init)
-    states = {node["name"]: node["state"] for node in json.loads(multinode("lab", "status", "--json").stdout)["nodes"]}
+    states = {node["name"]: node["state"] for node in json.loads(call_here("lab", "status", "--json").stdout)["nodes"]}
     assert states == {alive.name: "up", dead.name: "down"}
-    done = multinode("lab", "exec", dead.name, "--", "true")
+    done = call_here("lab", "exec", dead.name, "--", "true")
     assert done.returncode == 1
     assert "node1: it is down" in done.stderr
     assert exec_in_node(alive, ["true"]) == 0
 
 
+@without_lab
 def test_without_root_it_says_so() -> None:
     # A user like any other, who may yet read the interpreter's files, wherever they lie.
     user = (
@@ -214,6 +227,7 @@ def test_without_root_it_says_so() -> None:
     assert not find_remains()
 
 
+@without_lab
 def test_everything_that_is_missing_is_listed_with_what_installs_it(tmp_path: Path) -> None:
     refused = _run(["env", f"PATH={tmp_path}", sys.executable, "-m", "multinode", "lab", "up"])
     assert refused.returncode == 2
@@ -223,10 +237,6 @@ def test_everything_that_is_missing_is_listed_with_what_installs_it(tmp_path: Pa
 
 def _run(command: list[str]) -> CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-
-
-def _spec() -> LabSpec:
-    return LabSpec(node_count=2, rate_gbit_per_s=None, python=sys.executable, disk_bytes=1 << 28)
 
 
 def _signal_up_at(moment: str, number: signal.Signals) -> int:

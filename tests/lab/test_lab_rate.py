@@ -9,6 +9,8 @@ import pytest
 from multinode.lab.cluster import Lab, require_lab, set_rate
 from multinode.lab.speed import measure_links
 
+from .launching import call_here
+
 pytestmark = pytest.mark.lab
 
 Command = Callable[..., CompletedProcess[str]]
@@ -25,6 +27,7 @@ def rates(lab: Lab) -> Iterator[Lab]:
     set_rate([node.name for node in lab.nodes], 1.0)
 
 
+@pytest.mark.timing
 def test_both_directions_carry_the_rate_that_was_asked_for(lab: Lab) -> None:
     del lab
     speeds = list(measure_links(require_lab()))
@@ -33,22 +36,25 @@ def test_both_directions_carry_the_rate_that_was_asked_for(lab: Lab) -> None:
         assert AT_LEAST * 0.9415 < speed.goodput_gbit_per_s < AT_MOST * 0.9415
 
 
-def test_one_slow_card_slows_both_directions(rates: Lab, multinode: Command, ssh: Command) -> None:
+@pytest.mark.timing
+def test_one_slow_card_slows_both_directions(rates: Lab, shell: Command) -> None:
     del rates
-    assert multinode("lab", "rate", "node1", "50mbit").stdout == "node1 ens1f0 50mbit\n"
-    assert ssh("node1", "cat /sys/class/net/ens1f0/speed").stdout == "50\n"
-    assert ssh("node0", "cat /sys/class/net/ens1f0/speed").stdout == "1000\n"
-    assert {speed.rate_gbit_per_s for speed in measure_links(require_lab())} == {0.05}
-    for speed in measure_links(require_lab()):
+    assert call_here("lab", "rate", "node1", "50mbit").stdout == "node1 ens1f0 50mbit\n"
+    assert shell("node1", "cat /sys/class/net/ens1f0/speed").stdout == "50\n"
+    assert shell("node0", "cat /sys/class/net/ens1f0/speed").stdout == "1000\n"
+    speeds = list(measure_links(require_lab()))
+    assert {speed.rate_gbit_per_s for speed in speeds} == {0.05}
+    for speed in speeds:
         assert AT_LEAST * 0.047 < speed.goodput_gbit_per_s < AT_MOST * 0.047
-    told = {node["name"]: node["rate"] for node in json.loads(multinode("lab", "status", "--json").stdout)["nodes"]}
+    told = {node["name"]: node["rate"] for node in json.loads(call_here("lab", "status", "--json").stdout)["nodes"]}
     assert told == {"node0": "1gbit", "node1": "50mbit"}
 
 
-def test_unshaped_links_are_faster_and_expect_nothing(rates: Lab, multinode: Command) -> None:
+@pytest.mark.timing
+def test_unshaped_links_are_faster_and_expect_nothing(rates: Lab) -> None:
     del rates
-    assert multinode("lab", "rate", "all", "none").stdout == "node0 ens1f0 none\nnode1 ens1f0 none\n"
-    assert multinode("lab", "rate", "all", "none").returncode == 0
+    assert call_here("lab", "rate", "all", "none").stdout == "node0 ens1f0 none\nnode1 ens1f0 none\n"
+    assert call_here("lab", "rate", "all", "none").returncode == 0
     for speed in measure_links(require_lab()):
         assert speed.goodput_gbit_per_s > 1.5
         assert speed.expected_gbit_per_s is None
@@ -56,12 +62,10 @@ def test_unshaped_links_are_faster_and_expect_nothing(rates: Lab, multinode: Com
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(("node9", "1gbit"), "node9"), (("all", "fast"), "not a link rate")])
-def test_a_wrong_node_or_rate_changes_nothing(
-    lab: Lab, multinode: Command, arguments: tuple[str, str], said: str
-) -> None:
+def test_a_wrong_node_or_rate_changes_nothing(lab: Lab, arguments: tuple[str, str], said: str) -> None:
     del lab
     before = require_lab()
-    done = multinode("lab", "rate", *arguments)
+    done = call_here("lab", "rate", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert require_lab() == before

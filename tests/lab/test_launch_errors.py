@@ -2,110 +2,83 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from multinode.lab.spec import Lab
-from tests.lab.launching import SCRIPT, Command, agents, listener
+from tests.lab.launching import REPOSITORY, SCRIPT, agents, call_here, listener
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
 
-
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path / "runs")
+BARE = f"{sys.base_prefix}/bin/python3"
+UNASSIGNED = "10.213.0.250"
 
 
-def launch(command: Command, hostfile: str, *options: str) -> tuple[int, str]:
-    done = command.run("launch", "--hosts", hostfile, "--workers-per-node", "1", *options, "--", SCRIPT, "--steps", "2")
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def launch(hostfile: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
+    done = call_here("launch", "--hosts", str(hostfile), *options, "--", SCRIPT, "--steps", "2")
     assert "Traceback" not in done.stderr
     assert not agents()
-    return done.returncode, done.stderr
+    return done
 
 
-def changed(lab: Lab, tmp_path: Path, line: int, old: str, new: str) -> str:
-    """The lab's hostfile with one node's line changed."""
-    lines = [text for text in Path(lab.hostfile).read_text().splitlines() if text.startswith("node")]
-    assert old in lines[line]
-    lines[line] = lines[line].replace(old, new)
-    path = tmp_path / "hosts"
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+@pytest.mark.parametrize(
+    ("old", "new", "code", "said"),
+    [
+        ("node1 ", f"{UNASSIGNED} ", 3, (f"error: {UNASSIGNED}: no SSH connection", "hint:")),
+        ("node1 ", "no-such-node.invalid ", 3, ("does not resolve",)),
+        ("slots=2", "slots=2 user=nobody", 3, ("node1: it refused our keys for user 'nobody'", "ssh-copy-id")),
+        (sys.executable, "/opt/none/bin/python", 1, ("error: node1: no interpreter for the job", "python=")),
+        (sys.executable, BARE, 1, (f"error: node1: torch not installed for {BARE}", "pip install torch")),
+        ("slots=2", "slots=1", 2, ("unequal slots", "--workers-per-node 1")),
+        ("slots=2", "slot=2", 2, ("hosts:2: unknown key 'slot'",)),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_line_in_the_hostfile(  # noqa: PLR0917 - a row of the table
+    lab: Lab, tmp_path: Path, old: str, new: str, code: int, said: tuple[str, ...]
+) -> None:
+    first, second = (line for line in Path(lab.hostfile).read_text().splitlines() if line.startswith("node"))
+    assert old in second
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"{first}\n{second.replace(old, new)}\n")
+    done = launch(hostfile, *([] if new == "slots=1" else ["--workers-per-node", "1"]))
+    assert done.returncode == code
+    for part in said:
+        assert part in done.stderr
 
 
-def test_a_dead_node(lab: Lab, command: Command, tmp_path: Path) -> None:
-    unassigned = lab.nodes[0].management_addr.rsplit(".", 1)[0] + ".250"
-    code, said = launch(command, changed(lab, tmp_path, 1, "node1", unassigned))
-    assert code == 3
-    assert f"error: {unassigned}: no SSH connection" in said
-    assert "hint:" in said
-
-
-def test_a_name_that_does_not_resolve(lab: Lab, command: Command, tmp_path: Path) -> None:
-    code, said = launch(command, changed(lab, tmp_path, 1, "node1", "no-such-node.invalid"))
-    assert code == 3
-    assert "does not resolve" in said
-
-
-def test_a_refused_key(lab: Lab, command: Command, tmp_path: Path) -> None:
-    code, said = launch(command, changed(lab, tmp_path, 1, "slots=2", "slots=2 user=nobody"))
-    assert code == 3
-    assert "error: node1: it refused our keys for user 'nobody'" in said
-    assert "ssh-copy-id" in said
-
-
-def test_a_missing_interpreter(lab: Lab, command: Command, tmp_path: Path) -> None:
-    code, said = launch(command, changed(lab, tmp_path, 1, f"python={lab.spec.python}", "python=/opt/none/bin/python"))
-    assert code == 1
-    assert "error: node1: no interpreter for the job" in said
-    assert "python=" in said
-
-
-def test_a_missing_torch(lab: Lab, command: Command, tmp_path: Path) -> None:
-    bare = f"{sys.base_prefix}/bin/python3"
-    code, said = launch(command, changed(lab, tmp_path, 1, f"python={lab.spec.python}", f"python={bare}"))
-    assert code == 1
-    assert f"error: node1: torch not installed for {bare}" in said
-    assert "pip install torch" in said
-
-
-def test_a_port_in_use(lab: Lab, command: Command) -> None:
+def test_a_port_in_use(lab: Lab) -> None:
     with listener(lab.nodes[0], 29500):
-        code, said = launch(command, lab.hostfile)
-    assert code == 1
-    assert "error: node0: port 29500, the rendezvous, is in use" in said
-    assert "python" in said
-    assert "--master-port" in said
+        done = launch(lab.hostfile, "--workers-per-node", "1")
+    assert done.returncode == 1
+    assert "error: node0: port 29500, the rendezvous, is in use" in done.stderr
+    assert "python" in done.stderr
+    assert "--master-port" in done.stderr
 
 
 @pytest.mark.torch
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize("verb", [("launch",), ("sweep", "--set", "per_device_train_batch_size=1,2")])
-def test_a_misspelt_key_of_the_training(command: Command, verb: tuple[str, ...]) -> None:
-    done = command.run(*verb, "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "cutof_len=64")
+def test_a_misspelt_key_of_the_training(verb: tuple[str, ...]) -> None:
+    done = call_here(*verb, "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "cutof_len=64")
     assert done.returncode == 1
     assert "has no argument 'cutof_len' (--set): it refuses to start" in done.stderr
     assert "hint: the nearest that it has: --set cutoff_len=..." in done.stderr
     assert not agents()
 
 
-def test_unequal_slots(lab: Lab, command: Command, tmp_path: Path) -> None:
-    done = command.run("launch", "--hosts", changed(lab, tmp_path, 1, "slots=2", "slots=1"), "--", SCRIPT)
-    assert done.returncode == 2
-    assert "unequal slots" in done.stderr
-    assert "--workers-per-node 1" in done.stderr
-
-
-def test_a_wrong_line_in_the_hostfile(lab: Lab, command: Command, tmp_path: Path) -> None:
-    done = command.run("launch", "--hosts", changed(lab, tmp_path, 1, "slots=2", "slot=2"), "--", SCRIPT)
-    assert done.returncode == 2
-    assert "hosts:2: unknown key 'slot'" in done.stderr
-
-
-def test_a_dry_run_touches_no_network(command: Command) -> None:
-    done = command.run("launch", "--hosts", "hostfiles/two4090.txt", "configs/qwen2vl_lora_sft.yaml", "--dry-run")
+def test_a_dry_run_touches_no_network(runs: Path) -> None:
+    done = call_here("launch", "--hosts", "hostfiles/two4090.txt", "configs/qwen2vl_lora_sft.yaml", "--dry-run")
     assert done.returncode == 0
     first, second = done.stdout.split("# --- ")[1:]
     for node, rank, gpus in ((first, 0, "6,7"), (second, 1, "1,6")):
@@ -115,4 +88,4 @@ def test_a_dry_run_touches_no_network(command: Command) -> None:
         for same in ("NNODES=2", "NPROC_PER_NODE=2", "MASTER_ADDR=192.0.2.11", "NCCL_SOCKET_IFNAME==ens1f0"):
             assert f"{same} " in node
         assert "llamafactory-cli train" in node
-    assert not command.runs.exists()
+    assert not runs.exists()

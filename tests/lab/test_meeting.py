@@ -14,18 +14,18 @@ from multinode.transport.ssh import SshTransport
 
 from .faulting import Make
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.timing]
 
 RING = (("node0", "node1"), ("node1", "node0"))
 
 
-@pytest.fixture
-def hall(lab: Lab) -> Iterator[Hall]:
+@pytest.fixture(scope="module")
+def hall(module_lab: Lab) -> Iterator[Hall]:
     """Both nodes, with their ports open on the training network."""
-    nodes = parse_hostfile(Path(lab.hostfile).read_text(), lab.hostfile).nodes
+    nodes = parse_hostfile(Path(module_lab.hostfile).read_text(), module_lab.hostfile).nodes
     transport = SshTransport()
     agent = AgentTransport(transport)
-    addresses = {node.name: node.addr for node in lab.nodes}
+    addresses = {node.name: node.addr for node in module_lab.nodes}
     with Hall(agent, nodes, addresses, Agenda(pairs=(), master_port=29500)) as meeting:
         yield meeting
     agent.close()

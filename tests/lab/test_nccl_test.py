@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from multinode.lab.faults import LinkSlow, NodeState
+from multinode.lab.spec import Lab
 from multinode.units import goodput_gb_per_s
 from tests.lab.faulting import Make
-from tests.lab.launching import Command, agents, processes_of, wait_for
+from tests.lab.launching import Command, agents, call_here, processes_of, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.usefixtures("lab")]
 
@@ -23,55 +24,75 @@ def command(tmp_path: Path) -> Command:
     return Command(tmp_path / "runs")
 
 
-def test_a_sweep_over_two_nodes(command: Command) -> None:
-    code, document = command.code_and_document(
-        "nccl-test", "--hosts", "lab", "-b", "256K", "-e", "16M", "-f", "8", "-n", "6", "--json"
-    )
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """With a run directory that all tests of this module share."""
+    return Command(tmp_path_factory.mktemp("healthy") / "runs")
+
+
+@pytest.fixture(scope="module")
+def healthy(module_lab: Lab, commands: Command) -> dict[str, Any]:
+    """What is said of a network without faults."""
+    del module_lab
+    collectives = ("all_reduce", "all_gather", "all_to_all")
+    sizes = ("-b", "256K", "-e", "16M", "-f", "8", "-n", "6")
+    code, document = commands.code_and_document("nccl-test", *collectives, "--hosts", "lab", *sizes, "--json")
     assert code == 0
-    assert document["schema"] == "multinode.nccl-test/1"
-    assert (document["backend"], document["world_size"], document["nodes"]) == ("gloo", 2, ["node0", "node1"])
-    rows = document["rows"]
+    assert not agents()
+    return document
+
+
+@pytest.mark.timing
+def test_a_sweep_over_two_nodes(healthy: dict[str, Any]) -> None:
+    assert healthy["schema"] == "multinode.nccl-test/1"
+    assert (healthy["backend"], healthy["world_size"], healthy["nodes"]) == ("gloo", 2, ["node0", "node1"])
+    assert all(row["num_wrong"] == 0 for row in healthy["rows"])
+    rows = [row for row in healthy["rows"] if row["collective"] == "all_reduce"]
     assert [row["size_bytes"] for row in rows] == [1 << 18, 1 << 21, 1 << 24]
-    assert all(row["num_wrong"] == 0 for row in rows)
     for row in rows:
         assert row["algbw_gb_per_s"] == pytest.approx(row["size_bytes"] / row["time_us"] / 1000)
         # Two ranks: the factor of all-reduce, 2(n-1)/n, is one.
         assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"])
     # The network is the limit: no more than TCP can carry at 1 Gbit/s, and not a fraction of it.
-    assert document["link_gbit_per_s"] == 1.0
+    assert healthy["link_gbit_per_s"] == 1.0
     assert 0.5 * goodput_gb_per_s(1.0) < rows[-1]["busbw_gb_per_s"] < 1.05 * goodput_gb_per_s(1.0)
     assert rows[-1]["share_of_ceiling"] == pytest.approx(rows[-1]["busbw_gb_per_s"] / goodput_gb_per_s(1.0))
-    assert not agents()
 
 
-def test_a_healthy_network_is_called_so_with_all_that_was_measured_beside(command: Command) -> None:
-    document = command.document(
-        "nccl-test",
-        "all_reduce",
-        "all_gather",
-        "all_to_all",
-        "--hosts",
-        "lab",
-        "-b",
-        "4K",
-        "-e",
-        "16M",
-        "-f",
-        "64",
-        "--json",
-    )
-    assert document["verdict"]["causes"] == []
-    assert document["verdict"]["nodes"] == []
-    assert "Nothing to mend" in document["verdict"]["text"]
-    tcp = document["tcp"]
+@pytest.mark.timing
+def test_a_healthy_network_is_called_so_with_all_that_was_measured_beside(healthy: dict[str, Any]) -> None:
+    assert healthy["verdict"]["causes"] == []
+    assert healthy["verdict"]["nodes"] == []
+    assert "Nothing to mend" in healthy["verdict"]["text"]
+    tcp = healthy["tcp"]
     assert [(one["source"], one["target"]) for one in tcp["one"]] == [("node0", "node1"), ("node1", "node0")]
     # A machine that is busy with other things falls short; none gets more through than the link carries.
     assert all(0.5 < one["gbit_per_s"] < 0.96 for one in (*tcp["one"], *tcp["several"]))
     assert all(0 < one["median_us"] < 50_000 for one in tcp["latency"])
-    largest = [row for row in document["rows"] if row["size_bytes"] == 16 * MIB]
+    largest = [row for row in healthy["rows"] if row["size_bytes"] == 16 * MIB]
     assert len(largest) == 3
-    assert set(document["curves"]) == {"all_reduce", "all_gather", "all_to_all"}
-    assert_path(document, within=0.03)
+    assert set(healthy["curves"]) == {"all_reduce", "all_gather", "all_to_all"}
+    assert_path(healthy, within=0.03)
+
+
+@pytest.mark.timing
+def test_a_slow_link_is_told_and_compared_with_the_time_before(
+    healthy: dict[str, Any], commands: Command, fault: Make
+) -> None:
+    fault(LinkSlow(node="node1", rate_gbit_per_s=0.1))
+    document = commands.document(
+        *("nccl-test", "--hosts", "lab", "--compare", "last", "-b", "2M", "-e", "2M", "-n", "6", "--json")
+    )
+    assert document["tcp_gb_per_s"] < 0.02
+    # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
+    first = document["verdict"]["causes"][0]
+    assert "between node0 and node1 a stream reaches 9" in first["text"]
+    assert first["nodes"] == ["node0", "node1"]
+    changes = document["changes"]
+    assert changes["before"] == healthy["run_id"]
+    (row,) = changes["rows"]
+    assert row["change"] < -0.8
+    assert changes["environment"] == []
 
 
 def assert_path(document: dict[str, Any], within: float) -> None:
@@ -93,37 +114,33 @@ def test_workers_of_one_node_use_loopback_and_the_card_carries_the_rest(command:
     assert_path(document, within=0.03)
 
 
-def test_traffic_that_is_forced_over_the_management_network_is_caught(command: Command) -> None:
-    document = command.document(
+def test_traffic_that_is_forced_over_the_management_network_is_caught(command: Command, tmp_path: Path) -> None:
+    page = tmp_path / "busbw.html"
+    done = command.run(
         *("nccl-test", "--hosts", "lab", "--no-check", "--env", "GLOO_SOCKET_IFNAME=eth0"),
-        *("-b", "8M", "-e", "8M", "-n", "5", "--json"),
+        *("-b", "4M", "-e", "8M", "-f", "2", "-n", "3", "--no-tcp", "--format", "nccl-tests", "--html", str(page)),
     )
+    assert done.returncode == 0
+    document = json.loads((command.runs / command.run_id() / "nccl-test.json").read_text())
     assert document["path"]["ok"] is False
     assert any("eth0" in sentence for sentence in document["path"]["sentences"])
     verdict = document["verdict"]
     assert "eth0" in verdict["causes"][0]["text"]
     assert "ifname=" in verdict["causes"][0]["hint"]
+    # Its output is as of nccl-tests, with a chart.
+    rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert [(row[0], row[1], row[2], row[3], row[4], row[-1]) for row in rows] == [
+        ("4194304", "1048576", "float", "sum", "-1", "0"),
+        ("8388608", "2097152", "float", "sum", "-1", "0"),
+    ]
+    assert "#  Rank  1 on node1 device cpu" in done.stdout
+    assert "all_reduce" in page.read_text()
 
 
-def test_a_slow_link_is_told_and_compared_with_the_time_before(command: Command, fault: Make) -> None:
-    sizes = ("-b", "4M", "-e", "4M", "-n", "5", "--json")
-    before = command.document("nccl-test", "--hosts", "lab", *sizes)
-    fault(LinkSlow(node="node1", rate_gbit_per_s=0.1))
-    document = command.document("nccl-test", "--hosts", "lab", "--compare", "last", *sizes)
-    assert document["tcp_gb_per_s"] < 0.02
-    # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
-    first = document["verdict"]["causes"][0]
-    assert "between node0 and node1 a stream reaches 9" in first["text"]
-    assert first["nodes"] == ["node0", "node1"]
-    changes = document["changes"]
-    assert changes["before"] == before["run_id"]
-    (row,) = changes["rows"]
-    assert row["change"] < -0.8
-    assert changes["environment"] == []
-
-
-def test_the_messages_of_a_training_are_tested(command: Command, tiny_job: Path) -> None:
-    document = command.document("nccl-test", "--hosts", "lab", "--like", str(tiny_job), "-n", "3", "--no-tcp", "--json")
+@pytest.mark.timing
+def test_the_messages_of_a_training_are_tested(command: Command) -> None:
+    like = ("--like", "configs/tiny_sft.yaml")
+    document = command.document("nccl-test", "--hosts", "lab", *like, "-n", "3", "--no-tcp", "--json")
     sent = document["like"]
     total = sum(message["size_bytes"] * message["times"] for message in sent["messages"])
     # Gradients of 3.7 M parameters in fp32, once a step.
@@ -132,27 +149,6 @@ def test_the_messages_of_a_training_are_tested(command: Command, tiny_job: Path)
     assert document["world_size"] == 4
     assert sent["step_us"] == pytest.approx(1.5 * total / goodput_gb_per_s(1.0) / 1000, rel=0.2)
     assert {row["collective"] for row in document["rows"]} == {"all_reduce"}
-
-
-@pytest.fixture
-def tiny_job() -> Path:
-    return Path(__file__).parents[2] / "configs" / "tiny_sft.yaml"
-
-
-def test_output_as_of_nccl_tests_and_a_chart(command: Command, tmp_path: Path) -> None:
-    page = tmp_path / "busbw.html"
-    done = command.run(
-        *("nccl-test", "--hosts", "lab", "-b", "1M", "-e", "2M", "-f", "2", "-n", "2", "--no-tcp"),
-        *("--format", "nccl-tests", "--html", str(page)),
-    )
-    assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
-    assert [(row[0], row[1], row[2], row[3], row[4], row[-1]) for row in rows] == [
-        ("1048576", "262144", "float", "sum", "-1", "0"),
-        ("2097152", "524288", "float", "sum", "-1", "0"),
-    ]
-    assert "#  Rank  1 on node1 device cpu" in done.stdout
-    assert "all_reduce" in page.read_text()
 
 
 def test_workers_of_this_machine_need_no_node(command: Command) -> None:
@@ -203,9 +199,13 @@ def test_a_node_that_is_lost_in_the_middle_ends_it(command: Command, fault: Make
         (("--like", "nothing.yaml"), "nothing.yaml"),
     ],
 )
-def test_wrong_input_is_one_clear_line(command: Command, options: tuple[str, ...], said: str) -> None:
-    done = command.run("nccl-test", "--hosts", "lab", *options)
+def test_wrong_input_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    runs = tmp_path / "runs"
+    monkeypatch.setenv("MULTINODE_RUNS", str(runs))
+    done = call_here("nccl-test", "--hosts", "lab", *options)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert not command.runs.exists()
+    assert not runs.exists()
