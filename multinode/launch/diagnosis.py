@@ -8,7 +8,7 @@ import msgspec
 
 from multinode.core.run import Failure, NodeRun
 
-__all__ = ["WorkerDeath", "classify", "find_worker_death"]
+__all__ = ["WorkerDeath", "classify", "find_worker_death", "words_of_workers"]
 
 
 class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +107,8 @@ _REPORT = re.compile(
     r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
     re.DOTALL,
 )
+# Where torchrun begins to speak of a failed worker itself: some forty lines, the report among them.
+_TORCHRUN_SPEAKS = re.compile(r"^.*\bfailed \(exitcode: -?\d{1,6}\) local_rank: \d{1,6} \(pid: ", re.MULTILINE)
 # What DeepSpeed's launcher says of itself when it starts, and of the first of its workers that fails.
 _DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
 _DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
@@ -131,6 +133,14 @@ def find_worker_death(log: str) -> WorkerDeath | None:
         return _death(int(found[1]), int(found[2]))
     said = _DEEPSPEED_REPORT.search(log)
     return None if said is None else _death(_deepspeed_rank(log, said[1]), int(said[2]))
+
+
+def words_of_workers(log: str) -> str:
+    """What stands in a log before torchrun's own words on a worker that failed; all of it where that is nothing."""
+    # The last time: torchrun may have started the workers anew before.
+    starts = [found.start() for found in _TORCHRUN_SPEAKS.finditer(log)]
+    said = log[: starts[-1]] if starts else ""
+    return said if said.strip() else log
 
 
 def _deepspeed_rank(log: str, command: str) -> int | None:

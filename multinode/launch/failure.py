@@ -12,7 +12,7 @@ from multinode.core.log import clean_log, last_lines
 from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
-from multinode.launch.diagnosis import classify, find_worker_death
+from multinode.launch.diagnosis import classify, find_worker_death, words_of_workers
 
 __all__ = ["Evidence", "first_failure"]
 
@@ -177,7 +177,7 @@ def _job_failure(node: Evidence) -> Failure:
         return _failure(
             node,
             f"{who} {how}",
-            {"rank": death.rank, "signal": death.signal, "log_tail": last_lines(node.log, 20)},
+            {"rank": death.rank, "signal": death.signal, "log_tail": last_lines(words_of_workers(node.log), 20)},
         )
     how = f"was ended by {node.run.signal}" if node.run.signal else f"ended with exit code {node.run.exit_code}"
     message = causes.get(node.run.cause or "", f"the job {how}")

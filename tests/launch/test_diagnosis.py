@@ -26,6 +26,15 @@ Root Cause (first observed failure):
 ==========================================================
 """
 
+# What comes before it: the worker's own words, and torchrun's first one.
+SPOKEN = """\
+step 3 of 10: loss 0.5
+error: the data set has no samples
+E1122 15:40:00.123000 4710 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) \
+local_rank: 1 (pid: 4711) of binary: /usr/bin/python
+Traceback (most recent call last):
+"""
+
 # What DeepSpeed 0.19's launcher prints on the second of two nodes with two workers each; four lines left out.
 DEEPSPEED_REPORT = """\
 [2026-11-21 22:45:33,204] [INFO] [launch.py:158:main] nnodes=2, num_local_procs=2, node_rank=1
@@ -190,3 +199,16 @@ def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None
     assert found is not None
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "killed")
     assert found.message == "rank 3 was ended by SIGKILL"
+
+
+def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_of_it() -> None:
+    run = NodeRun(name="node1", node_rank=1, state="ended", cause="exited", exit_code=1, ended_s=10.0)
+    frames = '  File "run.py", line 1, in main\n' * 30
+    for before in ("", f"{SPOKEN}{frames}{REPORT.format(code=1)}"):
+        found = first_failure([Evidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}")])
+        assert found is not None
+        assert (found.message, found.rank) == ("rank 3 ended with exit code 1", 3)
+        assert found.log_tail.splitlines()[-2:] == ["step 3 of 10: loss 0.5", "error: the data set has no samples"]
+    silent = first_failure([Evidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1))])
+    assert silent is not None
+    assert "ChildFailedError" in silent.log_tail
