@@ -38,12 +38,9 @@ def test_slow_nodes_and_slow_directions_are_named(six: Lab, tmp_path: Path) -> N
     finally:
         clear_faults(six)
     assert len(document["tcp"]["pairs"]) == 6 * 5
-    assert [(one["kind"], one["nodes"]) for one in document["odd"]] == [
-        ("receives", ["node0"]),
-        ("sends", ["node2"]),
-        ("node", ["node4"]),
-    ]
-    assert document["verdict"]["nodes"][:3] == ["node0", "node2", "node4"]
+    odd = sorted((one["kind"], one["nodes"]) for one in document["odd"])
+    assert odd == [("node", ["node4"]), ("receives", ["node0"]), ("sends", ["node2"])]
+    assert sorted(document["verdict"]["nodes"][:3]) == ["node0", "node2", "node4"]
     assert not agents()
 
 
