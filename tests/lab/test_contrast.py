@@ -1,11 +1,10 @@
-"""`multinode contrast`, `compare`, `predict` and `advise` on the lab, on real LLaMA-Factory trainings."""
+"""`multinode contrast`, `compare`, `predict` and `advise` on the lab: LLaMA-Factory once, and quick scripts."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,21 @@ import pytest
 from multinode.lab.cluster import Lab, ns_command, set_rate
 from multinode.lab.faults import Fault
 from multinode.lab.faults.kinds import Cpu
+from multinode.lab.state import load_lab
 from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, wait_for
+from tests.lab.supervised import STAND_IN, TRAIN
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 JOB = "configs/tiny_sft.yaml"
 SCRIPT = str(Path(__file__).with_name("train_mlp.py"))
-# A script that needs nothing but torch starts in a fraction of the time.
-SCRIPT_CONTRAST = ("contrast", "--no-check", "--json")
-CONTRAST = ("contrast", JOB, "--steps", "6", "--no-check", "--json")
+CONTRAST = ("contrast", "--no-check", "--json")
+# Where the sides' figures do not matter, workers need no torch.
+QUICK = ("--env", f"PYTHONPATH={STAND_IN}")
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    make_tiny = [sys.executable, "scripts/make_tiny.py"]
-    subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
     return Command(tmp_path / "runs")
 
 
@@ -41,13 +40,37 @@ def one_slot(lab: Lab, tmp_path: Path) -> str:
     return str(hostfile)
 
 
-@pytest.fixture
-def slow_lab(lab: Lab) -> Iterator[Lab]:
-    """The lab with links of 100 Mbit/s, for one test."""
+class Contrasted:
+    """A contrast of LLaMA-Factory over links of 100 Mbit/s, and where a training had been before."""
+
+    def __init__(self, directory: Path, lab: Lab) -> None:
+        make_tiny = [sys.executable, "scripts/make_tiny.py"]
+        subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
+        self.command = Command(directory / "runs")
+        saved = directory / "saves"
+        (saved / "checkpoint-30").mkdir(parents=True)
+        (saved / "adapter.bin").write_text("mine")
+        job = (JOB, "--steps", "6", "--set", f"output_dir={saved}")
+        self.document = measure(self.command, *CONTRAST, *job, "--hosts", lab.hostfile)
+        self.agents = agents()
+        self.baseline, self.candidate = self.document["baseline"], self.document["candidate"]
+        self.speedup = self.candidate["samples_per_s"]["value"] / self.baseline["samples_per_s"]["value"]
+        self.run_id: str = self.command.document("show", "last", "--json")["run"]["run_id"]
+        # The node's own view: what it writes, the controller does not see.
+        self.saved = in_node(lab, f"find {saved} -mindepth 1 -printf '%f\\n'").split()
+        self.left = in_node(lab, "ls ~/.multinode/runs")
+
+
+@pytest.fixture(scope="module")
+def contrasted(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contrasted]:
+    lab = load_lab()
+    assert lab is not None
     names = [node.name for node in lab.nodes]
     set_rate(names, 0.1)
-    yield lab
-    set_rate(names, 1.0)
+    try:
+        yield Contrasted(tmp_path_factory.mktemp("contrasted"), lab)
+    finally:
+        set_rate(names, 1.0)
 
 
 def measure(command: Command, *arguments: str) -> dict[str, Any]:
@@ -63,55 +86,72 @@ def in_node(lab: Lab, shell: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
-def test_a_slow_link_is_the_network_and_one_command_tells_what_would_mend_it(slow_lab: Lab, command: Command) -> None:
-    document = measure(command, *CONTRAST, "--hosts", slow_lab.hostfile)
-    assert (document["schema"], document["mode"]) == ("multinode.contrast/2", "same-workers")
-    baseline, candidate = document["baseline"], document["candidate"]
-    assert (baseline["nodes"], baseline["workers_per_node"]) == (1, 2)
-    assert (candidate["nodes"], candidate["workers_per_node"]) == (2, 1)
-    speedup = candidate["samples_per_s"]["value"] / baseline["samples_per_s"]["value"]
-    assert document["speedup"]["value"] == pytest.approx(speedup)
-    assert (document["scaling"], document["efficiency"]) == ("same workers", pytest.approx(speedup))
-    # 14.7 MB of gradients a step take 1.2 s at 100 Mbit/s, and the step on one node some 0.2 s.
-    assert candidate["step_time_ms"]["value"] > 1100
-    assert speedup < 0.5
-    assert document["loss"]["cause"] == "network"
-    assert candidate["exposed_share"] > 0.6
-    assert document["verdict"].startswith("One node is ")
-    assert len(document["reasons"]) == 3
-    for side in (baseline, candidate):
-        assert (side["settings"]["per_device_batch"], side["settings"]["accumulation"]) == (2, 1)
-        assert (side["settings"]["sequence_length"], side["global_batch"]) == (128, 4)
-        assert side["versions"]["torch"]
-        # 30 steps of 4 samples are what the file asks for, whatever --steps has made of it.
-        whole_s = 30 * 4 / side["samples_per_s"]["value"]
-        assert side["whole_s"]["value"] == pytest.approx(whole_s, rel=0.1)
-    assert {path.name for path in command.runs.iterdir()} >= {*baseline["run_ids"], *candidate["run_ids"]}
-    assert [run["kind"] for run in command.document("runs", "--json")["runs"]] == ["contrast"] * 3
-    assert not agents()
+@pytest.mark.torch
+@pytest.mark.timing
+class TestLlamaFactoryOverASlowLink:
+    """It is judged by its speed, so all of it is measured alone."""
 
-    contrasted = command.document("show", "last", "--json")["run"]["run_id"]
-    foretold = measure(command, "predict", contrasted, "--link", "0.1,10", "--nodes", "2", "--json")
-    as_it_was, faster = foretold["scenarios"]
-    low, high = as_it_was["interval"]
-    assert low <= candidate["samples_per_s"]["value"] <= high
-    assert faster["samples_per_s"] > 3 * as_it_was["samples_per_s"]
-    # With both workers on each of the nodes, twice as many as one node has.
-    assert 0.1 < foretold["break_even"]["full_beats_one"]["value"] < 10
-    advice = measure(command, "advise", contrasted, "--json")["advice"]
-    gains = [one["gain"] for one in advice]
-    assert gains == sorted(gains, reverse=True)
-    assert any("--grad-compress fp16" in one["command"] for one in advice)
+    def test_it_is_the_same_workers_on_one_node_and_on_two(self, contrasted: Contrasted) -> None:
+        document, baseline, candidate = contrasted.document, contrasted.baseline, contrasted.candidate
+        assert (document["schema"], document["mode"]) == ("multinode.contrast/2", "same-workers")
+        assert (baseline["nodes"], baseline["workers_per_node"]) == (1, 2)
+        assert (candidate["nodes"], candidate["workers_per_node"]) == (2, 1)
+        for side in (baseline, candidate):
+            assert (side["settings"]["per_device_batch"], side["settings"]["accumulation"]) == (2, 1)
+            assert (side["settings"]["sequence_length"], side["global_batch"]) == (128, 4)
+            assert side["versions"]["torch"]
+            # 30 steps of 4 samples are what the file asks for, whatever --steps has made of it.
+            whole_s = 30 * 4 / side["samples_per_s"]["value"]
+            assert side["whole_s"]["value"] == pytest.approx(whole_s, rel=0.1)
+        runs = contrasted.command.runs
+        assert {path.name for path in runs.iterdir()} >= {*baseline["run_ids"], *candidate["run_ids"]}
+        listed = contrasted.command.document("runs", "--json")["runs"]
+        assert [run["kind"] for run in listed] == ["contrast"] * 3
+        assert not contrasted.agents
 
-    page = command.runs.parent / "contrast.html"
-    assert command.run("report", contrasted, "-o", str(page)).returncode == 0
-    assert document["verdict"] in page.read_text()
-    again = measure(command, "compare", baseline["run_ids"][0], candidate["run_ids"][0], "--json")
-    assert (again["mode"], again["speedup"]["value"]) == ("compare", pytest.approx(speedup))
+    def test_the_slow_link_is_the_network(self, contrasted: Contrasted) -> None:
+        document, candidate = contrasted.document, contrasted.candidate
+        assert document["speedup"]["value"] == pytest.approx(contrasted.speedup)
+        assert (document["scaling"], document["efficiency"]) == ("same workers", pytest.approx(contrasted.speedup))
+        # 14.7 MB of gradients a step take 1.2 s at 100 Mbit/s, and the step on one node some 0.2 s.
+        assert candidate["step_time_ms"]["value"] > 1100
+        assert contrasted.speedup < 0.5
+        assert document["loss"]["cause"] == "network"
+        assert candidate["exposed_share"] > 0.6
+        assert document["verdict"].startswith("One node is ")
+        assert len(document["reasons"]) == 3
+
+    def test_what_would_mend_it_is_foretold_and_advised(self, contrasted: Contrasted) -> None:
+        foretold = measure(
+            contrasted.command, "predict", contrasted.run_id, "--link", "0.1,10", "--nodes", "2", "--json"
+        )
+        as_it_was, faster = foretold["scenarios"]
+        low, high = as_it_was["interval"]
+        assert low <= contrasted.candidate["samples_per_s"]["value"] <= high
+        assert faster["samples_per_s"] > 3 * as_it_was["samples_per_s"]
+        # With both workers on each of the nodes, twice as many as one node has.
+        assert 0.1 < foretold["break_even"]["full_beats_one"]["value"] < 10
+        advice = measure(contrasted.command, "advise", contrasted.run_id, "--json")["advice"]
+        gains = [one["gain"] for one in advice]
+        assert gains == sorted(gains, reverse=True)
+        assert any("--grad-compress fp16" in one["command"] for one in advice)
+
+    def test_it_is_reported_and_compared_again(self, contrasted: Contrasted, tmp_path: Path) -> None:
+        page = tmp_path / "contrast.html"
+        assert contrasted.command.run("report", contrasted.run_id, "-o", str(page)).returncode == 0
+        assert contrasted.document["verdict"] in page.read_text()
+        (first,), (second,) = contrasted.baseline["run_ids"], contrasted.candidate["run_ids"]
+        again = measure(contrasted.command, "compare", first, second, "--json")
+        assert (again["mode"], again["speedup"]["value"]) == ("compare", pytest.approx(contrasted.speedup))
+
+    def test_what_was_trained_before_is_neither_resumed_nor_written_over(self, contrasted: Contrasted) -> None:
+        assert sorted(contrasted.saved) == ["adapter.bin", "checkpoint-30"]
+        run_ids = (*contrasted.baseline["run_ids"], *contrasted.candidate["run_ids"])
+        assert not [run_id for run_id in run_ids if run_id in contrasted.left]
 
 
 def test_with_one_slot_a_node_it_is_scale_out_and_says_so(one_slot: str, command: Command) -> None:
-    document = measure(command, *SCRIPT_CONTRAST, "--hosts", one_slot, "--", SCRIPT, "--steps", "12")
+    document = measure(command, *CONTRAST, *QUICK, "--hosts", one_slot, "--", TRAIN, "--steps", "12")
     assert document["mode"] == "scale-out"
     assert "too few" in document["why"]
     assert document["efficiency"] == pytest.approx(document["speedup"]["value"] / 2)
@@ -119,19 +159,22 @@ def test_with_one_slot_a_node_it_is_scale_out_and_says_so(one_slot: str, command
 
 
 def test_with_a_fixed_global_batch_both_sides_make_the_same_steps(one_slot: str, command: Command) -> None:
-    document = measure(command, *CONTRAST, "--mode", "fixed-global-batch", "--hosts", one_slot)
+    options = ("--steps", "6", "--mode", "fixed-global-batch", "--hosts", one_slot)
+    document = measure(command, *CONTRAST, *QUICK, JOB, *options)
     baseline, candidate = document["baseline"], document["candidate"]
     assert (baseline["settings"]["accumulation"], candidate["settings"]["accumulation"]) == (2, 1)
     assert baseline["global_batch"] == candidate["global_batch"] == 4
     assert document["scaling"] == "strong"
 
 
+@pytest.mark.torch
+@pytest.mark.timing
 def test_a_slow_node_is_told_from_a_slow_network(
     one_slot: str, command: Command, fault: Callable[[Fault], None]
 ) -> None:
     fault(Cpu(node="node1", share=0.3))
     arguments = ("--each-node", "--hosts", one_slot, "--", SCRIPT, "--steps", "12", "--batch", "512")
-    document = measure(command, *SCRIPT_CONTRAST, *arguments)
+    document = measure(command, *CONTRAST, *arguments)
     alone = {one["node"]: one for one in document["each_node"]}
     assert (alone["node0"]["relative"], set(alone)) == (1, {"node0", "node1"})
     assert alone["node1"]["relative"] < 0.6
@@ -141,11 +184,11 @@ def test_a_slow_node_is_told_from_a_slow_network(
 
 
 def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: str, command: Command) -> None:
-    without_json = SCRIPT_CONTRAST[:-1]
-    arguments = (*without_json, "--repeats", "3", "--hosts", one_slot, "--", SCRIPT, "--steps", "12")
+    without_json = CONTRAST[:-1]
+    arguments = (*without_json, *QUICK, "--repeats", "3", "--hosts", one_slot, "--", TRAIN, "--steps", "40")
     with command.running(*arguments) as process:
-        wait_for(lambda: list(command.runs.glob("*-candidate-2/run.json")), DEADLINE_S)
-        time.sleep(1)
+        # The second turn of the last side is under way.
+        wait_for(lambda: any(path.stat().st_size for path in command.runs.glob("*-candidate-2/samples/*/rank-*")))
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130
@@ -153,17 +196,3 @@ def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: s
     (contrast,) = command.runs.glob("*/contrast.json")
     assert '"verdict"' in contrast.read_text()
     assert not agents()
-
-
-def test_what_was_trained_before_is_neither_resumed_nor_written_over(
-    lab: Lab, command: Command, tmp_path: Path
-) -> None:
-    saved = tmp_path / "saves"
-    (saved / "checkpoint-30").mkdir(parents=True)
-    (saved / "adapter.bin").write_text("mine")
-    document = measure(command, *CONTRAST, "--set", f"output_dir={saved}", "--hosts", lab.hostfile)
-    # The node's own view: what it writes, the controller does not see.
-    found = in_node(lab, f"find {saved} -mindepth 1 -printf '%f\\n'")
-    assert sorted(found.split()) == ["adapter.bin", "checkpoint-30"]
-    left = in_node(lab, "ls ~/.multinode/runs")
-    assert not [run for side in ("baseline", "candidate") for run in document[side]["run_ids"] if run in left]
