@@ -80,14 +80,23 @@ class RunDir:
             AgentError: the path leads out of the run directory.
             OSError: it cannot be written.
         """
+        # Exclusive: a request that names one of our own files must not replace it.
+        with open(
+            os.open(self._place(relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(text)
+
+    def add_link(self, relative: str, target: str) -> None:
+        """Lead from the place of such a file to what holds its text; raises as `add_file`."""
+        os.symlink(target, self._place(relative))
+
+    def _place(self, relative: str) -> str:
         parts = relative.split("/")
         if not relative or os.path.isabs(relative) or ".." in parts or "\0" in relative:
             raise AgentError(f"the file {relative!r} would lie outside the run directory")
         path = os.path.join(self.path, relative)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        # Exclusive: a request that names one of our own files must not replace it.
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        return path
 
 
 def open_run(run_id: str) -> RunDir:

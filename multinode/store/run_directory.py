@@ -12,6 +12,9 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from multinode.core.cluster import Cluster
+from multinode.core.hostfile import redact_hostfile
+from multinode.core.secret_values import redact
 from multinode.errors import MultinodeError, UsageError
 
 __all__ = ["RunDirectory", "list_runs", "runs_root"]
@@ -130,12 +133,13 @@ class RunDirectory:
         return self.path.name
 
     def write(self, name: str, value: object) -> None:
-        """Write a noun as indented JSON, all of it or nothing.
+        """Write a noun as indented JSON without secrets, all of it or nothing.
 
         Raises:
             MultinodeError: it cannot be written; so do all that write.
         """
-        data = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        shown = redact(msgspec.json.decode(msgspec.json.encode(value)))
+        data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
         self.write_bytes(name, data + b"\n")
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -147,6 +151,11 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self.path / name)
+
+    def write_cluster(self, cluster: Cluster, hostfile: str) -> None:
+        """Write the nodes, and the text of the hostfile that names them."""
+        self.write_bytes("hostfile.txt", redact_hostfile(hostfile).encode())
+        self.write("cluster.json", cluster)
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """Read a noun back; None where the run has none.

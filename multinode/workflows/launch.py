@@ -23,7 +23,7 @@ from multinode.core.job_files import job_files
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch
 from multinode.core.progress import RunProgress
-from multinode.core.redaction import redact_cluster, redact_plan
+from multinode.core.redaction import redact_plan
 from multinode.core.run import Run
 from multinode.core.surroundings import with_same_threads
 from multinode.errors import Interrupted, RunFailed
@@ -305,8 +305,7 @@ def _apply(what: Launch, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 def _keep(
     directory: RunDirectory, what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], findings: tuple[Finding, ...]
 ) -> None:
-    directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", redact_cluster(what.cluster))
+    directory.write_cluster(what.cluster, what.hostfile)
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
     directory.write("plan.json", redact_plan(plan))
