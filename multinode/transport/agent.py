@@ -209,8 +209,9 @@ class AgentStream:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
-            hint = record.get("hint")
-            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=str(hint) if hint else None)
+            # Advice in the node's own words is told as such.
+            hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None
+            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=hint)
         return record
 
 
