@@ -31,7 +31,13 @@ __all__ = [
     "ResolveError",
     "RunFailed",
     "UsageError",
+    "printable",
 ]
+
+
+def printable(text: str) -> str:
+    """The text without control characters but line breaks."""
+    return text if text.isprintable() else "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 class MultinodeError(Exception):
@@ -57,11 +63,12 @@ class MultinodeError(Exception):
         detail: str = "",
     ) -> None:
         super().__init__(message)
-        self.message = message
+        # A node, a server that is none or a file may have said some of it, and a terminal obeys control characters.
+        self.message = printable(message)
         self.node = node
         self.ran = ran
-        self.hint = hint
-        self.detail = detail
+        self.hint = None if hint is None else printable(hint)
+        self.detail = printable(detail)
 
     def __str__(self) -> str:
         return f"{self.node}: {self.message}" if self.node else self.message

