@@ -32,8 +32,9 @@ def hold_files(run: RunDir, files: list[Record]) -> None:
 
 def _open_unnamed() -> int:
     """A descriptor that no program inherits, of a file that has no name."""
-    if hasattr(os, "memfd_create"):
+    try:
         return os.memfd_create("multinode")
-    # Python was built for a C library without it.
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    except (AttributeError, OSError):
+        # The kernel, or the C library that Python was built for, is without it.
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

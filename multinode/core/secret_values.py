@@ -5,6 +5,7 @@ A name decides: of a variable, a key, an option. A value that nothing names is n
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -100,7 +101,7 @@ def redact_text(text: str) -> str:
     if not is_secret(text):
         return text
     for pattern, place in _IN_TEXT:
-        text = pattern.sub(lambda found, place=place: _without_value(found, place), text)
+        text = pattern.sub(functools.partial(_without_value, place), text)
     return text
 
 
@@ -140,5 +141,5 @@ def _redact_named(name: object, value: Any) -> Any:
     return REDACTED if hides(name, value) else redact(value)
 
 
-def _without_value(found: re.Match[str], place: str) -> str:
+def _without_value(place: str, found: re.Match[str]) -> str:
     return found["kept"] + place if hides(found["name"], found["value"]) else found[0]
