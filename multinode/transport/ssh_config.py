@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -29,6 +30,7 @@ _READ = frozenset(
     }
 )
 _UNSET = "none"
+_DEFAULT_KEY = re.compile(r"~/\.ssh/id_(?:rsa|dsa|ecdsa|ed25519|xmss)(?:_sk)?")
 
 
 def resolve_ssh_config(host: str, jump: str | None, path: Path | None) -> paramiko.SSHConfig | None:
@@ -81,7 +83,7 @@ def _ask(command: list[str], host: str) -> list[tuple[str, str]]:
 def _is_default(key: str, value: str) -> bool:
     """Whether it is what holds without a configuration, too: those keys are looked for anyway, and tried once."""
     if key == "identityfile":
-        return value.startswith("~/.ssh/id_")
+        return _DEFAULT_KEY.fullmatch(value) is not None
     own = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh" / "known_hosts"
     return key == "userknownhostsfile" and value == f"{own} {own}2"
 

@@ -37,14 +37,15 @@ def test_the_ssh_configuration_gives_address_user_and_port(home: Path) -> None:
 
 
 def test_an_alias_of_an_included_file_is_known_and_so_is_that_of_its_jump_host(home: Path) -> None:
-    make_key(home / "mine")
+    (home / ".ssh").mkdir()
+    make_key(home / ".ssh" / "id_cluster")
     (home / "nodes.conf").write_text(
-        f"Host box\n HostName 10.0.0.7\n User alice\n ProxyJump gate\n IdentityFile {home}/mine\n"
+        "Host box\n HostName 10.0.0.7\n User alice\n ProxyJump gate\n IdentityFile ~/.ssh/id_cluster\n"
     )
     (home / "gates.conf").write_text("Host gate\n HostName 10.0.0.1\n Port 2201\n ProxyJump bob@outer\n")
     connection = connect(home, f"Include {home}/*.conf\nHost outer\n HostName 10.0.0.9\n")
     assert (connection.host, connection.user, connection.port) == ("10.0.0.7", "alice", 22)
-    assert connection.connect_kwargs["key_filename"] == [f"{home}/mine"]
+    assert connection.connect_kwargs["key_filename"] == [f"{home}/.ssh/id_cluster"]
     gate = connection.gateway
     assert (gate.host, gate.port, gate.gateway.host, gate.gateway.user) == ("10.0.0.1", 2201, "10.0.0.9", "bob")
 
