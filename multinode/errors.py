@@ -63,11 +63,12 @@ class MultinodeError(Exception):
         detail: str = "",
     ) -> None:
         super().__init__(message)
-        # A node, a server that is none or a file may have said some of it, and a terminal obeys control characters.
-        self.message = printable(message)
+        # A node, or a server that is none, may have said some of it: no control characters for the terminal, and no
+        # further line that would look like one of ours.
+        self.message = printable(message).replace("\n", " ")
         self.node = node
         self.ran = ran
-        self.hint = None if hint is None else printable(hint)
+        self.hint = None if hint is None else printable(hint).replace("\n", " ")
         self.detail = printable(detail)
 
     def __str__(self) -> str:

@@ -104,7 +104,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
         run_id: the run of ours that it belongs to, where that can be seen.
     """
 
-    pid: int
+    pid: Annotated[int, Meta(ge=1)]
     user: str | None = None
     command: str | None = None
     memory_mib: float | None = None
@@ -133,7 +133,7 @@ class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
         supervised: whether a supervisor that lives still looks after the run.
     """
 
-    pid: int
+    pid: Annotated[int, Meta(ge=1)]
     run_id: str
     command: str | None = None
     supervised: bool = False

@@ -209,9 +209,9 @@ class AgentStream:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
-            # On one line each, and advice as the node's own: neither looks like words of ours.
-            message, hint = (" ".join(str(record.get(name) or "").split("\n")) for name in ("message", "hint"))
-            raise NodeFailed(message, node=self._node.name, hint=f"{self._node.name} says: {hint}" if hint else None)
+            # Advice in the node's own words is told as such.
+            hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None
+            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=hint)
         return record
 
 
