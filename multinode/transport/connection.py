@@ -21,6 +21,7 @@ from multinode.transport.refusals import (
     explain_refused_key,
     explain_unknown_key,
 )
+from multinode.transport.ssh_config import resolve_ssh_config
 
 __all__ = ["KEEPALIVE_S", "make_connection", "open_connection"]
 
@@ -105,12 +106,12 @@ def open_connection(connection: fabric.Connection, node: Node) -> None:
 
 def _load_config(node: Node) -> fabric.Config:
     try:
-        if node.ssh_config is None:
-            return fabric.Config()
-        path = Path(node.ssh_config).expanduser()
-        with path.open() as file:
-            ssh_config = paramiko.SSHConfig.from_file(file)
-        return fabric.Config(ssh_config=ssh_config)
+        path = None if node.ssh_config is None else Path(node.ssh_config).expanduser()
+        text = None if path is None else path.read_text()
+        resolved = resolve_ssh_config(node.name, node.jump, path)
+        if resolved is None and text is not None:
+            resolved = paramiko.SSHConfig.from_text(text)
+        return fabric.Config() if resolved is None else fabric.Config(ssh_config=resolved)
     except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as error:
         raise UsageError(f"the SSH configuration cannot be read: {error}", node=node.name) from error
 

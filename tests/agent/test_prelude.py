@@ -90,7 +90,7 @@ def test_a_prelude_that_fails_is_named_and_the_job_is_not_started(
     end, log = run_to_end(node, node.request("r", ["touch", "started"], prelude=prelude))
     assert end["cause"] == "not_started"
     assert f"the prelude {how}" in end["message"]
-    assert end["message"].endswith(f"and the job was not started: {prelude}")
+    assert end["message"].endswith("and the job was not started")
     assert logged in log
     assert not (node.home / "started").exists()
 

@@ -118,7 +118,7 @@ def test_a_node_that_refuses_to_start_is_the_failure_and_the_others_are_stopped(
     assert (run.first_failure.node, run.first_failure.message, run.first_failure.hint) == (
         "a",
         "/work does not exist",
-        "mkdir /work",
+        "a says: mkdir /work",
     )
 
 

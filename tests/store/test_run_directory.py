@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def test_a_noun_comes_back_as_it_was_written(directory: RunDirectory) -> None:
     assert (directory.path / "run.json").read_text() == "null\n"
     assert directory.read("summary.json", Run) is None
     assert {path.name for path in directory.path.iterdir()} == {"run.json", "logs", "samples"}
+
+
+def test_writers_of_one_file_are_not_in_each_others_way(directory: RunDirectory) -> None:
+    def write(number: int) -> None:
+        for _ in range(20):
+            directory.write("summary.json", [number] * 5000)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert directory.read("summary.json", list[int]) in [[number] * 5000 for number in range(4)]
+    assert {path.name for path in directory.path.iterdir()} == {"summary.json", "logs", "samples"}
 
 
 def test_a_file_that_is_not_what_it_should_be_is_named(directory: RunDirectory) -> None:
@@ -96,7 +108,7 @@ def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> No
 def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:
     with pytest.raises(UsageError, match="there is a run 20260102-030405-abcd already") as caught:
         RunDirectory.create(directory.path.parent, directory.run_id)
-    assert "--run-id" in str(caught.value.hint)
+    assert caught.value.hint == f"multinode attach {directory.run_id}"
 
 
 def test_a_place_that_cannot_be_written_is_an_error_with_the_way_out(tmp_path: Path) -> None:
