@@ -106,7 +106,9 @@ class NodeSession:
         try:
             stream.send(message)
         except ContactLost:
-            self._stream = None
+            # Whoever reads comes to the end of the stream, and seeks contact again: a channel that only listens would
+            # let the lease run out.
+            stream.close()
 
     def _follow(self) -> None:
         try:
