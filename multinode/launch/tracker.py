@@ -29,6 +29,8 @@ class _NodeTrack:
         self.exceptions: list[ExceptionSample] = []
         self.clock_offset_s: float | None = None
         self.error: MultinodeError | None = None
+        # When the last word came, where contact is lost now.
+        self.heard_s: float | None = None
         self.over = False
 
 
@@ -93,6 +95,7 @@ class Tracker:
         """Fold one event."""
         track = self._tracks[event.node_rank]
         if event.error is not None:
+            track.heard_s = event.heard_s
             self._take_error(track, event.error, over=event.over)
         if event.message is not None:
             self._take_message(track, event.message)
@@ -109,18 +112,17 @@ class Tracker:
         for track in self._tracks:
             if not track.over:
                 track.error = track.error or ContactLost("it did not say that it had stopped", node=track.run.name)
-                _set_state(track, "lost")
+                _set_lost(track)
 
     def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
         # Once contact was lost, only the node itself can say that the job was never started.
         sought = track.error is not None and isinstance(error, NodeError)
         track.error = error
         if not over:
-            track.progress = msgspec.structs.replace(
-                track.progress, message="contact lost, the job may be running; reconnecting"
-            )
+            message = f"contact lost{_since(track)}, the job may be running; reconnecting"
+            track.progress = msgspec.structs.replace(track.progress, message=message)
         elif sought or isinstance(error, ContactLost) or track.run.state != "waiting":
-            _set_state(track, "lost", error.message)
+            _set_lost(track, error.message)
         else:
             track.run = msgspec.structs.replace(track.run, cause="not_started", ended_s=time.time())
             _set_state(track, "ended", error.message)
@@ -128,7 +130,7 @@ class Tracker:
     def _take_message(self, track: _NodeTrack, message: Message) -> None:
         if isinstance(message, Hello):
             track.clock_offset_s = message.time_s - time.time()
-            track.error = None
+            track.error = track.heard_s = None
             _set_state(track, "starting")
         elif isinstance(message, Chunk):
             self._take_chunk(track, message.file, message.data)
@@ -173,6 +175,15 @@ def _describe_end(run: NodeRun) -> str:
     if run.signal is not None:
         return f"ended by {run.signal}"
     return "done" if run.exit_code == 0 else f"exit code {run.exit_code}"
+
+
+def _set_lost(track: _NodeTrack, reason: str = "") -> None:
+    _set_state(track, "lost", f"lost{_since(track)}{': ' if reason else ''}{reason}")
+    track.run = msgspec.structs.replace(track.run, lost_s=track.heard_s)
+
+
+def _since(track: _NodeTrack) -> str:
+    return f" at {time.strftime('%H:%M:%S', time.localtime(track.heard_s))}" if track.heard_s is not None else ""
 
 
 def _set_state(track: _NodeTrack, state: str, message: str = "") -> None:
