@@ -11,6 +11,7 @@ from multinode.core.plan import LaunchPlan
 from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run import NodeRun
 from multinode.core.samples import ExceptionSample, parse_samples
+from multinode.core.stage import next_stage
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.records import Chunk, Hello, Message, Status
@@ -51,6 +52,7 @@ class Tracker:
         for track in self._tracks:
             # What came to an earlier controller; a new run has nothing yet.
             _take_samples(track, directory.sample_lines(track.run.node_rank))
+            _take_log(track, directory.log_tail(track.run.node_rank))
 
     @property
     def progress(self) -> RunProgress:
@@ -140,6 +142,7 @@ class Tracker:
     def _take_chunk(self, track: _NodeTrack, name: str, data: bytes) -> None:
         if name == "log":
             self._directory.append_log(track.run.node_rank, data)
+            _take_log(track, data.decode(errors="replace"))
             return
         self._directory.append_samples(track.run.node_rank, name.removeprefix("samples/"), data)
         _take_samples(track, data.splitlines())
@@ -149,6 +152,12 @@ def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     samples = list(parse_samples(lines))
     track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
     track.progress = advance_node(track.progress, samples)
+
+
+def _take_log(track: _NodeTrack, log: str) -> None:
+    if track.progress.step is None:
+        stage = next_stage(track.progress.stage, log)
+        track.progress = msgspec.structs.replace(track.progress, stage=stage)
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:
