@@ -209,7 +209,8 @@ class _Loop:
         """A hang for which the run was stopped comes before whatever the stop brought about."""
         hang = self._hang
         if hang is None:
-            return first_failure(self._tracker.evidence())
+            failure = first_failure(self._tracker.evidence())
+            return failure and self._tracker.explain(failure)
         return Failure(
             node=hang.node or self._plan.nodes[0].node,
             node_rank=hang.node_rank or 0,

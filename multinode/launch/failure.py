@@ -67,7 +67,7 @@ def _find(nodes: Sequence[Evidence]) -> Failure | None:
     if found is None:
         return None
     node = _of(found, nodes)
-    return classify(found, node.run)
+    return classify(found, node.run, node.log)
 
 
 def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:

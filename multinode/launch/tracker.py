@@ -9,13 +9,14 @@ import msgspec
 
 from multinode.core.plan import LaunchPlan
 from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
-from multinode.core.run import NodeRun
+from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample, parse_samples
 from multinode.core.stage import next_stage
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.records import Chunk, Hello, Message, Status
 from multinode.launch.session import Event
+from multinode.launch.timeout_causes import explain_timeout, link_share
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["Tracker"]
@@ -92,6 +93,19 @@ class Tracker:
             )
             for track in self._tracks
         ]
+
+    def explain(self, failure: Failure) -> Failure:
+        """The first failure, with what the run's figures tell of it."""
+        at_s = failure.time_s if failure.time_s is not None else time.time()
+        shares = {
+            track.run.name: link_share(
+                parse_samples(self._directory.sample_lines(track.run.node_rank)),
+                track.progress,
+                at_s + (track.clock_offset_s or 0.0),
+            )
+            for track in (self._tracks if failure.kind == "timeout" else ())
+        }
+        return explain_timeout(failure, self.progress.nodes, shares)
 
     def take(self, event: Event) -> None:
         """Fold one event."""
