@@ -43,6 +43,8 @@ def print_failure(failure: Failure, directory: str) -> None:
     for line in failure.log_tail.splitlines():
         typer.echo(f"  {failure.node} | {line}", err=True)
     typer.echo(f"error: {failure.node}: {failure.message}", err=True)
+    for consequence in failure.consequences:
+        typer.echo(f"  consequence: {consequence}", err=True)
     if failure.hint:
         typer.echo(f"  hint: {failure.hint}", err=True)
     typer.echo(f"  log:  {directory}/logs/node-{failure.node_rank}.log", err=True)

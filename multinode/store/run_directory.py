@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import stat
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 _DIR_MODE = 0o700
 _LOCK = "lock"
+# struct flock of fcntl(2): type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
 _FILE_MODE = 0o600
 # Names of files come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
@@ -104,7 +107,7 @@ class RunDirectory:
             fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, _FILE_MODE)
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             except BlockingIOError:
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
                 raise UsageError(
@@ -125,12 +128,11 @@ class RunDirectory:
         except OSError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            # Who asks takes nothing, or a follower that comes in this moment would be turned away.
+            held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         finally:
             os.close(fd)
-        return False
+        return bool(_FLOCK.unpack(held)[0] != fcntl.F_UNLCK)
 
     @property
     def run_id(self) -> str:

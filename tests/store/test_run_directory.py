@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -90,6 +91,25 @@ def test_one_process_follows_a_run_at_a_time(directory: RunDirectory) -> None:
     assert not is_followed(directory)
     with directory.following():
         pass
+
+
+def test_who_asks_whether_a_run_is_followed_turns_no_follower_away(directory: RunDirectory) -> None:
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            directory.is_followed  # noqa: B018 - asking is what is tested
+
+    asking = threading.Thread(target=ask)
+    with directory.following():
+        asking.start()
+    try:
+        for _ in range(2000):
+            with directory.following():
+                pass
+    finally:
+        over.set()
+        asking.join()
 
 
 def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> None:
