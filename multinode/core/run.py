@@ -25,8 +25,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         hint: what mends it.
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
-            `timeout`, `connection`, `killed`, `crashed`, `hang`, `gpu_held` (somebody else computes on a GPU of it);
-            None is none of these.
+            `timeout`, `connection`, `killed`, `crashed`, `hang`, `gpu_held` (somebody else computes on a GPU of it),
+            `hardware` (a GPU, link, disk or memory of it failed first); None is none of these.
     """
 
     node: str

@@ -16,7 +16,7 @@ from multinode.core.progress import RunProgress
 from multinode.core.run import Failure, Run
 from multinode.core.stall import Stall
 from multinode.launch.diagnose import diagnose
-from multinode.launch.failure import first_failure
+from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.request import ExecuteOptions, supervise_request
 from multinode.launch.session import Event, NodeSession
 from multinode.launch.stall_watch import StallWatch
@@ -187,6 +187,7 @@ class _Loop:
     def _record(self, status: str) -> Run:
         ended = status != "running"
         failure = self._first_failure() if ended and status not in {"succeeded", "stopped"} else None
+        failure = blame_machine(failure, self._tracker.evidence())
         return Run(
             run_id=self._plan.run_id,
             job=self._plan.job,

@@ -13,8 +13,9 @@ from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
 from multinode.launch.diagnosis import classify, find_worker_death
+from multinode.launch.machine_faults import MachineFault, explains
 
-__all__ = ["Evidence", "first_failure"]
+__all__ = ["Evidence", "blame_machine", "first_failure"]
 
 
 # What gloo, NCCL and the rendezvous say when the other end has gone.
@@ -34,6 +35,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         clock_offset_s: the node's clock minus the controller's; None is unknown.
         error: why it could not be reached or started.
         log: the end of its log.
+        faults: of its hardware, in the order in which they came.
     """
 
     run: NodeRun
@@ -41,6 +43,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_s: float | None = None
     error: MultinodeError | None = None
     log: str = ""
+    faults: Sequence[MachineFault] = ()
 
 
 def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
@@ -56,6 +59,37 @@ def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
     if found is None:
         return None
     return classify(found, next((node.run for node in nodes if node.run.node_rank == found.node_rank), None))
+
+
+def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure | None:
+    """The hardware fault that came before a failure and explains it, as the first failure; else the failure itself.
+
+    What the job said of itself is kept in the message and the log as the consequence.
+    """
+    if failure is None:
+        return None
+    times = [_at(sample.time_s, node) for node in nodes for sample in node.exceptions]
+    failed_s = min([*times, *(_ended_at(node) for node in nodes if _failed(node.run))], default=float("inf"))
+    found = [
+        (_at(fault.time_s, node), node, fault)
+        for node in nodes
+        for fault in node.faults
+        if explains(fault, failure.kind, failed_s - _at(fault.time_s, node))
+    ]
+    if not found:
+        return failure
+    _, node, fault = min(found, key=lambda item: item[0])
+    return msgspec.structs.replace(
+        failure,
+        node=node.run.name,
+        node_rank=node.run.node_rank,
+        rank=failure.rank if failure.node_rank == node.run.node_rank else None,
+        exit_code=node.run.exit_code,
+        signal=node.run.signal,
+        message=f"{fault.message}; then {failure.node}: {failure.message}",
+        hint=fault.hint(node.run.name),
+        kind="hardware",
+    )
 
 
 def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
