@@ -26,10 +26,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
             `timeout`, `connection`, `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to
-            it), `gpu_held` (somebody else computes on a GPU of it); None is none of these.
+            it), `hardware` (a GPU, link, disk or memory of it failed first), `gpu_held` (somebody else computes on a
+            GPU of it); None is none of these.
         time_s: when, on the controller's wall clock; of a node that was lost, when the last word came from it. None is
             unknown.
-        consequences: of a node that was lost: how its peers failed then, a sentence a node.
+        consequences: of a node that was lost or whose hardware failed: how its peers failed then, a sentence a node.
     """
 
     node: str

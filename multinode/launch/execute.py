@@ -16,7 +16,7 @@ from multinode.core.progress import RunProgress
 from multinode.core.run import Failure, Run
 from multinode.core.stall import Stall
 from multinode.launch.diagnose import diagnose
-from multinode.launch.failure import first_failure
+from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.request import ExecuteOptions, supervise_request
 from multinode.launch.session import Event, NodeSession
 from multinode.launch.stall_watch import StallWatch
@@ -206,11 +206,15 @@ class _Loop:
         )
 
     def _first_failure(self) -> Failure | None:
+        evidence = self._tracker.evidence()
+        failure = self._hang_failure() or first_failure(evidence)
+        return failure and blame_machine(self._tracker.explain(failure), evidence)
+
+    def _hang_failure(self) -> Failure | None:
         """A hang for which the run was stopped comes before whatever the stop brought about."""
         hang = self._hang
         if hang is None:
-            failure = first_failure(self._tracker.evidence())
-            return failure and self._tracker.explain(failure)
+            return None
         return Failure(
             node=hang.node or self._plan.nodes[0].node,
             node_rank=hang.node_rank or 0,

@@ -13,8 +13,9 @@ from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
 from multinode.launch.diagnosis import classify, find_worker_death, words_of_workers
+from multinode.launch.machine_faults import MachineFault, explains
 
-__all__ = ["Evidence", "first_failure"]
+__all__ = ["Evidence", "blame_machine", "first_failure"]
 
 
 # What gloo, NCCL and the rendezvous say when the other end has gone.
@@ -34,6 +35,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         clock_offset_s: the node's clock minus the controller's; None is unknown.
         error: why it could not be reached or started.
         log: the end of its log.
+        faults: of its hardware, in the order in which they came.
     """
 
     run: NodeRun
@@ -41,6 +43,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_s: float | None = None
     error: MultinodeError | None = None
     log: str = ""
+    faults: Sequence[MachineFault] = ()
 
 
 def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
@@ -84,6 +87,38 @@ def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool
     peer = _of(failure, nodes)
     own = peer.run.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
     return failure.kind in _OF_PEERS and not own
+
+
+def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure | None:
+    """The hardware fault that came before a failure and explains it, as the first failure; else the failure itself."""
+    if failure is None:
+        return None
+    times = [_at(sample.time_s, node) for node in nodes for sample in node.exceptions]
+    times += [_ended_at(node) for node in nodes if _failed(node.run)]
+    # A run that hung was stopped, and nothing of it failed.
+    failed_s = min(times or map(_ended_at, nodes))
+    found = [
+        (_at(fault.time_s, node), node, fault)
+        for node in nodes
+        for fault in node.faults
+        if explains(fault, failure.kind, failed_s - _at(fault.time_s, node))
+    ]
+    if not found:
+        return failure
+    time_s, node, fault = min(found, key=lambda item: item[0])
+    return msgspec.structs.replace(
+        failure,
+        node=node.run.name,
+        node_rank=node.run.node_rank,
+        rank=failure.rank if failure.node_rank == node.run.node_rank else None,
+        exit_code=node.run.exit_code,
+        signal=node.run.signal,
+        message=fault.message,
+        hint=fault.hint(node.run.name),
+        kind="hardware",
+        time_s=time_s,
+        consequences=(f"{failure.node}: {failure.message}", *failure.consequences),
+    )
 
 
 def _never_started(nodes: Sequence[Evidence]) -> Failure | None:

@@ -14,6 +14,7 @@ from multinode.core.samples import ExceptionSample, parse_samples
 from multinode.core.stage import next_stage
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
+from multinode.launch.machine_faults import FaultWatch
 from multinode.launch.records import Chunk, Hello, Message, Status
 from multinode.launch.session import Event
 from multinode.launch.timeout_causes import explain_timeout, link_share
@@ -29,6 +30,7 @@ class _NodeTrack:
         self.run = run
         self.progress = progress
         self.exceptions: list[ExceptionSample] = []
+        self.hardware = FaultWatch()
         self.clock_offset_s: float | None = None
         self.error: MultinodeError | None = None
         # When the last word came, where contact is lost now.
@@ -90,6 +92,7 @@ class Tracker:
                 clock_offset_s=track.clock_offset_s,
                 error=track.error,
                 log=self._directory.log_tail(track.run.node_rank),
+                faults=track.hardware.faults,
             )
             for track in self._tracks
         ]
@@ -165,6 +168,7 @@ class Tracker:
 def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     samples = list(parse_samples(lines))
     track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
+    track.hardware.take(samples)
     track.progress = advance_node(track.progress, samples)
 
 
