@@ -56,8 +56,9 @@ class WarmProcess:
     """
 
     def __init__(self, argv: Sequence[str | Path], env: Mapping[str, str], cwd: str | Path = "/") -> None:
-        self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until the output has been read
+        self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until the script has ended
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._said = ("", "")
         self.returncode: int | None = None
         self.pid = self._start([str(each) for each in argv], dict(env), str(cwd))
 
@@ -65,6 +66,9 @@ class WarmProcess:
         """Its exit status, as that of subprocess."""
         if self.returncode is None:
             self.returncode = self._wait(timeout)
+            self._said = self._read_output()
+            self._stdout.close()
+            self._stderr.close()
         return self.returncode
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -75,6 +79,9 @@ class WarmProcess:
 
     def output(self) -> tuple[str, str]:
         """What it has written to stdout and stderr."""
+        return self._said if self._stdout.closed else self._read_output()
+
+    def _read_output(self) -> tuple[str, str]:
         files = (self._stdout.fileno(), self._stderr.fileno())
         stdout, stderr = (os.pread(each, os.fstat(each).st_size, 0).decode() for each in files)
         return stdout, stderr
