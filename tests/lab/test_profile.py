@@ -12,18 +12,14 @@ import pytest
 
 from multinode.analyse.seen_theory import theory
 from multinode.core.plan import LaunchPlan
-from multinode.lab.faults import Fault
+from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.faults.kinds import Cpu, LinkSlow
+from multinode.lab.state import load_lab
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.observe import observe_run
 from tests.lab.launching import REPOSITORY, Command
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.torch,
-    pytest.mark.timeout(400),
-    pytest.mark.usefixtures("deepspeed_compiled", "lab"),
-]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(900), pytest.mark.usefixtures("lab")]
 
 TRAIN = str(Path(__file__).with_name("train_mlp.py"))
 LAUNCH = ("launch", "--hosts", "lab", "--no-check", "--json", "--env", "DS_ACCELERATOR=cpu")
@@ -31,6 +27,11 @@ TWO_NODES = ("--workers-per-node", "1")
 ONE_NODE = ("--nodes", "1", "--workers-per-node", "2")
 # The end of the warm-up, a window of five steps, and enough steps that it did not touch.
 STEPS = 30
+NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2 (full shard)"}
+# Few samples in a batch, each of which takes its time; what is computed and sent takes none beside that.
+SLOW_LOADER = {"steps": 15, "batch": 4, "width": 256, "batch_ms": 400}
+# Its numbers of collectives are compared with those of a run without profiling.
+COUNTED = ("--strategy", "ddp", "--steps", "15", "--width", "512", "--batch", "16", "--count-collectives")
 
 
 @pytest.fixture
@@ -50,17 +51,43 @@ def rate() -> Iterator[Callable[[str], None]]:
     change("1gbit")
 
 
-def train(command: Command, *options: str, **arguments: str | float) -> dict[str, Any]:
-    """The summary of a run of train_mlp.py that went well."""
-    words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    done = command.run(*LAUNCH, *options, "--", TRAIN, *words)
+@pytest.fixture(scope="module")
+def over_slow_link(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str, Any]]:
+    """DDP, profiled, while one node's link is slow, and its summary."""
+    lab = load_lab()
+    assert lab is not None
+    command = Command(tmp_path_factory.mktemp("profiled") / "runs")
+    make_fault(lab, LinkSlow(node="node1", ifname="ens1f0", rate_gbit_per_s=0.1))
+    try:
+        return command, summary_of(command, *TWO_NODES, "--", TRAIN, *COUNTED)
+    finally:
+        clear_faults(lab)
+
+
+def summary_of(command: Command, *arguments: str) -> dict[str, Any]:
+    """The summary of a run that went well."""
+    done = command.run(*LAUNCH, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = command.document("show", "last", "--json")
     summary: dict[str, Any] = shown["summary"]
     return summary | {"directory": shown["directory"]}
 
 
-@pytest.mark.parametrize("link", ["100mbit", "300mbit", "1gbit"])
+def train(command: Command, *options: str, **arguments: str | float) -> dict[str, Any]:
+    """The summary of a run of train_mlp.py that went well."""
+    words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return summary_of(command, *options, "--", TRAIN, *words)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    "link",
+    [
+        pytest.param("100mbit", marks=pytest.mark.thorough),
+        "300mbit",
+        pytest.param("1gbit", marks=pytest.mark.thorough),
+    ],
+)
 def test_bytes_exposure_and_bandwidth_agree_whichever_way_they_are_measured(
     command: Command, rate: Callable[[str], None], link: str
 ) -> None:
@@ -94,15 +121,40 @@ def disagreements(command: Command) -> list[str]:
     return [f"{name}: {value}, not {wanted}" for name, (value, wanted) in figures.items() if value != wanted]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
+def thorough(strategy: str, accumulation: int) -> Any:
+    """Left out where another accumulation of the strategy is trained."""
+    return pytest.param(strategy, accumulation, marks=pytest.mark.thorough)
+
+
+# ZeRO-2 and FSDP send more with accumulation; DDP's accumulation is trained over a slow link.
 @pytest.mark.parametrize(
-    ("strategy", "name"),
-    [("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3"), ("fsdp2", "FSDP2 (full shard)")],
+    ("strategy", "accumulation"),
+    [
+        ("ddp", 4),
+        thorough("zero1", 1),
+        ("zero1", 4),
+        thorough("zero2", 1),
+        ("zero2", 4),
+        ("zero3", 1),
+        thorough("zero3", 4),
+        thorough("fsdp2", 1),
+        ("fsdp2", 4),
+    ],
 )
 def test_the_strategy_is_recognised_and_its_bytes_are_those_of_the_theory(
-    command: Command, strategy: str, name: str, accumulation: int
+    command: Command, strategy: str, accumulation: int
 ) -> None:
     found = train(command, *TWO_NODES, strategy=strategy, accumulation=accumulation, steps=15, width=512, batch=16)
+    assert_bytes_of_theory(found, NAMES[strategy], accumulation)
+
+
+def test_over_a_slow_link_ddp_sends_the_bytes_of_the_theory(over_slow_link: tuple[Command, dict[str, Any]]) -> None:
+    _, found = over_slow_link
+    assert_bytes_of_theory(found, NAMES["ddp"], 1)
+    assert found["comm"]["bytes_per_step"]["calls"] == pytest.approx(4 * found["trainable"], rel=0.03)
+
+
+def assert_bytes_of_theory(found: dict[str, Any], name: str, accumulation: int) -> None:
     assert found["strategy"] == name
     assert found["micro_steps"] == accumulation
     directory = RunDirectory(Path(found["directory"]))
@@ -113,6 +165,7 @@ def test_the_strategy_is_recognised_and_its_bytes_are_those_of_the_theory(
     assert bytes_per_step["card"] == pytest.approx(bytes_per_step["expected"], rel=0.05)
 
 
+@pytest.mark.timing
 def test_a_node_with_little_cpu_is_a_straggler_and_no_slow_network(
     command: Command, fault: Callable[[Fault], None]
 ) -> None:
@@ -125,37 +178,35 @@ def test_a_node_with_little_cpu_is_a_straggler_and_no_slow_network(
     assert found["comm"]["exposed_ms"] < straggler["late_ms"]
 
 
-def test_a_slow_link_is_the_network_and_no_straggler(command: Command, fault: Callable[[Fault], None]) -> None:
-    fault(LinkSlow(node="node1", ifname="ens1f0", rate_gbit_per_s=0.1))
-    found = train(command, *TWO_NODES, steps=15)
+def test_a_slow_link_is_the_network_and_no_straggler(over_slow_link: tuple[Command, dict[str, Any]]) -> None:
+    _, found = over_slow_link
     assert found["stragglers"] == []
     assert found["bottleneck"]["kind"] == "network"
     assert found["bottleneck"]["share"] > 0.5
 
 
 def test_a_slow_loader_on_all_nodes_is_neither(command: Command) -> None:
-    found = train(command, *TWO_NODES, steps=15, batch_ms=600)
+    found = train(command, *TWO_NODES, **SLOW_LOADER)
     assert found["stragglers"] == []
     assert found["bottleneck"]["kind"] == "data"
-    assert found["split"]["mean"]["data_ms"] == pytest.approx(600, rel=0.2)
+    assert found["split"]["mean"]["data_ms"] == pytest.approx(SLOW_LOADER["batch_ms"], rel=0.2)
 
 
 def test_a_slow_loader_on_one_node_is_named_as_such(command: Command) -> None:
-    found = train(command, *TWO_NODES, steps=15, batch_ms=600, batch_ms_rank=1)
+    found = train(command, *TWO_NODES, **SLOW_LOADER, batch_ms_rank=1)
     (straggler,) = found["stragglers"]
     assert (straggler["node"], straggler["cause"]) == ("node1", "data")
 
 
-def test_profiling_issues_no_collective(command: Command) -> None:
+def test_profiling_issues_no_collective(over_slow_link: tuple[Command, dict[str, Any]], command: Command) -> None:
     """Process groups number their collectives: with profiling and without, the last number is the same."""
-    numbers = []
-    for profile in ("--profile", "--no-profile"):
-        done = command.run(*LAUNCH, *TWO_NODES, profile, "--", TRAIN, "--steps", "12", "--count-collectives")
-        assert done.returncode == 0, done.stdout + done.stderr
-        log = command.run("logs", "last").stdout
-        numbers.append([line.partition(" issued ")[2] for line in log.splitlines() if " issued " in line])
-    assert len(numbers[0]) == 2
-    assert numbers[0] == numbers[1]
+    profiled, _ = over_slow_link
+    done = command.run(*LAUNCH, *TWO_NODES, "--no-profile", "--", TRAIN, *COUNTED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [one.run("logs", "last").stdout.splitlines() for one in (profiled, command)]
+    with_profile, without = ([line.partition(" issued ")[2] for line in log if " issued " in line] for log in logs)
+    assert len(with_profile) == 2
+    assert with_profile == without
 
 
 def test_a_training_that_never_steps_ends_well_and_the_summary_says_what_is_missing(
