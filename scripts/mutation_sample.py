@@ -120,7 +120,8 @@ def _run_all(options: argparse.Namespace, mutants: Sequence[Mutant]) -> None:
     done = {line["key"] for line in _lines(options.results)}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.open("a") as results:
-        for number, mutant in enumerate(mutants, 1):
+        # The quick ones first: those without tests of an area.
+        for number, mutant in enumerate(sorted(mutants, key=lambda mutant: len(_area(options, mutant))), 1):
             if mutant.key in done:
                 continue
             started = time.monotonic()
