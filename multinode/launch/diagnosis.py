@@ -85,7 +85,9 @@ _KINDS = (
     _kind(
         "connection",
         r"gloo|NCCL|DistNetworkError|DistBackendError|DistStoreError|TCPStore"
-        r"|Connection (?:closed|reset|refused)|Broken pipe|Socket closed|No route to host|address already in use",
+        r"|Connection (?:closed|reset|refused)|Broken pipe|Socket closed|No route to host|address already in use"
+        # accelerate's, before it starts anything.
+        r"|Tried to launch distributed communication on port",
         "the network between the nodes: multinode check",
     ),
 )
