@@ -137,6 +137,10 @@ def _open(connection: fabric.Connection, node: Node, target: fabric.Connection) 
     except (socket.gaierror, UnicodeError) as error:
         raise NO_NAME.error(node, host=connection.host) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
+        transport = connection.client.get_transport()
+        if transport is not None and transport.is_active() and transport.initial_kex_done:
+            # Paramiko reads the file of a refused key as one of every other kind, too, and raises what comes last.
+            raise explain_refused_key(connection, node) from error
         raise explain_no_connection(connection, node, error) from error
 
 

@@ -147,11 +147,12 @@ class SshStream:
         """Write to its standard input. See `Stream.send`."""
         end = time.monotonic() + self._send_deadline_s
         try:
-            with self._closing_at(end + _CLOSE_S), self._sending:
+            with self._closing_at(end + _CLOSE_S) as passed, self._sending:
                 self._send_all(memoryview(data), end)
         except (OSError, EOFError, paramiko.SSHException) as error:
             # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
-            if not self._channel.eof_received and not self._channel.exit_status_ready():
+            ended = self._channel.eof_received or self._channel.exit_status_ready()
+            if passed.is_set() or not ended:
                 raise ContactLost("the SSH connection was lost while sending", node=self._node) from error
 
     def close_stdin(self) -> None:

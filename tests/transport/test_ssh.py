@@ -159,8 +159,11 @@ def test_a_hashed_known_hosts_line_is_found(ssh: SshTransport, sshd: Sshd, tmp_p
     assert ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
 
 
-def test_a_refused_key_names_the_user_and_what_was_tried(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
-    make_key(sshd.folder / f"stranger-{tmp_path.name}")
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
+def test_a_refused_key_names_the_user_and_what_was_tried(
+    ssh: SshTransport, sshd: Sshd, tmp_path: Path, kind: str
+) -> None:
+    make_key(sshd.folder / f"stranger-{tmp_path.name}", kind)
     node = sshd.node(tmp_path, key=f"stranger-{tmp_path.name}")
     error = refusal(ssh, node)
     assert isinstance(error, AuthError)
