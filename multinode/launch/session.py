@@ -203,9 +203,10 @@ class NodeSession:
             stream.close()
 
     def _read(self, stream: AgentStream) -> Record | None:
-        if self._over:
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
             raise ContactLost("it did not say that it had stopped", node=self._node.name)
-        return stream.read(min(self._silence_s, max(_LOOK_S, self._end - time.monotonic())))
+        return stream.read(min(self._silence_s, max(_LOOK_S, left_s)))
 
     @property
     def _over(self) -> bool:
