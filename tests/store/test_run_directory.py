@@ -104,7 +104,7 @@ def test_who_asks_whether_a_run_is_followed_turns_no_follower_away(directory: Ru
     with directory.following():
         asking.start()
     try:
-        for _ in range(2000):
+        for _ in range(500):
             with directory.following():
                 pass
     finally:
