@@ -53,11 +53,7 @@ def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_cons
     script.write_text(_PAIR)
     command = Command(tmp_path / "runs")
     options = ("--workers-per-node", "1", "--lease", "5", "--grace", "2", "--no-check", "--engine", "command", "--json")
-    # As torchrun's workers: they record what they raise.
-    worker = "export LOCAL_RANK=0 RANK=$NODE_RANK"
-    with command.running(
-        "launch", "--hosts", "lab", *options, "--prelude", worker, "--", "python3", str(script)
-    ) as controller:
+    with command.running("launch", "--hosts", "lab", *options, "--", "python3", str(script)) as controller:
         run_id = command.run_id()
         logs = command.runs / run_id / "logs"
         wait_for(lambda: [path for path in logs.glob("*.log") if "paired" in path.read_text()][1:])
@@ -69,9 +65,10 @@ def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_cons
     assert (document["status"], failure["node"], failure["kind"]) == ("lost", "node1", "node_lost")
     assert abs(failure["time_s"] - vanished_s) < 5
     assert document["nodes"][1]["lost_s"] == failure["time_s"]
-    (consequence,) = failure["consequences"]
-    assert consequence.startswith("node0: ")
-    assert "Connection closed by peer" in consequence
+    # A program that is no worker of torchrun's records no exception of its own; the first failure was this one before.
+    consequence = "node0: the job ended with exit code 1"
+    assert failure["consequences"] == [consequence]
+    assert "Connection closed by peer" in (logs / "node-0.log").read_text()
     shown = command.run("show", run_id).stdout
     assert "node1: contact was lost" in shown
     assert consequence in shown
