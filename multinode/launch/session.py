@@ -186,6 +186,8 @@ class NodeSession:
                 self.renew_lease(self._request["lease_s"])
             if self._wanted is not None:
                 self._send(self._wanted)
+            if self._left:
+                stream.close_stdin()
             record = stream.first
             while record is not None:
                 self._heard_s = time.time()
