@@ -31,7 +31,13 @@ __all__ = [
     "ResolveError",
     "RunFailed",
     "UsageError",
+    "printable",
 ]
+
+
+def printable(text: str) -> str:
+    """The text without control characters but line breaks."""
+    return text if text.isprintable() else "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 class MultinodeError(Exception):
@@ -57,11 +63,13 @@ class MultinodeError(Exception):
         detail: str = "",
     ) -> None:
         super().__init__(message)
-        self.message = message
+        # A node, or a server that is none, may have said some of it: no control characters for the terminal, and no
+        # further line that would look like one of ours.
+        self.message = printable(message).replace("\n", " ")
         self.node = node
         self.ran = ran
-        self.hint = hint
-        self.detail = detail
+        self.hint = None if hint is None else printable(hint).replace("\n", " ")
+        self.detail = printable(detail)
 
     def __str__(self) -> str:
         return f"{self.node}: {self.message}" if self.node else self.message

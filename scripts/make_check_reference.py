@@ -53,7 +53,8 @@ def render_reference() -> str:
 
 
 def _row(rule: Rule) -> str:
-    return f"| {_cell(rule.catches)} | {rule.severity} | {_cell(rule.message)} | {_cell(rule.hint)} |\n"
+    hint = rule.hint.replace("!s}", "}")
+    return f"| {_cell(rule.catches)} | {rule.severity} | {_cell(rule.message)} | {_cell(hint)} |\n"
 
 
 def _cell(text: str) -> str:

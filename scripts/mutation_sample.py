@@ -56,9 +56,9 @@ def main() -> int:
     elif options.report:
         _report(options.results)
     else:
-        # An end by a signal leaves through `finally` as well.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        signal.signal(signal.SIGHUP, lambda *_: sys.exit(128 + signal.SIGHUP))
+        # An end by a signal leaves through `finally` as well, a Ctrl-C in the background too.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
         _run_all(options, mutants)
         _report(options.results)
     return 0
@@ -170,11 +170,10 @@ def _try_file(options: argparse.Namespace, mutant: Mutant, file: str, doubtful: 
 def _mutated(options: argparse.Namespace, mutant: Mutant) -> Iterator[None]:
     """The module with the change in it, and as it was afterwards, whatever happens."""
     path: Path = options.root / mutant.path
-    text, times = path.read_text(), path.stat()
-    kept = options.data / _ORIGINAL
-    kept.write_text(json.dumps({"path": str(path), "text": text, "times": [times.st_atime_ns, times.st_mtime_ns]}))
+    text = path.read_text()
+    (options.data / _ORIGINAL).write_text(json.dumps({"path": str(path), "text": text}))
     try:
-        path.write_text(mutant.apply(text))
+        _write(path, mutant.apply(text))
         yield
     finally:
         _restore(options)
@@ -185,15 +184,18 @@ def _restore(options: argparse.Namespace) -> None:
     kept: Path = options.data / _ORIGINAL
     if kept.is_file():
         original = json.loads(kept.read_text())
-        Path(original["path"]).write_text(original["text"])
-        # Its compiled form is known by its time of change: it is that of the original again.
-        os.utime(original["path"], ns=tuple(original["times"]))
+        _write(Path(original["path"]), original["text"])
         kept.unlink()
 
 
-def _run(
-    options: argparse.Namespace, tests: Sequence[str], limit_s: float, without: Sequence[str] = ()
-) -> tuple[str, str]:
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # The compiled form of another text of this length, from the same second, would be taken for its own.
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink(missing_ok=True)
+
+
+def _run(options: argparse.Namespace, tests: Sequence[str], limit_s: float, without: Sequence[str] = ()) -> _Outcome:
     """Whether these tests fail, and which one did."""
     excluded = " and ".join(f"not {name}" for name in _markers(options.root))
     command = [*options.prefix, _python(options), "-m", "pytest", "-x", "-q", "-p", "no:randomly"]

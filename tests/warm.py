@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import select
@@ -19,32 +18,48 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _SERVER = Path(__file__).parent / "warm_server.py"
 _START_S = 100.0
 
 
-@functools.cache
-def _server() -> socket.socket:
-    """The connection to this process's own server; it ends with it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
-    with theirs:
-        server = subprocess.Popen(
-            [sys.executable, str(_SERVER), str(theirs.fileno())],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
+class _Server:
+    """An interpreter of this process's own that has imported torch; it ends with it."""
 
-    def end() -> None:
-        ours.close()
-        server.wait(_START_S)
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_SERVER), str(theirs.fileno())],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        atexit.register(self._end)
 
-    atexit.register(end)
-    return ours
+    def send(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
+
+    def status(self) -> int | None:
+        """How it ended; None while it serves."""
+        return self._process.poll()
+
+    def _end(self) -> None:
+        self._requests.close()
+        self._process.wait(_START_S)
+
+
+_servers: list[_Server] = []
+
+
+def _server() -> _Server:
+    """The one that serves; one that has ended (a script may have killed it) has failed a test, and not all others."""
+    if not _servers or _servers[-1].status() is not None:
+        _servers.append(_Server())
+    return _servers[-1]
 
 
 class WarmProcess:
@@ -89,8 +104,8 @@ class WarmProcess:
     def _start(self, argv: list[str], env: dict[str, str], cwd: str) -> int:
         self._status, status = os.pipe()
         try:
-            request = json.dumps({"argv": argv, "env": env, "cwd": cwd}).encode()
-            socket.send_fds(_server(), [request], [self._stdout.fileno(), self._stderr.fileno(), status])
+            files = [self._stdout.fileno(), self._stderr.fileno(), status]
+            _server().send({"argv": argv, "env": env, "cwd": cwd}, files)
         finally:
             os.close(status)
         return self._read(_START_S)
@@ -107,7 +122,9 @@ class WarmProcess:
         while not line.endswith(b"\n"):
             byte = os.read(self._status, 1)
             if not byte:
-                raise RuntimeError("the process that has imported torch has died")
+                raise RuntimeError(
+                    f"{_SERVER.name} did not see the end of a script; its own status is {_servers[-1].status()}"
+                )
             line += byte
         return int(line)
 

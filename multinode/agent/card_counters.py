@@ -39,14 +39,14 @@ def read_cards(net: str = _NET, infiniband: str = _INFINIBAND) -> Counters:
     return cards
 
 
-def read_interface(name: str, net: str = _NET) -> dict[str, int]:
-    """Bytes, packets, errors and drops of one interface.
+def read_interface(name: str, net: str = _NET) -> dict[str, Optional[int]]:
+    """Bytes, packets, errors and drops of one interface, and how often its link went or came.
 
     Raises:
         OSError: there is none of this name.
         ValueError: it does not answer with numbers.
     """
-    counters = {}
+    counters: dict[str, Optional[int]] = {"carrier_changes": _read(f"{net}/{name}/carrier_changes")}
     for field in (*_FIELDS, *_FAULT_FIELDS):
         with open(f"{net}/{name}/statistics/{field}", encoding="ascii") as file:
             counters[field] = int(file.read())

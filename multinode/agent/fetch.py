@@ -25,10 +25,11 @@ def run(request: Record, channel: Channel) -> None:
     files = [found for path in request["paths"] for found in _find(cwd, path)]
     if len(files) > _MOST_FILES:
         raise AgentError(f"more than {_MOST_FILES} files were asked for", hint="name the directory that matters")
-    listed = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
+    listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
     channel.emit({"kind": "files", "files": listed})
     for number, (_, path) in enumerate(files):
-        for data in _read(path):
+        # A file that grows while it is sent is told as it was when it was listed.
+        for data in _read(path, listed[number]["size_bytes"]):
             text = binascii.b2a_base64(data, newline=False).decode()
             channel.emit({"kind": "data", "file": number, "data": text})
     channel.emit({"kind": "fetched"})
@@ -51,7 +52,8 @@ def _find(cwd: str, asked: str) -> list[tuple[str, str]]:
     return found
 
 
-def _read(path: str) -> Iterator[bytes]:
+def _read(path: str, size_bytes: int) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
-        while data := file.read(_CHUNK_BYTES):
+        while data := file.read(min(_CHUNK_BYTES, size_bytes)):
+            size_bytes -= len(data)
             yield data

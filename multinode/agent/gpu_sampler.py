@@ -115,6 +115,9 @@ class _Gpu:
             **throughput,
             "throttle": self._throttle(),
             "energy_j": self._ask("TotalEnergyConsumption", per=1000),
+            "ecc_uncorrected": self._ask(
+                "TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
         }
 
     def _ask(self, what: str, *arguments: object, per: Optional[float] = None) -> Optional[Any]:

@@ -5,6 +5,7 @@ Knows nothing of who watches it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -163,7 +164,10 @@ def _hand_over(job: Job, writer: int) -> int:
     with tempfile.TemporaryFile(dir=os.path.dirname(job.log)) as file:
         file.write(job.handed)
         file.seek(0)
-        os.dup2(file.fileno(), HANDED_FD)
+        # The file may itself have the number that it shall get, which closing it would close.
+        copy = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, HANDED_FD + 1)
+    os.dup2(copy, HANDED_FD)
+    os.close(copy)
     return moved
 
 

@@ -19,9 +19,9 @@ __all__ = ["PROGRAM", "become_job", "prelude_trouble", "prepare_with_prelude"]
 PROGRAM = "become-job"
 _FILE = "prelude.json"
 _NOT_FOUND = 127
-# Text and words come as arguments, so nothing of them is pasted into the script. The prelude, and what it may leave in
-# the background, does not see the request.
-_SCRIPT = f'eval "$1" {HANDED_FD}<&- || exit; shift; exec "$@"'
+# Nothing is pasted into the script: words come as arguments, and the text, which may hold secrets, before the request,
+# where no list of processes shows it. The prelude, and what it may leave in the background, does not see the request.
+_SCRIPT = f'IFS= read -r -d "" <&{HANDED_FD}; eval "$REPLY" {HANDED_FD}<&- || exit; exec "$@"'
 
 
 def prepare_with_prelude(request: Record, run: RunDir, umask: int) -> Job:
@@ -38,8 +38,8 @@ def prepare_with_prelude(request: Record, run: RunDir, umask: int) -> Job:
     become = [sys.executable, "-I", os.path.abspath(sys.argv[0]), PROGRAM]
     kept = ("run_id", "argv", "env", "unset", "cwd", "path_first", "instrument")
     return shell._replace(
-        argv=["bash", "-l", "-c", _SCRIPT, "bash", prelude, *become],
-        handed=json.dumps({name: request.get(name) for name in kept}).encode(),
+        argv=["bash", "-l", "-c", _SCRIPT, "bash", *become],
+        handed=f"{prelude}\0{json.dumps({name: request.get(name) for name in kept})}".encode(),
     )
 
 
@@ -70,11 +70,10 @@ def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
         run: the run.
         how: how the process ended, in words.
     """
-    prelude: Optional[str] = request.get("prelude")
-    if not prelude:
+    if not request.get("prelude"):
         return None
     found = run.read(_FILE)
     if found is None:
-        return f"the prelude {how}, and the job was not started: {prelude}"
+        return f"the prelude {how}, and the job was not started"
     trouble: Optional[str] = found["trouble"]
     return trouble

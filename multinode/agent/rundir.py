@@ -13,7 +13,7 @@ from typing import Optional
 
 from .channel import AgentError, Record
 
-__all__ = ["RunDir", "open_run"]
+__all__ = ["RunDir", "is_run_id", "open_run"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BLOCK_BYTES = 1024
@@ -35,7 +35,7 @@ class RunDir:
     """
 
     def __init__(self, run_id: str) -> None:
-        if not _RUN_ID.fullmatch(run_id):
+        if not is_run_id(run_id):
             raise AgentError(f"not a run id: {run_id!r}", hint="letters, digits, dot, dash and underscore")
         self.run_id = run_id
         self.path = os.path.join(os.path.expanduser("~"), ".multinode", "runs", run_id)
@@ -80,14 +80,28 @@ class RunDir:
             AgentError: the path leads out of the run directory.
             OSError: it cannot be written.
         """
+        # Exclusive: a request that names one of our own files must not replace it.
+        with open(
+            os.open(self._place(relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(text)
+
+    def add_link(self, relative: str, target: str) -> None:
+        """Lead from the place of such a file to what holds its text; raises as `add_file`."""
+        os.symlink(target, self._place(relative))
+
+    def _place(self, relative: str) -> str:
         parts = relative.split("/")
         if not relative or os.path.isabs(relative) or ".." in parts or "\0" in relative:
             raise AgentError(f"the file {relative!r} would lie outside the run directory")
         path = os.path.join(self.path, relative)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        # Exclusive: a request that names one of our own files must not replace it.
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        return path
+
+
+def is_run_id(name: str) -> bool:
+    """Whether a run can be called so: the name cannot be taken for a path."""
+    return _RUN_ID.fullmatch(name) is not None
 
 
 def open_run(run_id: str) -> RunDir:
@@ -104,6 +118,7 @@ def open_run(run_id: str) -> RunDir:
 
 def _replace(path: str, text: bytes) -> None:
     folder, name = os.path.split(path)
+    # A run directory is one node's own, so that no two of its writers share a process id.
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

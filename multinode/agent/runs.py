@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -9,7 +10,7 @@ from typing import Optional
 
 from .channel import Channel, Record
 from .processes import Family
-from .rundir import RunDir
+from .rundir import RunDir, is_run_id
 from .status import has_ended, is_watched, read_status
 
 __all__ = ["clean", "run"]
@@ -48,9 +49,11 @@ def _list_runs() -> list[RunDir]:
     folder = os.path.dirname(RunDir("x").path)
     try:
         names = sorted(os.listdir(folder), reverse=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return [RunDir(name) for name in names[:_MOST_RUNS] if os.path.isdir(os.path.join(folder, name))]
+    # What else lies there, such as a file server's own directories, is none of ours.
+    ours = (name for name in names if is_run_id(name) and os.path.isdir(os.path.join(folder, name)))
+    return [RunDir(name) for name in itertools.islice(ours, _MOST_RUNS)]
 
 
 def _describe(one: RunDir) -> Record:

@@ -1,4 +1,4 @@
-"""Samples of the node itself: network cards, processors and memory, read from /sys and /proc in the caller's own loop.
+"""Samples of the node itself: network cards, processors, memory, kernel log, read in the caller's own loop.
 
 Never raises: what fails is noted once in the samples, and the job goes on. GPUs are in gpu_sampler.
 """
@@ -17,6 +17,7 @@ from .card_counters import read_interface, read_rdma_port
 from .cgroups import CpuLimit
 from .channel import Record
 from .cpu_use import JobClock, Ticks, read_ticks
+from .kernel_log import KernelLog
 from .memory import Memory, MemoryReader
 from .rdma import list_rdma_ports
 from .rundir import RunDir
@@ -101,6 +102,7 @@ class NodeSampler:
         self._clock = JobClock(os.getpid(), spared)
         self._limit = CpuLimit()
         self._memory = MemoryReader() if memory is None else memory
+        self._kernel_log = KernelLog()
         self.job_pid: Optional[int] = None
 
     def due_in_s(self) -> float:
@@ -131,7 +133,7 @@ class NodeSampler:
             readers += [self._read_processors, read_tcp]
         records = [record for read in readers for record in self._try(read)]
         if is_slow_due:
-            records += self._read_limit()
+            records += [*self._read_limit(), *self._kernel_log.read()]
         self._try(partial(self._file.append, records))
 
     def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:

@@ -91,9 +91,8 @@ def is_watched(run: RunDir) -> bool:
     watcher = run.read("supervisor.json")
     if watcher is None:
         return _is_fresh(run)
-    return watcher.get("boot_id") == boot_id() and (
-        is_running(watcher["pid"], watcher["start_ticks"])
-        or is_running(watcher["sentinel_pid"], watcher["sentinel_start_ticks"])
+    return watcher.get("boot_id") == boot_id() and any(
+        _lives(watcher.get(f"{which}pid"), watcher.get(f"{which}start_ticks")) for which in ("", "sentinel_")
     )
 
 
@@ -101,6 +100,11 @@ def is_lost(run: RunDir) -> bool:
     """Whether the run has not ended and nobody is left to end it."""
     # In this order: a supervisor writes its last word before it leaves.
     return not is_watched(run) and not has_ended(read_status(run))
+
+
+def _lives(pid: object, start_ticks: object) -> bool:
+    # A file of another release, or one that somebody wrote, may say anything.
+    return isinstance(pid, int) and isinstance(start_ticks, int) and is_running(pid, start_ticks)
 
 
 def _is_fresh(run: RunDir) -> bool:

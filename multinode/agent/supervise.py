@@ -18,6 +18,7 @@ from .status import new_status, write_status
 __all__ = ["run"]
 
 _START_S = 30.0
+_HANDED_ON = frozenset({"argv", "env", "prelude", "files"})
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -70,12 +71,14 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     for name in ("samples", "tmp"):
         os.mkdir(os.path.join(run_dir.path, name), 0o700)
     os.close(os.open(run_dir.log, os.O_WRONLY | os.O_CREAT, 0o600))
-    # Values may be secrets, and nobody reads them here: the job has them.
-    run_dir.write("request.json", {**request, "env": dict.fromkeys(request["env"])})
+    # Values, arguments and texts may be secrets, and nobody reads them here: the job has them.
+    kept = {name: value for name, value in request.items() if name not in _HANDED_ON}
+    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["env"])})
     grant_lease(run_dir, request.get("lease_s"))
     write_status(run_dir, new_status())
     for file in request.get("files", []):
-        run_dir.add_file(file["path"], file["text"])
+        if not file.get("in_memory"):
+            run_dir.add_file(file["path"], file["text"])
 
 
 def _start_watchers(run_dir: RunDir, request: Record, job: Job) -> str:

@@ -16,6 +16,7 @@ from .channel import AgentError, Record
 from .ending import STEP_S, Ending
 from .fork import fork_child
 from .gpu_sampler import start_gpu_sampler
+from .held_files import hold_files
 from .job import Job, start_job
 from .lease import Lease
 from .memory_kills import MemoryKills
@@ -99,6 +100,7 @@ class Supervisor:
         subreaper = adopt_orphans()
         try:
             self._sign_in(subreaper=subreaper)
+            hold_files(self._run, self._request.get("files", []))
         except OSError as error:
             # Without it nobody could find us again, so nothing may run.
             raise AgentError(f"the run directory cannot be written: {error}") from error

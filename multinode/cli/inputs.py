@@ -83,11 +83,12 @@ def read_job(
 
 def _show_diff(job: LlamaFactoryJob) -> None:
     """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
+    from multinode.core.secret_values import redact_text
     from multinode.report.foreign_text import plain
 
     if job.deepspeed_diff is None:
         return
-    lines = job.deepspeed_diff.split("\n") if job.deepspeed_diff else ["--deepspeed-set changes nothing in the JSON"]
+    lines = (redact_text(job.deepspeed_diff) or "--deepspeed-set changes nothing in the JSON").split("\n")
     for line in lines:
         typer.echo("\t".join(plain(part) for part in line.split("\t")), err=True)
 

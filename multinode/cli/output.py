@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multinode.core.run import Failure
+from multinode.core.secret_values import redact
 
 __all__ = ["print_document", "print_failure", "print_table"]
 
@@ -18,8 +19,9 @@ _WIDE = 200
 
 
 def print_document(value: object) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """One JSON document on stdout, without secrets."""
+    shown = redact(msgspec.json.decode(msgspec.json.encode(value)))
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n")
     sys.stdout.flush()
 
 
@@ -41,6 +43,8 @@ def print_failure(failure: Failure, directory: str) -> None:
     for line in failure.log_tail.splitlines():
         typer.echo(f"  {failure.node} | {line}", err=True)
     typer.echo(f"error: {failure.node}: {failure.message}", err=True)
+    for consequence in failure.consequences:
+        typer.echo(f"  consequence: {consequence}", err=True)
     if failure.hint:
         typer.echo(f"  hint: {failure.hint}", err=True)
     typer.echo(f"  log:  {directory}/logs/node-{failure.node_rank}.log", err=True)

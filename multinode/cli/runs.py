@@ -28,7 +28,7 @@ def runs(as_json: Json = False) -> None:
     from multinode.report.run_table import runs_document, runs_table
     from multinode.workflows.runs import load_runs
 
-    found = load_runs(_root())
+    found = load_runs(_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:
         print_document(runs_document(found))
     elif found:

@@ -5,30 +5,21 @@ Quoting here is for display and for the few constant command lines of the transp
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import msgspec
 
 from multinode.core.cluster import Node
+from multinode.core.secret_values import FORWARDED, redact, redact_text, redact_words
 
 __all__ = [
-    "FORWARDED",
-    "REDACTED",
     "Command",
     "destination",
-    "is_secret",
     "quote_path",
     "render_command",
     "shown_environment",
     "ssh_words",
 ]
-
-REDACTED = "<redacted>"
-FORWARDED = "<forwarded>"
-
-# A tokenizer is not a token: TOKENIZERS_PARALLELISM stands in many a job.
-_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +46,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 def shown_environment(command: Command) -> dict[str, str]:
     """Its variables as they may be shown and stored: without the values of secrets and of forwarded ones."""
-    hidden = {name: REDACTED for name in command.env if is_secret(name)} | dict.fromkeys(command.forwarded, FORWARDED)
-    return command.env | hidden
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret, and is therefore never shown."""
-    return _SECRET.search(name) is not None
+    shown: dict[str, str] = redact(command.env)
+    return shown | dict.fromkeys(command.forwarded, FORWARDED)
 
 
 def quote_path(path: str) -> str:
@@ -97,7 +83,7 @@ def render_command(command: Command) -> str:
         lines.append(f"cd {quote_path(command.cwd)} &&")
     if command.prelude is not None:
         # The line break ends a comment, should the text end in one.
-        lines.append(f"{{ {command.prelude}\n}} &&")
+        lines.append(f"{{ {redact_text(command.prelude)}\n}} &&")
     words = [f"-u {shlex.quote(name)}" for name in command.unset if not name.endswith("*")]
     if words:
         lines.append("env " + " ".join(words) + " \\")
@@ -106,5 +92,5 @@ def render_command(command: Command) -> str:
     if command.path_first is not None:
         lines.append(f'  PATH={quote_path(command.path_first)}:"$PATH" \\')
     lines += [f"  {name}={quote_path(value)} \\" for name, value in shown_environment(command).items()]
-    lines.append("  " + " ".join(quote_path(word) for word in command.argv))
+    lines.append("  " + " ".join(quote_path(word) for word in redact_words(command.argv)))
     return "\n".join(lines)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 __all__ = [
     "ContentFact",
@@ -17,6 +18,13 @@ __all__ = [
     "Route",
     "RunProcess",
 ]
+
+
+# What a node says travels into commands that a person pastes elsewhere: what has a shape must keep it.
+Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
+InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
+Argument = Annotated[str, Meta(pattern=r"\A[A-Za-z_]\w{0,199}\Z")]
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +45,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
         packets: frames that went through since then, both directions.
     """
 
-    name: str
+    name: InterfaceName
     addresses: tuple[str, ...] = ()
     up: bool = False
     mtu: int | None = None
@@ -81,7 +89,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     peer: str
     source: str | None = None
-    ifname: str | None = None
+    ifname: InterfaceName | None = None
     error: str | None = None
 
 
@@ -96,7 +104,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
         run_id: the run of ours that it belongs to, where that can be seen.
     """
 
-    pid: int
+    pid: Annotated[int, Meta(ge=1)]
     user: str | None = None
     command: str | None = None
     memory_mib: float | None = None
@@ -125,7 +133,7 @@ class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
         supervised: whether a supervisor that lives still looks after the run.
     """
 
-    pid: int
+    pid: Annotated[int, Meta(ge=1)]
     run_id: str
     command: str | None = None
     supervised: bool = False
@@ -160,7 +168,7 @@ class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    digest: str | None = None
+    digest: Digest | None = None
     size_bytes: int | None = None
     reason: str | None = None
 
@@ -228,8 +236,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     agent_python: str | None = None
     python: str | None = None
     python_version: str | None = None
-    packages: dict[str, str] = {}
-    unknown_arguments: dict[str, str | None] = {}
+    packages: dict[str, Version] = {}
+    unknown_arguments: dict[str, Argument | None] = {}
     cwd: str | None = None
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -252,8 +260,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     interactive: dict[str, str] = {}
     nccl_files: dict[str, dict[str, str]] = {}
     deepspeed_env: dict[str, str] = {}
-    nccl_version: str | None = None
-    cuda_version: str | None = None
+    nccl_version: Version | None = None
+    cuda_version: Version | None = None
     rdma: tuple[RdmaPort, ...] = ()
     run_processes: tuple[RunProcess, ...] = ()
     contents: tuple[ContentFact, ...] = ()

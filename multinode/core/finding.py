@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
 __all__ = ["SEVERITIES", "Finding", "Rule"]
@@ -27,6 +29,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
 
 
+class _Word:
+    """A text that a hint names: quoted for a shell, unless `!s` asks for it as it is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __format__(self, _spec: str) -> str:
+        return shlex.quote(self._text)
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of finding; the reference of all checks is made from these.
 
@@ -35,7 +50,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         severity: as in `Finding`.
         catches: the trouble, in the words of a list.
         message: the finding's, with `{names}` for what is known only when it is found.
-        hint: likewise.
+        hint: likewise, with a `{name}` quoted for a shell, as it may be a node's own word; `{name!s}` is text of ours.
     """
 
     check: str
@@ -50,11 +65,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             KeyError: a value that message or hint names was not given.
         """
-        known = {"node": on} | values
+        # A node's own words do not begin a line that would look like one of ours.
+        known: dict[str, object] = {"node": on}
+        known |= {name: one.replace("\n", " ") if isinstance(one, str) else one for name, one in values.items()}
+        words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
         return Finding(
             severity=self.severity,
             node=on,
             check=self.check,
             message=self.message.format_map(known),
-            hint=self.hint.format_map(known),
+            hint=self.hint.format_map(words),
         )

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster import Node
-from multinode.core.command import is_secret
 from multinode.core.job import Job, LlamaFactoryJob
 from multinode.core.planning import LaunchOptions
+from multinode.core.secret_values import is_secret
 
 __all__ = ["fingerprint"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.command import is_secret
 from multinode.core.grid import BATCH
+from multinode.core.secret_values import is_secret
 from multinode.core.training_yaml import WrongYaml, dump_flow_yaml, dump_yaml, parse_yaml
 from multinode.errors import JobError, UsageError
 

@@ -15,9 +15,10 @@ from typing import Any
 from multinode.core.cluster import Cluster, Node
 from multinode.core.hostfile_keys import EXCLUSIVE, KEYS, check_variable, parse_value
 from multinode.core.ranges import expand_ranges
+from multinode.core.secret_values import REDACTED, hides, redact_text
 from multinode.errors import HostfileError
 
-__all__ = ["parse_hostfile", "render_hostfile"]
+__all__ = ["parse_hostfile", "redact_hostfile", "render_hostfile"]
 
 # A word as a shell has it: bare characters, escapes and quotes side by side.
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
@@ -64,6 +65,16 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
 def render_hostfile(cluster: Cluster) -> str:
     """The cluster as a hostfile that reads back the same."""
     return "".join(_render_node(node) + "\n" for node in cluster.nodes)
+
+
+def redact_hostfile(text: str) -> str:
+    """The text of a hostfile, which reads back the same but for the values of its secrets."""
+    return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
+
+
+def _redact_word(word: re.Match[str]) -> str:
+    key, equals, value = "".join(shlex.split(word[0])).partition("=")
+    return f"{key}='{REDACTED}'" if equals and hides(key, value) else word[0]
 
 
 def _check_new(node: Node, lines: dict[str, int]) -> None:

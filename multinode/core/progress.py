@@ -14,7 +14,8 @@ from multinode.core.device_samples import SpeedSample
 from multinode.core.plan import LaunchPlan
 from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.recent_steps import RECENT_STEPS, RecentSteps
-from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
+from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample, WorkerSample
+from multinode.core.stage import FIRST_STEP
 from multinode.core.stall import Stall
 
 __all__ = ["CardProgress", "NodeProgress", "RunProgress", "TrainingTime", "advance_node", "start_progress"]
@@ -52,6 +53,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         ranks: its workers' global ranks.
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         message: one short line on the state, such as how it ended.
+        stage: what its workers do before their first step; empty is unknown.
         step: last step that a worker of this node finished; of a benchmark, messages or tests measured.
         total_steps: None where unknown.
         recent_us: the last step times of its first worker, oldest first.
@@ -73,6 +75,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     state: str = "waiting"
     message: str = ""
+    stage: str = ""
     step: int | None = None
     total_steps: int | None = None
     recent_us: tuple[float, ...] = ()
@@ -87,6 +90,13 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[int, RecentSteps] = {}
     device: str | None = None
     test: CollectiveTest | None = None
+
+    @property
+    def doing(self) -> str:
+        """Its state in a few words; until its first step, how far it is on the way there."""
+        if self.message or self.step is not None or self.state not in {"waiting", "running"}:
+            return self.message or self.state
+        return "connecting" if self.state == "waiting" else f"running, {self.stage or 'no output yet'}"
 
     @property
     def left_s(self) -> float | None:
@@ -259,6 +269,8 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR09
             return _nic(node, sample)
         case GpuSample():
             return msgspec.structs.replace(node, gpus=node.gpus | {sample.index: sample})
+        case WorkerSample():
+            return msgspec.structs.replace(node, stage=FIRST_STEP)
         case ModelSample(device=str()):
             return msgspec.structs.replace(node, device=sample.device)
         case _:

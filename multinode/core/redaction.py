@@ -5,27 +5,26 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.cluster import Cluster
-from multinode.core.command import REDACTED, is_secret, shown_environment
-from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.command import shown_environment
+from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.secret_values import redact, redact_file
 
 __all__ = ["redact_cluster", "redact_plan"]
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan without the values of variables that look like secrets, or that were forwarded."""
-    return msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
+    """The same plan without secrets: in variables, arguments, prelude and files, and what was forwarded."""
+    shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
+    return msgspec.convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
 
 
 def redact_cluster(cluster: Cluster) -> Cluster:
     """The same cluster without the values of variables that look like secrets."""
-    nodes = tuple(msgspec.structs.replace(node, env=_redact(node.env)) for node in cluster.nodes)
+    nodes = tuple(msgspec.structs.replace(node, env=redact(node.env)) for node in cluster.nodes)
     return msgspec.structs.replace(cluster, nodes=nodes)
 
 
 def _redact_node(node: NodePlan) -> NodePlan:
     shown = msgspec.structs.replace(node.command, env=shown_environment(node.command))
-    return msgspec.structs.replace(node, command=shown)
-
-
-def _redact(env: dict[str, str]) -> dict[str, str]:
-    return {name: REDACTED if is_secret(name) else value for name, value in env.items()}
+    files = tuple(PlanFile(path=file.path, text=redact_file(file.text)) for file in node.files)
+    return msgspec.structs.replace(node, command=shown, files=files)

@@ -25,8 +25,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         hint: what mends it.
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
-            `timeout`, `connection`, `killed`, `crashed`, `hang`, `gpu_held` (somebody else computes on a GPU of it);
-            None is none of these.
+            `timeout`, `connection`, `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to
+            it), `hardware` (a GPU, link, disk or memory of it failed first), `gpu_held` (somebody else computes on a
+            GPU of it); None is none of these.
+        time_s: when, on the controller's wall clock; of a node that was lost, when the last word came from it. None is
+            unknown.
+        consequences: of a node that was lost or whose hardware failed: how its peers failed then, a sentence a node.
     """
 
     node: str
@@ -38,6 +42,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
     log_tail: str = ""
     kind: str | None = None
+    time_s: float | None = None
+    consequences: tuple[str, ...] = ()
 
 
 class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +61,8 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
         oom_kills: processes that the kernel killed for lack of memory meanwhile, in the job's control group where that
             can be seen, else on the whole node; None is unknown.
         disk_free_bytes: what was left where the run keeps its log, when the job ended; None is unknown.
+        lost_s: of a node that was lost, when the last word came from it, on the controller's wall clock; None is
+            unknown.
     """
 
     name: str
@@ -67,6 +75,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     processes_left: int | None = None
     oom_kills: int | None = None
     disk_free_bytes: int | None = None
+    lost_s: float | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

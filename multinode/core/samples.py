@@ -30,6 +30,7 @@ __all__ = [
     "CpuSample",
     "ExceptionSample",
     "GpuSample",
+    "KernelSample",
     "LossSample",
     "NcclSample",
     "NicSample",
@@ -148,7 +149,10 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
-    """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up."""
+    """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up.
+
+    `carrier_changes` counts how often its link went or came.
+    """
 
     time_s: float
     mono_ns: Count
@@ -161,6 +165,14 @@ class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     tx_errors: Count | None = None
     rx_dropped: Count | None = None
     tx_dropped: Count | None = None
+    carrier_changes: Count | None = None
+
+
+class KernelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="kernel"):
+    """A line of the node's kernel log that may tell of failing hardware."""
+
+    time_s: float
+    message: str
 
 
 class TcpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tcp"):
@@ -227,6 +239,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
         pcie_rx_gb_per_s: into the GPU, over the last 20 ms; likewise `pcie_tx_gb_per_s`, out of it.
         throttle: what holds its clocks down, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...).
         energy_j: drawn since the driver was loaded.
+        ecc_uncorrected: memory errors that ECC could not correct, since the driver was loaded.
     """
 
     time_s: float
@@ -248,6 +261,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     pcie_tx_gb_per_s: float | None = None
     throttle: tuple[str, ...] = ()
     energy_j: float | None = None
+    ecc_uncorrected: Count | None = None
 
 
 class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="collective"):
@@ -326,6 +340,7 @@ Sample = (
     | TraceSample
     | TcpSample
     | CgroupSample
+    | KernelSample
     | DeviceSample
     | SpeedSample
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 __all__ = [
     "Connection",
@@ -52,7 +55,7 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     role: str
-    pid: int
+    pid: Annotated[int, Meta(ge=1)]
     rank: int | None = None
     local_rank: int | None = None
     command: str | None = None

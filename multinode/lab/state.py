@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.lab.spec import Lab
+from multinode.store.run_directory import replace_file
 
 __all__ = ["STATE_DIR", "controller_boot_id", "load_lab", "lock_lab", "node_dir", "save_lab", "write_file"]
 
@@ -46,10 +46,7 @@ def save_lab(lab: Lab) -> None:
 
 def write_file(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a file, all of it or nothing, with this mode from the start."""
-    partial = path.with_name(f".{path.name}.partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        file.write(text)
-    partial.replace(path)
+    replace_file(path, text.encode(), mode)
 
 
 @contextlib.contextmanager

@@ -77,14 +77,17 @@ _KINDS = (
     ),
     _kind(
         "timeout",
-        r"Watchdog caught collective operation timeout|timed out after|Timed out waiting|Socket Timeout"
+        r"Watchdog caught collective operation timeout|the collective timed out"
+        r"|timed out after|Timed out waiting|Socket Timeout"
         r"|(?:DistStoreError|DistNetworkError).*(?:timed out|timeout)|wait timeout",
         "a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --stall says who is behind",
     ),
     _kind(
         "connection",
         r"gloo|NCCL|DistNetworkError|DistBackendError|DistStoreError|TCPStore"
-        r"|Connection (?:closed|reset|refused)|Broken pipe|Socket closed|No route to host|address already in use",
+        r"|Connection (?:closed|reset|refused)|Broken pipe|Socket closed|No route to host|address already in use"
+        # accelerate's, before it starts anything.
+        r"|Tried to launch distributed communication on port",
         "the network between the nodes: multinode check",
     ),
 )
@@ -117,6 +120,11 @@ _LOCAL_RANK = re.compile(r"'--local_rank=(\d{1,6})'")
 _KILLED = re.compile(
     r"killed by signal: Killed|died with <Signals\.SIGKILL|return code = -9\b|exitcode\s*:\s*-9\b"
     r"|exit code (?:137|247)\b"
+)
+# What NCCL's watchdog says before it aborts the process.
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?OpType=(\w{1,40}),.{0,400}?"
+    r"Timeout\(ms\)=(\d{1,15})"
 )
 _STARVED_HINT = (
     "the kernel killed it: {node}, or the control group that it ran in, has too little memory. Fewer data loader "
@@ -155,8 +163,12 @@ def _death(rank: int | None, code: int) -> WorkerDeath:
     return WorkerDeath(rank=rank, exit_code=code)
 
 
-def classify(failure: Failure, run: NodeRun | None = None) -> Failure:
-    """The same with its kind, and a hint where it has none; `run` is how the job ended on that node."""
+def classify(failure: Failure, run: NodeRun | None = None, log: str = "") -> Failure:
+    """The same with its kind, and a hint where it has none; `run` is how the job ended on that node, `log` its log."""
+    gave_up = _WATCHDOG.search(log) if failure.signal == "SIGABRT" else None
+    if gave_up is not None:
+        said = f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
+        failure = msgspec.structs.replace(failure, message=f"{failure.message}: {said}")
     kind, hint = _find(failure, run.oom_kills if run is not None else None)
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.

@@ -16,7 +16,7 @@ from multinode.core.progress import RunProgress
 from multinode.core.run import Failure, Run
 from multinode.core.stall import Stall
 from multinode.launch.diagnose import diagnose
-from multinode.launch.failure import first_failure
+from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.request import ExecuteOptions, supervise_request
 from multinode.launch.session import Event, NodeSession
 from multinode.launch.stall_watch import StallWatch
@@ -104,8 +104,7 @@ class _Loop:
             self._follow(stop, observe)
         except BaseException:
             # This end can go on no longer (its disk is full, say): the nodes are told rather than left to their leases.
-            for session in self._sessions:
-                session.stop(self._options.grace_s)
+            self._stop_all(self._options.grace_s)
             raise
         finally:
             self._watch.close()
@@ -162,10 +161,13 @@ class _Loop:
             return
         grace_s = self._options.grace_s if wanted == 1 else 0.0
         self._stopping = wanted
+        self._stop_all(grace_s)
+        self._tracker.note_stopping()
+
+    def _stop_all(self, grace_s: float) -> None:
         self._give_up = time.monotonic() + grace_s + self._options.verify_s
         for session in self._sessions:
-            session.stop(grace_s)
-        self._tracker.note_stopping()
+            session.stop(grace_s, end=self._give_up)
 
     def _progress(self) -> RunProgress:
         return msgspec.structs.replace(
@@ -204,10 +206,15 @@ class _Loop:
         )
 
     def _first_failure(self) -> Failure | None:
+        evidence = self._tracker.evidence()
+        failure = self._hang_failure() or first_failure(evidence)
+        return failure and blame_machine(self._tracker.explain(failure), evidence)
+
+    def _hang_failure(self) -> Failure | None:
         """A hang for which the run was stopped comes before whatever the stop brought about."""
         hang = self._hang
         if hang is None:
-            return first_failure(self._tracker.evidence())
+            return None
         return Failure(
             node=hang.node or self._plan.nodes[0].node,
             node_rank=hang.node_rank or 0,

@@ -13,8 +13,9 @@ from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
 from multinode.errors import MultinodeError
 from multinode.launch.diagnosis import classify, find_worker_death, words_of_workers
+from multinode.launch.machine_faults import MachineFault, explains
 
-__all__ = ["Evidence", "first_failure"]
+__all__ = ["Evidence", "blame_machine", "first_failure"]
 
 
 # What gloo, NCCL and the rendezvous say when the other end has gone.
@@ -34,6 +35,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         clock_offset_s: the node's clock minus the controller's; None is unknown.
         error: why it could not be reached or started.
         log: the end of its log.
+        faults: of its hardware, in the order in which they came.
     """
 
     run: NodeRun
@@ -41,6 +43,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_s: float | None = None
     error: MultinodeError | None = None
     log: str = ""
+    faults: Sequence[MachineFault] = ()
 
 
 def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
@@ -49,13 +52,73 @@ def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
     Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
     while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
     about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
-    workers raised anything; the earliest connection error; the earliest exit; a node that was lost. Times are taken to
-    the controller's clock.
+    workers raised anything; the earliest connection error; the earliest exit; a node that was lost. What peers of a
+    node that was lost before do then, and what nothing else explains, is a consequence, too. Times are taken to the
+    controller's clock.
     """
+    found, lost = _find(nodes), _first_lost(nodes)
+    if lost is None or (found is not None and not _follows(found, lost, nodes)):
+        return found
+    peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
+    told = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
+    return msgspec.structs.replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in told))
+
+
+def _find(nodes: Sequence[Evidence]) -> Failure | None:
+    """The first failure on a node that was not lost."""
     found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
     if found is None:
         return None
-    return classify(found, next((node.run for node in nodes if node.run.node_rank == found.node_rank), None))
+    node = _of(found, nodes)
+    return classify(found, node.run, node.log)
+
+
+def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:
+    return next(node for node in nodes if node.run.node_rank == failure.node_rank)
+
+
+def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool:
+    """Whether it is what becomes of a peer when a node vanishes: it came later, and has no cause of its own."""
+    if lost.time_s is None or (failure.time_s is not None and failure.time_s < lost.time_s - _CLOCK_S):
+        return False
+    if failure.signal == "SIGABRT" and failure.kind != "timeout":
+        # A process that lost its peers may abort itself.
+        return _CONNECTION.search(failure.log_tail) is not None
+    peer = _of(failure, nodes)
+    own = peer.run.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
+    return failure.kind in _OF_PEERS and not own
+
+
+def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure | None:
+    """The hardware fault that came before a failure and explains it, as the first failure; else the failure itself."""
+    if failure is None:
+        return None
+    times = [_at(sample.time_s, node) for node in nodes for sample in node.exceptions]
+    times += [_ended_at(node) for node in nodes if _failed(node.run)]
+    # A run that hung was stopped, and nothing of it failed.
+    failed_s = min(times or map(_ended_at, nodes))
+    found = [
+        (_at(fault.time_s, node), node, fault)
+        for node in nodes
+        for fault in node.faults
+        if explains(fault, failure.kind, failed_s - _at(fault.time_s, node))
+    ]
+    if not found:
+        return failure
+    time_s, node, fault = min(found, key=lambda item: item[0])
+    return msgspec.structs.replace(
+        failure,
+        node=node.run.name,
+        node_rank=node.run.node_rank,
+        rank=failure.rank if failure.node_rank == node.run.node_rank else None,
+        exit_code=node.run.exit_code,
+        signal=node.run.signal,
+        message=fault.message,
+        hint=fault.hint(node.run.name),
+        kind="hardware",
+        time_s=time_s,
+        consequences=(f"{failure.node}: {failure.message}", *failure.consequences),
+    )
 
 
 def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
@@ -102,8 +165,8 @@ def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
 
 
 def _first_lost(nodes: Sequence[Evidence]) -> Failure | None:
-    found = [node for node in nodes if node.run.state == "lost"]
-    return _lost(found[0]) if found else None
+    found = [_lost(node) for node in nodes if node.run.state == "lost"]
+    return min(found, key=lambda failure: failure.time_s or float("inf"), default=None)
 
 
 _CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
@@ -114,8 +177,11 @@ _CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
     _failed_in_silence,
     functools.partial(_earliest_exception, connection=True),
     _earliest_job,
-    _first_lost,
 )
+# Kinds that may have their cause on another node.
+_OF_PEERS = frozenset({None, "connection", "timeout"})
+# How well two clocks are brought together.
+_CLOCK_S = 1.0
 
 
 def _is_about_connection(sample: ExceptionSample) -> bool:
@@ -144,6 +210,7 @@ def _failure(node: Evidence, message: str, fields: Mapping[str, object]) -> Fail
             "exit_code": node.run.exit_code,
             "signal": node.run.signal,
             "message": message,
+            "time_s": _at(node.run.ended_s, node) if node.run.ended_s is not None else None,
             **fields,
         },
         Failure,
@@ -162,7 +229,11 @@ def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
     said = clean_log(f"{sample.type}: {sample.message}").strip().split("\n")[0].rstrip(": ")
     message = f"rank {sample.rank} raised {said}"
-    return _failure(node, message, {"rank": sample.rank, "log_tail": clean_log(sample.traceback)})
+    return _failure(
+        node,
+        message,
+        {"rank": sample.rank, "log_tail": clean_log(sample.traceback), "time_s": _at(sample.time_s, node)},
+    )
 
 
 def _job_failure(node: Evidence) -> Failure:
@@ -190,7 +261,10 @@ def _lost(node: Evidence) -> Failure:
         node,
         f"contact was lost and not regained: {reason}",
         {
-            "hint": "the node stops the job by itself when the lease runs out",
+            "hint": "see whether it has power, and whether SSH gets to it; if it runs, it stops the job by itself when "
+            "the lease runs out",
             "log_tail": last_lines(node.log, 20),
+            "kind": "node_lost",
+            "time_s": node.run.lost_s,
         },
     )

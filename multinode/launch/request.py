@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.core.plan import LaunchPlan, NodePlan, node_run_id
+from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
 from multinode.core.redaction import redact_plan
+from multinode.core.secret_values import redact_file
 
 __all__ = ["ExecuteOptions", "supervise_request"]
 
@@ -53,7 +54,7 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "path_first": command.path_first,
         "prelude": command.prelude,
         # The plan travels too, so that another machine with the hostfile can take the run up.
-        "files": [*({"path": file.path, "text": file.text} for file in node.files), _plan_file(plan)],
+        "files": [*(_file(file) for file in node.files), _plan_file(plan)],
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
         "sample_ifnames": [node.ifname] if node.ifname else [],
@@ -66,6 +67,10 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "detach": False,
         "offsets": {},
     }
+
+
+def _file(file: PlanFile) -> dict[str, Any]:
+    return {"path": file.path, "text": file.text, "in_memory": redact_file(file.text) != file.text}
 
 
 def _plan_file(plan: LaunchPlan) -> dict[str, str]:

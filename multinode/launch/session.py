@@ -6,6 +6,7 @@ Knows nothing of the other nodes; what to do about a failure is the business of 
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -24,6 +25,8 @@ _START_DEADLINE_S = 30.0
 # A run without a lease goes on without us; so long we seek it before we say that it is lost.
 _DETACHED_S = 300.0
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
+# How soon a session notices that it is over.
+_LOOK_S = 0.2
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +37,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         message: what the node sent; None for the session's own news.
         error: contact was lost (and is being sought again), or the run could not be started there.
         over: nothing more will come.
+        heard_s: with an error: when the last word came from the node, or contact to it was first sought, on our wall
+            clock.
     """
 
     node_rank: int
     message: Message | None = None
     error: MultinodeError | None = None
     over: bool = False
+    heard_s: float | None = None
 
 
 class NodeSession:
@@ -75,20 +81,27 @@ class NodeSession:
         self._offsets: dict[str, int] = dict(have or {})
         self._starts = have is None
         self._left = False
+        self._end = math.inf
+        self._heard_s = time.time()
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follow-{node.name}", daemon=True)
 
     def start(self) -> None:
         """Begin."""
+        self._heard_s = time.time()
         self._thread.start()
 
     def renew_lease(self, lease_s: float) -> None:
         """Tell the node that the controller lives."""
         self._send({"op": "lease", "lease_s": lease_s})
 
-    def stop(self, grace_s: float) -> None:
-        """Ask the node to stop the run, now or as soon as it can be reached again."""
+    def stop(self, grace_s: float, *, end: float) -> None:
+        """Ask the node to stop the run, now or as soon as it can be reached again.
+
+        At `end` on the monotonic clock the session is over: nobody waits for the node any longer.
+        """
+        self._end = end
         self._wanted = {"op": "stop", "grace_s": grace_s}
         self._send(self._wanted)
 
@@ -106,7 +119,9 @@ class NodeSession:
         try:
             stream.send(message)
         except ContactLost:
-            self._stream = None
+            # Whoever reads comes to the end of the stream, and seeks contact again: a channel that only listens would
+            # let the lease run out.
+            stream.close()
 
     def _follow(self) -> None:
         try:
@@ -139,7 +154,8 @@ class NodeSession:
         return self._open("follow", {"schema": 1, "run_id": self._request["run_id"], "offsets": self._offsets})
 
     def _open(self, verb: str, request: Record) -> AgentStream:
-        return self._agent.open(self._node, verb, request, deadline_s=_START_DEADLINE_S)
+        left_s = max(_LOOK_S, self._end - time.monotonic())
+        return self._agent.open(self._node, verb, request, deadline_s=min(_START_DEADLINE_S, left_s))
 
     def _seek_again(self, lost: NodeError) -> AgentStream:
         """Reconnect.
@@ -151,9 +167,11 @@ class NodeSession:
         self._tell(error=lost)
         end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or _DETACHED_S) + self._silence_s
         for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):
-            if time.monotonic() >= end or self._left:
+            due = time.monotonic() + wait_s
+            while time.monotonic() < due and not self._over:
+                time.sleep(min(_LOOK_S, max(0.0, due - time.monotonic())))
+            if time.monotonic() >= end or self._over:
                 break
-            time.sleep(wait_s)
             try:
                 return self._follow_again()
             except NodeError as error:
@@ -168,8 +186,11 @@ class NodeSession:
                 self.renew_lease(self._request["lease_s"])
             if self._wanted is not None:
                 self._send(self._wanted)
+            if self._left:
+                stream.close_stdin()
             record = stream.first
             while record is not None:
+                self._heard_s = time.time()
                 message = parse_record(record, self._node.name)
                 if isinstance(message, Chunk):
                     self._note_offset(message)
@@ -177,11 +198,21 @@ class NodeSession:
                     self._tell(message=message, over=isinstance(message, Ended))
                 if isinstance(message, Ended):
                     return
-                record = stream.read(self._silence_s)
+                record = self._read(stream)
             raise ContactLost("the connection ended before the run did", node=self._node.name)
         finally:
             self._stream = None
             stream.close()
+
+    def _read(self, stream: AgentStream) -> Record | None:
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            raise ContactLost("it did not say that it had stopped", node=self._node.name)
+        return stream.read(min(self._silence_s, max(_LOOK_S, left_s)))
+
+    @property
+    def _over(self) -> bool:
+        return self._left or time.monotonic() >= self._end
 
     def _note_offset(self, chunk: Chunk) -> None:
         expected = self._offsets.get(chunk.file, 0)
@@ -190,4 +221,13 @@ class NodeSession:
         self._offsets[chunk.file] = expected + len(chunk.data)
 
     def _tell(self, *, message: Message | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
-        self._events.put(Event(node_rank=self._node_rank, message=message, error=error, over=over))
+        heard_s = self._heard_s if error is not None else None
+        event = Event(node_rank=self._node_rank, message=message, error=error, over=over, heard_s=heard_s)
+        while True:
+            try:
+                self._events.put(event, timeout=_LOOK_S)
+            except queue.Full:
+                # Nobody takes events any more once the following is over.
+                if not self._over:
+                    continue
+            return

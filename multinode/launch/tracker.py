@@ -9,12 +9,15 @@ import msgspec
 
 from multinode.core.plan import LaunchPlan
 from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
-from multinode.core.run import NodeRun
+from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample, parse_samples
+from multinode.core.stage import next_stage
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
+from multinode.launch.machine_faults import FaultWatch
 from multinode.launch.records import Chunk, Hello, Message, Status
 from multinode.launch.session import Event
+from multinode.launch.timeout_causes import explain_timeout, link_share
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["Tracker"]
@@ -27,8 +30,11 @@ class _NodeTrack:
         self.run = run
         self.progress = progress
         self.exceptions: list[ExceptionSample] = []
+        self.hardware = FaultWatch()
         self.clock_offset_s: float | None = None
         self.error: MultinodeError | None = None
+        # When the last word came, where contact is lost now.
+        self.heard_s: float | None = None
         self.over = False
 
 
@@ -49,6 +55,7 @@ class Tracker:
         for track in self._tracks:
             # What came to an earlier controller; a new run has nothing yet.
             _take_samples(track, directory.sample_lines(track.run.node_rank))
+            _take_log(track, directory.log_tail(track.run.node_rank))
 
     @property
     def progress(self) -> RunProgress:
@@ -85,14 +92,29 @@ class Tracker:
                 clock_offset_s=track.clock_offset_s,
                 error=track.error,
                 log=self._directory.log_tail(track.run.node_rank),
+                faults=track.hardware.faults,
             )
             for track in self._tracks
         ]
+
+    def explain(self, failure: Failure) -> Failure:
+        """The first failure, with what the run's figures tell of it."""
+        at_s = failure.time_s if failure.time_s is not None else time.time()
+        shares = {
+            track.run.name: link_share(
+                parse_samples(self._directory.sample_lines(track.run.node_rank)),
+                track.progress,
+                at_s + (track.clock_offset_s or 0.0),
+            )
+            for track in (self._tracks if failure.kind == "timeout" else ())
+        }
+        return explain_timeout(failure, self.progress.nodes, shares)
 
     def take(self, event: Event) -> None:
         """Fold one event."""
         track = self._tracks[event.node_rank]
         if event.error is not None:
+            track.heard_s = event.heard_s
             self._take_error(track, event.error, over=event.over)
         if event.message is not None:
             self._take_message(track, event.message)
@@ -109,18 +131,17 @@ class Tracker:
         for track in self._tracks:
             if not track.over:
                 track.error = track.error or ContactLost("it did not say that it had stopped", node=track.run.name)
-                _set_state(track, "lost")
+                _set_lost(track)
 
     def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
         # Once contact was lost, only the node itself can say that the job was never started.
         sought = track.error is not None and isinstance(error, NodeError)
         track.error = error
         if not over:
-            track.progress = msgspec.structs.replace(
-                track.progress, message="contact lost, the job may be running; reconnecting"
-            )
+            message = f"contact lost{_since(track)}, the job may be running; reconnecting"
+            track.progress = msgspec.structs.replace(track.progress, message=message)
         elif sought or isinstance(error, ContactLost) or track.run.state != "waiting":
-            _set_state(track, "lost", error.message)
+            _set_lost(track, error.message)
         else:
             track.run = msgspec.structs.replace(track.run, cause="not_started", ended_s=time.time())
             _set_state(track, "ended", error.message)
@@ -128,7 +149,7 @@ class Tracker:
     def _take_message(self, track: _NodeTrack, message: Message) -> None:
         if isinstance(message, Hello):
             track.clock_offset_s = message.time_s - time.time()
-            track.error = None
+            track.error = track.heard_s = None
             _set_state(track, "starting")
         elif isinstance(message, Chunk):
             self._take_chunk(track, message.file, message.data)
@@ -138,6 +159,7 @@ class Tracker:
     def _take_chunk(self, track: _NodeTrack, name: str, data: bytes) -> None:
         if name == "log":
             self._directory.append_log(track.run.node_rank, data)
+            _take_log(track, data.decode(errors="replace"))
             return
         self._directory.append_samples(track.run.node_rank, name.removeprefix("samples/"), data)
         _take_samples(track, data.splitlines())
@@ -146,7 +168,14 @@ class Tracker:
 def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     samples = list(parse_samples(lines))
     track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
+    track.hardware.take(samples)
     track.progress = advance_node(track.progress, samples)
+
+
+def _take_log(track: _NodeTrack, log: str) -> None:
+    if track.progress.step is None:
+        stage = next_stage(track.progress.stage, log)
+        track.progress = msgspec.structs.replace(track.progress, stage=stage)
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:
@@ -173,6 +202,15 @@ def _describe_end(run: NodeRun) -> str:
     if run.signal is not None:
         return f"ended by {run.signal}"
     return "done" if run.exit_code == 0 else f"exit code {run.exit_code}"
+
+
+def _set_lost(track: _NodeTrack, reason: str = "") -> None:
+    _set_state(track, "lost", f"lost{_since(track)}{': ' if reason else ''}{reason}")
+    track.run = msgspec.structs.replace(track.run, lost_s=track.heard_s)
+
+
+def _since(track: _NodeTrack) -> str:
+    return f" at {time.strftime('%H:%M:%S', time.localtime(track.heard_s))}" if track.heard_s is not None else ""
 
 
 def _set_state(track: _NodeTrack, state: str, message: str = "") -> None:

@@ -82,7 +82,7 @@ CHECKS = (
     Check(link.check_mtus),
     Check(streams.check_streams),
     Check(paths.check_workdir, before_launch=True),
-    Check(paths.check_paths),
+    Check(paths.check_paths, before_launch=True),
     Check(paths.check_output),
     Check(paths.check_contents),
     Check(paths.check_revisions),

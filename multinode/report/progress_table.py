@@ -155,7 +155,7 @@ def progress_line(progress: RunProgress) -> str:
     parts = []
     shown, rest = worst_first(progress.nodes, _MOST_PARTS)
     for node in shown:
-        words = [node.name, node.message or node.state]
+        words = [node.name, node.doing]
         if node.state == "running" and node.step is not None and not node.message:
             words = [node.name, f"step {_step(node)}"]
             if node.step_time_us is not None:
@@ -191,7 +191,7 @@ def _row(node: NodeProgress) -> list[Text]:
     return [
         Text(plain(node.name)),
         Text(_ranks(node.ranks)),
-        Text(plain(node.message or node.state), style=_STATE_STYLES.get(node.state, "dim")),
+        Text(plain(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
         Text(_step(node)),
         Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}")),
     ]

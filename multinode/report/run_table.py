@@ -79,8 +79,16 @@ def run_table(run: Run) -> Table:
     table.add_row("run", run.run_id)
     table.add_row("job", Text(plain(run.job)))
     table.add_row("state", run.status)
-    if run.first_failure is not None:
-        table.add_row("first failure", Text(plain(f"{run.first_failure.node}: {run.first_failure.message}")))
+    failure = run.first_failure
+    if failure is not None:
+        table.add_row("first failure", Text(plain(f"{failure.node}: {failure.message}")))
+        if failure.time_s is not None:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time_s))
+            table.add_row(
+                "failed at", f"{at}, {format_duration(max(0.0, failure.time_s - run.started_s))} after the start"
+            )
+        for consequence in failure.consequences:
+            table.add_row("consequence", Text(plain(consequence)))
     for node in run.nodes:
         ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
         table.add_row(f"node {node.node_rank}", Text(plain(f"{node.name}: {ended}")))

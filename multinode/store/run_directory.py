@@ -6,20 +6,28 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
+import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from multinode.core.cluster import Cluster
+from multinode.core.hostfile import redact_hostfile
+from multinode.core.secret_values import redact
 from multinode.errors import MultinodeError, UsageError
 
-__all__ = ["RunDirectory", "list_runs", "runs_root"]
+__all__ = ["RunDirectory", "list_runs", "replace_file", "runs_root"]
 
 T = TypeVar("T")
 
 _DIR_MODE = 0o700
 _LOCK = "lock"
+# struct flock of fcntl(2): type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
 _FILE_MODE = 0o600
 # Names of files come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
@@ -56,7 +64,10 @@ class RunDirectory:
             (directory.path / "logs").mkdir(mode=_DIR_MODE)
             (directory.path / "samples").mkdir(mode=_DIR_MODE)
         except FileExistsError as error:
-            raise UsageError(f"there is a run {run_id} already", hint="name another --run-id") from error
+            raise UsageError(
+                f"there is a run {run_id} already",
+                hint=f"multinode attach {run_id}",
+            ) from error
         except OSError as error:
             raise MultinodeError(
                 f"the run directory cannot be made: {error}",
@@ -96,7 +107,7 @@ class RunDirectory:
             fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, _FILE_MODE)
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             except BlockingIOError:
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
                 raise UsageError(
@@ -117,12 +128,11 @@ class RunDirectory:
         except OSError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            # Who asks takes nothing, or a follower that comes in this moment would be turned away.
+            held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         finally:
             os.close(fd)
-        return False
+        return bool(_FLOCK.unpack(held)[0] != fcntl.F_UNLCK)
 
     @property
     def run_id(self) -> str:
@@ -130,23 +140,24 @@ class RunDirectory:
         return self.path.name
 
     def write(self, name: str, value: object) -> None:
-        """Write a noun as indented JSON, all of it or nothing.
+        """Write a noun as indented JSON without secrets, all of it or nothing.
 
         Raises:
             MultinodeError: it cannot be written; so do all that write.
         """
-        data = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        shown = redact(msgspec.json.decode(msgspec.json.encode(value)))
+        data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
         self.write_bytes(name, data + b"\n")
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a file, all of it or nothing."""
-        partial = self.path / f".{name}.partial"
         with _writing(self.path / name):
-            with _open(partial, os.O_TRUNC) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.path / name)
+            replace_file(self.path / name, data)
+
+    def write_cluster(self, cluster: Cluster, hostfile: str) -> None:
+        """Write the nodes, and the text of the hostfile that names them."""
+        self.write_bytes("hostfile.txt", redact_hostfile(hostfile).encode())
+        self.write("cluster.json", cluster)
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """Read a noun back; None where the run has none.
@@ -216,8 +227,34 @@ def list_runs(root: Path) -> list[Path]:
     """The run directories below `root`, in the order in which their records were last written."""
     if not root.is_dir():
         return []
-    records = [path / "run.json" for path in root.iterdir() if (path / "run.json").is_file()]
-    return [record.parent for record in sorted(records, key=lambda record: (record.stat().st_mtime_ns, record))]
+    written: list[tuple[int, Path]] = []
+    for path in root.iterdir():
+        # What is removed meanwhile, or is another user's, is no run of ours.
+        with contextlib.suppress(OSError):
+            record = (path / "run.json").stat()
+            if stat.S_ISREG(record.st_mode):
+                written.append((record.st_mtime_ns, path))
+    return [path for _, path in sorted(written)]
+
+
+def replace_file(path: Path, data: bytes, mode: int = _FILE_MODE) -> None:
+    """Put a file in place, all of it or nothing, however many do so at once: the last one wins.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of the attempt.
+    """
+    fd, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        Path(partial).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(partial).unlink()
+        raise
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ import msgspec
 
 from multinode.core.cluster import Node
 from multinode.core.command import quote_path
-from multinode.errors import ContactLost, NodeFailed
+from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.archive import AgentArchive, load_archive
 from multinode.transport.base import Completed, Stream, Transport
 
-__all__ = ["AgentStream", "AgentTransport", "Record", "printable"]
+__all__ = ["AgentStream", "AgentTransport", "Record"]
 
 Record = dict[str, Any]
 
@@ -209,20 +209,16 @@ class AgentStream:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
-            hint = record.get("hint")
-            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=str(hint) if hint else None)
+            # Advice in the node's own words is told as such.
+            hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None
+            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=hint)
         return record
-
-
-def printable(text: str) -> str:
-    """The text without control characters: what a node prints must not reach a terminal as it is."""
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def _printable_values(value: Any) -> Any:
     """The same value with every text in it made printable: here, at the edge, once for all who show it later."""
     if isinstance(value, str):
-        return value if value.isprintable() else printable(value)
+        return printable(value)
     if isinstance(value, list):
         return [_printable_values(item) for item in value]
     if isinstance(value, dict):

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shlex
 import socket
+import time
 from pathlib import Path
 
 import fabric
 import paramiko
 
 from multinode.core.cluster import Node
-from multinode.errors import UsageError
+from multinode.errors import NodeError, UsageError
+from multinode.transport.deadline import closing_at
 from multinode.transport.refusals import (
     LOCKED_KEY,
     NO_NAME,
     explain_changed_key,
     explain_no_connection,
     explain_refused_key,
+    explain_silence,
     explain_unknown_key,
 )
+from multinode.transport.ssh_config import resolve_ssh_config
 
-__all__ = ["KEEPALIVE_S", "make_connection", "open_connection"]
+__all__ = ["KEEPALIVE_S", "close_connection", "make_connection", "open_connection"]
 
 # sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
 KEEPALIVE_S = 15
 
 # Its threads log what they raise as well; without a handler Python would print that, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+# TCP, handshake, authentication.
+_STAGES = 3
 
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
@@ -73,7 +81,12 @@ def _make(node: Node, connect_timeout_s: float) -> fabric.Connection:
         config=config,
         gateway=gateway,
         connect_timeout=math.ceil(connect_timeout_s),
-        connect_kwargs={"banner_timeout": connect_timeout_s, "auth_timeout": connect_timeout_s},
+        connect_kwargs={
+            "banner_timeout": connect_timeout_s,
+            "channel_timeout": connect_timeout_s,
+            # Of each key that is offered, and there may be many; `open_connection` ends the waiting for all of them.
+            "auth_timeout": _STAGES * connect_timeout_s,
+        },
     )
     if node.key is not None:
         connection.connect_kwargs["key_filename"] = [str(Path(node.key).expanduser())]
@@ -81,18 +94,42 @@ def _make(node: Node, connect_timeout_s: float) -> fabric.Connection:
     return _strict(connection)
 
 
-def open_connection(connection: fabric.Connection, node: Node) -> None:
-    """Open it.
+def open_connection(
+    connection: fabric.Connection, node: Node, *, connect_timeout_s: float, target: fabric.Connection | None = None
+) -> None:
+    """Open it, its jump hosts first; each has `connect_timeout_s` for every stage. `target` is what a jump host is for.
 
     Raises:
         NodeError: it cannot be opened; the error says why, and what mends it.
     """
+    if isinstance(connection.gateway, fabric.Connection):
+        gateway = connection.gateway
+        open_connection(gateway, node, connect_timeout_s=connect_timeout_s, target=target or connection)
+    end = time.monotonic() + _STAGES * connect_timeout_s
+    with closing_at(end, connection.client.get_transport) as passed:
+        try:
+            _open(connection, node, target or connection)
+        except NodeError as error:
+            if passed.is_set():
+                raise explain_silence(connection, node) from error
+            raise
+
+
+def close_connection(connection: fabric.Connection) -> None:
+    """Close it, and those of its jump hosts."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        connection.close()
+    if isinstance(connection.gateway, fabric.Connection):
+        close_connection(connection.gateway)
+
+
+def _open(connection: fabric.Connection, node: Node, target: fabric.Connection) -> None:
     try:
         connection.open()
     except paramiko.BadHostKeyException as error:
         raise explain_changed_key(connection, node, error) from error
     except _UnknownHostKey as error:
-        raise explain_unknown_key(connection, node, error.hostname, error.key) from error
+        raise explain_unknown_key(target, node, error.hostname, error.key) from error
     except paramiko.PasswordRequiredException as error:
         raise LOCKED_KEY.error(node) from error
     except paramiko.AuthenticationException as error:
@@ -100,17 +137,21 @@ def open_connection(connection: fabric.Connection, node: Node) -> None:
     except (socket.gaierror, UnicodeError) as error:
         raise NO_NAME.error(node, host=connection.host) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
+        transport = connection.client.get_transport()
+        if transport is not None and transport.is_active() and transport.initial_kex_done:
+            # Paramiko reads the file of a refused key as one of every other kind, too, and raises what comes last.
+            raise explain_refused_key(connection, node) from error
         raise explain_no_connection(connection, node, error) from error
 
 
 def _load_config(node: Node) -> fabric.Config:
     try:
-        if node.ssh_config is None:
-            return fabric.Config()
-        path = Path(node.ssh_config).expanduser()
-        with path.open() as file:
-            ssh_config = paramiko.SSHConfig.from_file(file)
-        return fabric.Config(ssh_config=ssh_config)
+        path = None if node.ssh_config is None else Path(node.ssh_config).expanduser()
+        text = None if path is None else path.read_text()
+        resolved = resolve_ssh_config(node.name, node.jump, path)
+        if resolved is None and text is not None:
+            resolved = paramiko.SSHConfig.from_text(text)
+        return fabric.Config() if resolved is None else fabric.Config(ssh_config=resolved)
     except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as error:
         raise UsageError(f"the SSH configuration cannot be read: {error}", node=node.name) from error
 
@@ -135,7 +176,7 @@ def _strict(connection: fabric.Connection) -> fabric.Connection:
         kwargs["look_for_keys"] = False
     if isinstance(connection.gateway, fabric.Connection):
         connection.gateway.connect_timeout = connection.connect_timeout
-        for name in ("banner_timeout", "auth_timeout"):
+        for name in ("banner_timeout", "channel_timeout", "auth_timeout"):
             connection.gateway.connect_kwargs[name] = connection.connect_kwargs[name]
         _strict(connection.gateway)
     return connection

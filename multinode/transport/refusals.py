@@ -22,6 +22,7 @@ __all__ = [
     "explain_changed_key",
     "explain_no_connection",
     "explain_refused_key",
+    "explain_silence",
     "explain_unknown_key",
 ]
 
@@ -164,14 +165,23 @@ def explain_no_connection(connection: fabric.Connection, node: Node, error: Exce
     first = error
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         first = next(iter(error.errors.values()))
-    where = f"{connection.host} port {connection.port}"
-    return _refusal(error, first).error(node, where=where, reason=str(first) or type(first).__name__)
+    return _refusal(error, first).error(node, where=_where(connection), reason=str(first) or type(first).__name__)
+
+
+def explain_silence(connection: fabric.Connection, node: Node) -> NodeError:
+    """What was reached stopped answering before we were let in."""
+    return NO_BANNER.error(node, where=_where(connection))
+
+
+def _where(connection: fabric.Connection) -> str:
+    return f"{connection.host} port {connection.port}"
 
 
 def _refusal(error: Exception, first: Exception) -> Refusal:
     if isinstance(first, ConnectionRefusedError):
         return REFUSED
-    if isinstance(first, TimeoutError):
+    # The second in paramiko's words for a jump host that waits for the node itself.
+    if isinstance(first, TimeoutError) or "Timeout opening channel" in str(error):
         return TIMED_OUT
     if isinstance(first, OSError) and first.errno in {101, 113}:
         return NO_ROUTE

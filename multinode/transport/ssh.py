@@ -16,7 +16,8 @@ import paramiko
 from multinode.core.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError
 from multinode.transport.base import Completed
-from multinode.transport.connection import KEEPALIVE_S, make_connection, open_connection
+from multinode.transport.connection import KEEPALIVE_S, close_connection, make_connection, open_connection
+from multinode.transport.deadline import closing_at
 from multinode.transport.outcomes import MAX_THREADS
 
 __all__ = ["SshStream", "SshTransport"]
@@ -26,6 +27,8 @@ _CHUNK_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_STDERR_BYTES = 1 << 16
 _DRAIN_EVERY_S = 0.5
+# For the few bytes which say that no more follows.
+_CLOSE_S = 2.0
 
 
 _Lock = contextlib.AbstractContextManager[bool]  # threading.RLock is a function, not a type
@@ -35,7 +38,8 @@ class SshTransport:
     """Runs commands on nodes over SSH. Connections are opened at first use and kept.
 
     Args:
-        connect_timeout_s: the longest wait for a TCP connection, and again for the handshake and the authentication.
+        connect_timeout_s: the longest wait for a TCP connection, and again for the handshake and the authentication;
+            again for each jump host.
     """
 
     def __init__(self, *, connect_timeout_s: float = 10.0) -> None:
@@ -64,10 +68,12 @@ class SshTransport:
     def open(self, node: Node, command: str, *, deadline_s: float) -> SshStream:
         """Start a command and talk to it. See `Transport.open`."""
         connection = self._connect(node)
+        transport = connection.transport
         try:
-            channel = connection.transport.open_session(timeout=deadline_s)
-            channel.settimeout(deadline_s)
-            channel.exec_command(command)
+            with closing_at(time.monotonic() + deadline_s, lambda: transport) as passed:
+                channel = transport.open_session(timeout=deadline_s)
+                channel.settimeout(deadline_s)
+                channel.exec_command(command)
         except paramiko.ChannelException as error:
             # The connection itself is well, and others talk over it.
             raise ConnectError(
@@ -75,8 +81,10 @@ class SshTransport:
             ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             self._forget(node)
-            raise ContactLost(f"the SSH connection failed: {error or type(error).__name__}", node=node.name) from error
-        return SshStream(channel, node.name)
+            late = passed.is_set() or "Timeout" in str(error)
+            reason = "sshd did not answer in time" if late else error or type(error).__name__
+            raise ContactLost(f"the SSH connection failed: {reason}", node=node.name) from error
+        return SshStream(channel, node.name, send_deadline_s=deadline_s)
 
     def close(self) -> None:
         """Close every connection."""
@@ -84,8 +92,7 @@ class SshTransport:
             connections = list(self._connections.values())
             self._connections.clear()
         for connection in connections:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                connection.close()
+            close_connection(connection)
 
     def _open_early(self, node: Node) -> None:
         with self._opening_lock(node):
@@ -106,7 +113,7 @@ class SshTransport:
             if connection is not None and connection.is_connected:
                 return connection
             connection = make_connection(node, connect_timeout_s=self._connect_timeout_s)
-            open_connection(connection, node)
+            open_connection(connection, node, connect_timeout_s=self._connect_timeout_s)
             connection.transport.set_keepalive(KEEPALIVE_S)
             with self._lock:
                 self._connections[node.name] = connection
@@ -116,33 +123,41 @@ class SshTransport:
         with self._lock:
             connection = self._connections.pop(node.name, None)
         if connection is not None:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                connection.close()
+            close_connection(connection)
 
 
 class SshStream:
-    """A remote command that is running, on a channel of its own. See `Stream`."""
+    """A remote command that is running, on a channel of its own. See `Stream`.
 
-    def __init__(self, channel: paramiko.Channel, node: str) -> None:
+    Args:
+        channel: the command's.
+        node: the node's name, for messages.
+        send_deadline_s: how long what is sent to it may be left unread.
+    """
+
+    def __init__(self, channel: paramiko.Channel, node: str, *, send_deadline_s: float) -> None:
         self._channel = channel
         self._node = node
+        self._send_deadline_s = send_deadline_s
         self._pending = bytearray()
         self._stderr = bytearray()
         self._sending = threading.Lock()
 
     def send(self, data: bytes) -> None:
         """Write to its standard input. See `Stream.send`."""
+        end = time.monotonic() + self._send_deadline_s
         try:
-            with self._sending:
-                self._channel.sendall(data)
+            with self._closing_at(end + _CLOSE_S) as passed, self._sending:
+                self._send_all(memoryview(data), end)
         except (OSError, EOFError, paramiko.SSHException) as error:
             # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
-            if not self._channel.eof_received and not self._channel.exit_status_ready():
+            ended = self._channel.eof_received or self._channel.exit_status_ready()
+            if passed.is_set() or not ended:
                 raise ContactLost("the SSH connection was lost while sending", node=self._node) from error
 
     def close_stdin(self) -> None:
         """Tell the command that no more input follows."""
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException), self._closing_at():
             self._channel.shutdown_write()
 
     def read_line(self, deadline_s: float) -> bytes | None:
@@ -179,8 +194,24 @@ class SshStream:
 
     def close(self) -> None:
         """Let go of the channel; what runs on the node is not stopped."""
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException), self._closing_at():
             self._channel.close()
+
+    def _closing_at(self, end: float | None = None) -> contextlib.AbstractContextManager[threading.Event]:
+        return closing_at(end or time.monotonic() + _CLOSE_S, self._channel.get_transport)
+
+    def _send_all(self, rest: memoryview, end: float) -> None:
+        while rest:
+            try:
+                sent = self._channel.send(bytes(rest[:_CHUNK_BYTES]))
+            except TimeoutError:
+                # Whoever reads sets how long a look takes, for both directions.
+                if time.monotonic() >= end:
+                    raise
+                continue
+            if sent == 0:
+                raise EOFError
+            rest = rest[sent:]
 
     def _receive(self, end: float) -> bool:
         """Read once into the buffer; False at the end of the output."""

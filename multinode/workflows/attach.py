@@ -11,7 +11,6 @@ import msgspec
 from multinode.core.cluster import Cluster, Node
 from multinode.core.hostfile import parse_hostfile
 from multinode.core.plan import LaunchPlan, node_run_id
-from multinode.core.redaction import redact_cluster
 from multinode.core.run import NodeRun, Run
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.launch.execute import execute
@@ -99,8 +98,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
         nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in found.plan.nodes),
         detached=True,
     )
-    directory.write_bytes("hostfile.txt", hostfile.encode())
-    directory.write("cluster.json", redact_cluster(nodes))
+    directory.write_cluster(nodes, hostfile)
     directory.write("plan.json", found.plan)
     directory.write("run.json", run)
     return Known(run=run, plan=found.plan, cluster=nodes, directory=directory.path)

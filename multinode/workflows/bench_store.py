@@ -6,7 +6,6 @@ from pathlib import Path
 
 from multinode.analyse.bench import tell_left
 from multinode.analyse.bench_figures import BenchReport
-from multinode.core.redaction import redact_cluster
 from multinode.core.run import Run
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.launch import Launch, make_run_id
@@ -23,8 +22,7 @@ def create_bench(root: Path, what: Launch) -> RunDirectory:
         MultinodeError: it cannot be made.
     """
     directory = RunDirectory.create(root, what.run_id or make_run_id())
-    directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", redact_cluster(what.cluster))
+    directory.write_cluster(what.cluster, what.hostfile)
     return directory
 
 

@@ -14,7 +14,6 @@ from multinode.analyse.steady import steps_to_run
 from multinode.core.deepspeed_edit import fit_batch
 from multinode.core.job import Job, LlamaFactoryJob, cut_short, override_job
 from multinode.core.planning import workers_per_node
-from multinode.core.redaction import redact_cluster
 from multinode.core.run import Run
 from multinode.core.sides import PlannedSide, Sides, Wish, interleaved, plan_sides
 from multinode.errors import MultinodeError, UsageError
@@ -198,8 +197,7 @@ def _keep(what: Launch, outside: Outside, run_id: str, compared: Contrast, turns
     directory = RunDirectory.create(outside.runs, run_id)
     first = turns[0].launched.run
     widest = max((turn.launched.run for turn in turns), key=lambda run: len(run.nodes))
-    directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", redact_cluster(what.cluster))
+    directory.write_cluster(what.cluster, what.hostfile)
     directory.write(_FILE, compared)
     directory.write(
         "run.json",

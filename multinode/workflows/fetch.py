@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import binascii
+import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from multinode.core.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.transport.agent import AgentStream, AgentTransport
+from multinode.units import format_size
 
 __all__ = ["Fetched", "Wanted", "fetch_files"]
 
@@ -37,11 +40,12 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
 
 class _File(msgspec.Struct, frozen=True):
     name: str
-    size_bytes: int
+    size_bytes: Annotated[int, Meta(ge=0)]
 
 
 class _Files(msgspec.Struct, frozen=True):
-    files: tuple[_File, ...]
+    # As many as the agent sends at the most.
+    files: Annotated[tuple[_File, ...], Meta(max_length=100_000)]
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -86,20 +90,32 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
     listed = _convert(stream.first, _Files, node).files
     total = sum(file.size_bytes for file in listed)
     places = [to / _safe(file.name, node) for file in listed]
+    to.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+    free = shutil.disk_usage(to).free
+    if total > free:
+        raise MultinodeError(
+            f"what {node.name} has to send is {format_size(total)}, and {format_size(free)} are free for it",
+            hint=f"df -h {to}",
+        )
     for place in places:
         place.parent.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
         place.write_bytes(b"")
-    came = 0
+    left = [file.size_bytes for file in listed]
     while (record := stream.read(_ANSWER_S)) is not None:
         if record.get("kind") == "fetched":
-            return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=came)
+            short = next((file.name for file, lacking in zip(listed, left, strict=True) if lacking), None)
+            if short is not None:
+                raise NodeFailed(f"it sent less of {short} than it had announced", node=node.name)
+            return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
         data = _convert(record, _Data, node)
         if not 0 <= data.file < len(places):
             raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
+        left[data.file] -= len(data.data)
+        if left[data.file] < 0:
+            raise NodeFailed(f"it sent more of {listed[data.file].name} than it had announced", node=node.name)
         with places[data.file].open("ab") as file:
             file.write(data.data)
-        came += len(data.data)
-        say(f"fetching {listed[data.file].name}: {100 * came // max(1, total)} %")
+        say(f"fetching {listed[data.file].name}: {100 * (total - sum(left)) // max(1, total)} %")
     raise ContactLost("it went away while files were fetched", node=node.name)
 
 

@@ -23,7 +23,7 @@ from multinode.core.job_files import job_files
 from multinode.core.plan import LaunchPlan
 from multinode.core.planning import LaunchOptions, plan_launch
 from multinode.core.progress import RunProgress
-from multinode.core.redaction import redact_cluster, redact_plan
+from multinode.core.redaction import redact_plan
 from multinode.core.run import Run
 from multinode.core.surroundings import with_same_threads
 from multinode.errors import Interrupted, RunFailed
@@ -63,6 +63,8 @@ __all__ = [
 _COMPARED = frozenset({"contrast", "sweep"})
 # Checks that look into the interpreter that was found before the job starts.
 _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
+# Looks whether the job's files are there.
+_FILES = "paths"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +261,7 @@ def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
     questions = Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(what.cluster.nodes),
+        paths=job_files(what.job).needed if what.check else (),
         ports=(what.options.master_port,),
         packages=what.check or what.execute.kind in _COMPARED,
         model=job_files(what.job).model if what.options.profile else None,
@@ -291,22 +294,22 @@ def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple
 
 
 def _apply(what: Launch, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Those that concern the job: only a prelude may lead to its interpreter, and a program of any kind needs none."""
+    """Those that concern the job: a prelude may bring interpreter and files, and a program of any kind needs none."""
     options = what.options
     if options.engine is not None and options.engine.name == "command":
-        unknown = {node.name for node in what.cluster.nodes}
+        unknown = {(check, node.name) for check in (*_SOFTWARE, _FILES) for node in what.cluster.nodes}
     elif options.surroundings.prelude is not None:
-        unknown = {node.name for node in what.cluster.nodes if node.python is None}
+        unknown = {(_FILES, node.name) for node in what.cluster.nodes}
+        unknown |= {(check, node.name) for check in _SOFTWARE for node in what.cluster.nodes if node.python is None}
     else:
         return findings
-    return tuple(finding for finding in findings if finding.check not in _SOFTWARE or finding.node not in unknown)
+    return tuple(finding for finding in findings if (finding.check, finding.node) not in unknown)
 
 
 def _keep(
     directory: RunDirectory, what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], findings: tuple[Finding, ...]
 ) -> None:
-    directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", redact_cluster(what.cluster))
+    directory.write_cluster(what.cluster, what.hostfile)
     directory.write("facts.json", list(facts.values()))
     directory.write("findings.json", findings)
     directory.write("plan.json", redact_plan(plan))

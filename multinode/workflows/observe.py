@@ -51,7 +51,8 @@ def _latest(samples: Iterable[Sample]) -> tuple[tuple[Sample, ...], int]:
     kept: dict[tuple[type[Sample], int | str], deque[tuple[int, Sample]]] = {}
     left_out: Counter[int] = Counter()
     for place, sample in enumerate(samples):
-        whose = getattr(sample, "rank", None) or getattr(sample, "ifname", None) or getattr(sample, "index", None) or 0
+        named = (getattr(sample, name, None) for name in ("rank", "ifname", "index"))
+        whose = next((one for one in named if one is not None), 0)
         mine = kept.setdefault((type(sample), whose), deque(maxlen=_MOST_RECORDS))
         if len(mine) == _MOST_RECORDS and isinstance(sample, StepSample):
             left_out[sample.rank] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.analyse.summary import Summary
 from multinode.core.run import NodeRun, Run
-from multinode.errors import UsageError
+from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory, list_runs
 
 __all__ = ["StoredRun", "choose_logs", "choose_nodes", "load_run", "load_runs", "node_logs"]
@@ -43,9 +43,9 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
         return {"schema": "multinode.show/1", "run": self.run, "directory": str(self.directory), **found}
 
 
-def load_runs(root: Path) -> list[StoredRun]:
-    """All runs, oldest first."""
-    return [_load(RunDirectory(path)) for path in list_runs(root)]
+def load_runs(root: Path, tell: Callable[[str], None] = lambda _: None) -> list[StoredRun]:
+    """All runs, oldest first; `tell` is told of those that cannot be read."""
+    return list(_load_readable(list_runs(root), tell))
 
 
 def load_run(root: Path, run_id: str) -> StoredRun:
@@ -127,8 +127,15 @@ def _load(directory: RunDirectory) -> StoredRun:
 def _load_parts(root: Path, whole: Run) -> list[StoredRun]:
     """The runs that it is made of, by their names, in the order in which they ended."""
     paths = [path for path in list_runs(root) if path.name.startswith(f"{whole.run_id}-") and (path / _PLAN).is_file()]
-    parts = [_load(RunDirectory(path)) for path in paths]
-    return [part for part in parts if part.run.kind == whole.kind]
+    return [part for part in _load_readable(paths) if part.run.kind == whole.kind]
+
+
+def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _: None) -> Iterator[StoredRun]:
+    for path in paths:
+        try:
+            yield _load(RunDirectory(path))
+        except MultinodeError as error:
+            tell(error.message)
 
 
 def _is_forsaken(directory: RunDirectory, run: Run) -> bool:

@@ -13,7 +13,6 @@ from multinode.core.grid import BATCH, CellRecord, GridRecord
 from multinode.core.grid_fingerprint import fingerprint
 from multinode.core.grid_state import without_runs
 from multinode.core.job import Job, LlamaFactoryJob, describe_job
-from multinode.core.redaction import redact_cluster
 from multinode.core.run import NodeRun, Run
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
@@ -81,8 +80,7 @@ def create_sweep(root: Path, asked: AskedGrid, record: GridRecord, workers: int)
     what = asked.launch
     directory = RunDirectory.create(root, what.run_id or make_run_id())
     cluster = what.cluster.first(max(asked.grid.nodes))
-    directory.write_bytes("hostfile.txt", what.hostfile.encode())
-    directory.write("cluster.json", redact_cluster(cluster))
+    directory.write_cluster(cluster, what.hostfile)
     engine = what.options.engine or choose_engine(asked.job)
     run = Run(
         run_id=directory.run_id,

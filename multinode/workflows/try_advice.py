@@ -18,7 +18,6 @@ from multinode.analyse.workload import Settings, read_settings
 from multinode.core.benchmark import Benchmark
 from multinode.core.deepspeed_edit import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.core.job import LlamaFactoryJob, override_job, parse_overrides
-from multinode.core.redaction import redact_cluster
 from multinode.core.run import Run
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
@@ -249,8 +248,7 @@ class _Series:
             return None
         directory = self._directory or RunDirectory.create(self._outside.runs, self._first.run_id)
         if self._directory is None:
-            directory.write_bytes("hostfile.txt", self._what.hostfile.encode())
-            directory.write("cluster.json", redact_cluster(self._what.cluster))
+            directory.write_cluster(self._what.cluster, self._what.hostfile)
             self._directory = directory
         counsel = self._with_tried()
         directory.write(_FILE, counsel)

@@ -16,6 +16,7 @@ from .localnode import LocalNode
 PYNVML = """
 import types
 NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 1, 0, 0, 1
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 class NVMLError(Exception):
     pass
 def nvmlInit():
@@ -50,6 +51,9 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
     return 0x4 | 0x40
 def nvmlDeviceGetTotalEnergyConsumption(handle):
     return 12345678
+def nvmlDeviceGetTotalEccErrors(handle, kind, since):
+    assert (kind, since) == (NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC)
+    return 2
 """
 
 
@@ -81,6 +85,7 @@ def test_cards_are_sampled_in_our_units(home: Path, archive: Path) -> None:
     assert wanted.items() <= records[0].items()
     assert records[0]["temperature_c"] is None
     assert {"power_limit_w": 450, "sm_clock_max_mhz": 3105, "energy_j": 12345.678}.items() <= records[0].items()
+    assert records[0]["ecc_uncorrected"] == 2
     link = {"pcie_gen": 3, "pcie_gen_max": 4, "pcie_width": 8, "pcie_width_max": 16}
     assert link.items() <= records[0].items()
     assert records[0]["throttle"] == ["sw_power_cap", "hw_thermal_slowdown"]

@@ -42,6 +42,18 @@ def test_an_edited_deepspeed_json_travels_and_its_diff_is_shown(folder: Path) ->
     assert (folder / "ds.json").read_text() == ZERO2
 
 
+def test_no_secret_of_the_job_is_printed(folder: Path) -> None:
+    (folder / "ds.json").write_text('{\n  "comet": {\n    "api_key": "s3cret"\n  },\n  "steps_per_print": 1\n}\n')
+    for form in ((), ("--json",)):
+        edits = ("--deepspeed-set", "steps_per_print=2", "--set", "hub_token=s3cret", "--env", "HF_TOKEN=s3cret")
+        result = dry_run("sft.yaml", *form, *edits, "--prelude", "export A_TOKEN=s3cret")
+        assert result.exit_code == 0
+        assert "s3cret" not in result.stdout + result.stderr
+        script = dry_run(*form, "--", "train.py", "--hub-token", "s3cret", "--token=s3cret")
+        assert "s3cret" not in script.stdout + script.stderr
+        assert "train.py" in script.stdout
+
+
 def test_an_edit_that_changes_nothing_says_so(folder: Path) -> None:
     result = dry_run("sft.yaml", "--deepspeed-set", "zero_optimization.stage=2")
     assert (result.exit_code, result.stderr) == (0, "--deepspeed-set changes nothing in the JSON\n")

@@ -190,14 +190,14 @@ def test_time_blocked_in_collectives_counts_only_where_the_host_waits_for_their_
     assert advance_node(NODE, [gpu(0, 1.0), blocked]).exposed_share is None
 
 
-def test_the_last_loss_is_kept_and_what_is_not_shown_changes_nothing() -> None:
+def test_the_last_loss_is_kept_and_a_worker_that_began_is_at_its_first_step() -> None:
     node = advance_node(NODE, [LossSample(rank=2, step=1, loss=2.5), LossSample(rank=2, step=2, loss=1.5)])
     assert node.loss == 1.5
     diverged = advance_node(node, [LossSample(rank=2, step=3, loss=None)])
     assert diverged.loss is not None
     assert math.isnan(diverged.loss)
     worker = WorkerSample(rank=2, local_rank=0, world_size=4, time_s=0, source="trainer")
-    assert advance_node(node, [worker]) == node
+    assert advance_node(node, [worker]) == msgspec.structs.replace(node, stage="first step")
     assert msgspec.json.decode(msgspec.json.encode(node), type=NodeProgress) == node
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.command import FORWARDED, REDACTED, Command, is_secret, render_command, shown_environment
-from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.command import Command, render_command, shown_environment
+from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.core.redaction import redact_cluster, redact_plan
+from multinode.core.secret_values import FORWARDED, REDACTED
 
 ENV = {"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "db_password": "s3cret", "NCCL_DEBUG": "INFO"}
 
@@ -19,7 +19,8 @@ def test_a_stored_plan_holds_no_secret_and_everything_else() -> None:
         addr=None,
         ifname=None,
         run_dir="/r",
-        command=Command(argv=("true",), env=ENV, cwd="/work"),
+        command=Command(argv=("true", "--hub_token", "s3cret"), env=ENV, cwd="/work", prelude="export HF_TOKEN=s3cret"),
+        files=(PlanFile(path="job.yaml", text="hub_token: s3cret\nlr: 1\n"),),
     )
     plan = LaunchPlan(
         run_id="r",
@@ -35,7 +36,9 @@ def test_a_stored_plan_holds_no_secret_and_everything_else() -> None:
     assert b"s3cret" not in msgspec.json.encode(redacted)
     command = redacted.nodes[0].command
     assert command.env == dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "db_password"), REDACTED) | {"NCCL_DEBUG": "INFO"}
-    assert (command.argv, command.cwd) == (("true",), "/work")
+    assert (command.argv, command.cwd) == (("true", "--hub_token", REDACTED), "/work")
+    assert command.prelude == f"export HF_TOKEN='{REDACTED}'"
+    assert redacted.nodes[0].files == (PlanFile(path="job.yaml", text=f'hub_token: "{REDACTED}"\nlr: 1\n'),)
     assert plan.nodes[0].command.env == ENV
 
 
@@ -52,16 +55,3 @@ def test_a_stored_cluster_holds_no_secret_and_everything_else() -> None:
     assert b"s3cret" not in msgspec.json.encode(redacted)
     assert redacted.nodes[0].env["NCCL_DEBUG"] == "INFO"
     assert redacted.nodes[1] == cluster.nodes[1]
-
-
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "MYSQL_PWD_PASSWORD", "APIKEY"]
-)
-def test_these_names_are_secret(name: str) -> None:
-    assert is_secret(name)
-    assert is_secret(name.lower())
-
-
-@pytest.mark.parametrize("name", ["NCCL_SOCKET_IFNAME", "PATH", "MASTER_ADDR"])
-def test_these_names_are_not(name: str) -> None:
-    assert not is_secret(name)

@@ -14,7 +14,6 @@ import pytest
 from multinode.lab.cluster import Lab, ns_command, set_rate
 from multinode.lab.faults import Fault
 from multinode.lab.faults.kinds import Cpu
-from multinode.lab.state import load_lab
 from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 
@@ -62,13 +61,11 @@ class Contrasted:
 
 
 @pytest.fixture(scope="module")
-def contrasted(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contrasted]:
-    lab = load_lab()
-    assert lab is not None
-    names = [node.name for node in lab.nodes]
+def contrasted(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contrasted]:
+    names = [node.name for node in module_lab.nodes]
     set_rate(names, 0.1)
     try:
-        yield Contrasted(tmp_path_factory.mktemp("contrasted"), lab)
+        yield Contrasted(tmp_path_factory.mktemp("contrasted"), module_lab)
     finally:
         set_rate(names, 1.0)
 

@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
 from multinode.lab.spec import Lab
-from multinode.lab.state import load_lab
 from tests.lab.launching import (
     DEADLINE_S,
     REPOSITORY,
@@ -237,13 +236,13 @@ def test_a_worker_that_fails_under_an_engine_is_named_and_the_others_are_stopped
 
 
 @pytest.fixture(scope="module")
-def prepared(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Command, dict[str, Any]]]:
+def prepared(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Command, dict[str, Any]]]:
     """A program that says where it stands and what it was given: by the hostfile, by --env, by a prelude."""
-    lab = load_lab()
-    assert lab is not None
     directory = tmp_path_factory.mktemp("prepared")
     hostfile = directory / "hosts"
-    hostfile.write_text(Path(lab.hostfile).read_text().replace(" slots=", " env.WHOSE=hostfile env.KEPT=yes slots="))
+    hostfile.write_text(
+        Path(module_lab.hostfile).read_text().replace(" slots=", " env.WHOSE=hostfile env.KEPT=yes slots=")
+    )
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="multinode-test-") as shared:
         tool = Path(shared, "bin", "only-here")
         tool.parent.mkdir()
@@ -310,8 +309,8 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
 @pytest.mark.parametrize(
     ("prelude", "said", "why"),
     [
-        ("source /no/such/activate train", "source /no/such/activate train", "No such file or directory"),
-        thorough("exit 0", "ended with exit code 0, and the job was not started: exit 0", ""),
+        ("source /no/such/activate train", "ended with exit code 1, and the job was not", "No such file or directory"),
+        thorough("exit 0", "ended with exit code 0, and the job was not started", ""),
         thorough("if", "ended with exit code", "syntax error"),
         ("PATH=/nowhere", "the program only-here was not found", ""),
     ],

@@ -20,7 +20,7 @@ from tests.lab.launching import (
     processes_of,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(900), pytest.mark.usefixtures("_shared_lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(900), pytest.mark.usefixtures("module_lab")]
 
 LAUNCH = ("launch", "--hosts", "lab", "--workers-per-node", "1")
 
@@ -40,7 +40,7 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def trained(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A LLaMA-Factory training."""
     make_tiny = [sys.executable, "scripts/make_tiny.py"]
     subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
@@ -48,13 +48,13 @@ def trained(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Done
 
 
 @pytest.fixture(scope="module")
-def script(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
+def script(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A plain script."""
     return Done(tmp_path_factory.mktemp("script"), "--json", "--", SCRIPT, "--steps", "30")
 
 
 @pytest.fixture(scope="module")
-def failed(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A script of which one worker raises; without --json, as a user sees it."""
     job = (SCRIPT, "--steps", "100000", "--fail-at", "15", "--fail-rank", "1")
     return Done(tmp_path_factory.mktemp("failed"), "--", *job)

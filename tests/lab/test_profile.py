@@ -14,7 +14,7 @@ from multinode.analyse.seen_theory import theory
 from multinode.core.plan import LaunchPlan
 from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.faults.kinds import Cpu, LinkSlow
-from multinode.lab.state import load_lab
+from multinode.lab.spec import Lab
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.observe import observe_run
 from tests.lab.launching import REPOSITORY, Command
@@ -52,16 +52,14 @@ def rate() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.fixture(scope="module")
-def over_slow_link(_shared_lab: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str, Any]]:
+def over_slow_link(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str, Any]]:
     """DDP, profiled, while one node's link is slow, and its summary."""
-    lab = load_lab()
-    assert lab is not None
     command = Command(tmp_path_factory.mktemp("profiled") / "runs")
-    make_fault(lab, LinkSlow(node="node1", ifname="ens1f0", rate_gbit_per_s=0.1))
+    make_fault(module_lab, LinkSlow(node="node1", ifname="ens1f0", rate_gbit_per_s=0.1))
     try:
         return command, summary_of(command, *TWO_NODES, "--", TRAIN, *COUNTED)
     finally:
-        clear_faults(lab)
+        clear_faults(module_lab)
 
 
 def summary_of(command: Command, *arguments: str) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
         assert controller.poll() is None
         steps = command.steps(1)
         os.kill(pid, signal.SIGCONT)
-        wait_for(lambda: command.steps(1) > steps)
+        # Long enough for the controller to notice.
+        wait_for(lambda: command.steps(1) > steps + 40)
         go_file.end()
         printed, _ = controller.communicate(timeout=DEADLINE_S)
     assert (stall["node"], stall["node_rank"], stall["rank"]) == ("node1", 1, 3)

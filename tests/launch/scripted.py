@@ -36,13 +36,15 @@ RUNNING = {"kind": "status", "state": "running"}
 class Talk:
     """One channel to a node, as the node sees it: what it was sent, and what it says."""
 
-    def __init__(self, node: Node, verb: str, closed: Callable[[], None]) -> None:
+    def __init__(self, node: Node, verb: str, note_closed: Callable[[], None]) -> None:
         self.node = node
         self.verb = verb
         self.received: queue.Queue[dict[str, Any]] = queue.Queue()
         self._lines: queue.Queue[bytes | Exception | None] = queue.Queue()
-        self._closed = closed
+        self._note_closed = note_closed
+        self.closed = threading.Event()
         self.closed_by_us = threading.Event()
+        self.is_deaf = False
 
     def say(self, *records: dict[str, Any]) -> None:
         for record in records:
@@ -75,6 +77,8 @@ class Talk:
 
     # What the controller calls, as `Stream` has it.
     def send(self, data: bytes) -> None:
+        if self.is_deaf:
+            raise ContactLost("it takes no more", node=self.node.name)
         self.received.put(json.loads(data))
 
     def read_line(self, deadline_s: float) -> bytes | None:
@@ -94,7 +98,10 @@ class Talk:
         self.closed_by_us.set()
 
     def close(self) -> None:
-        self._closed()
+        self._lines.put(None)
+        if not self.closed.is_set():
+            self.closed.set()
+            self._note_closed()
 
 
 class ScriptedNodes:

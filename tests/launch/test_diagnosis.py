@@ -83,6 +83,7 @@ def failure(message: str = "the job ended with exit code 1", log: str = "", sign
         ("rank 0 raised DistBackendError: Mismatched NCCL version detected", "version_mismatch"),
         ("rank 2 raised DistStoreError: wait timeout after 300000ms, keys: /default_pg/0", "timeout"),
         ("rank 2 raised RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer", "connection"),
+        ("ConnectionError: Tried to launch distributed communication on port `29500`, but another", "connection"),
     ],
 )
 def test_a_failure_is_told_by_kind_with_what_mends_it(text: str, kind: str) -> None:

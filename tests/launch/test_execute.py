@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_a_node_that_refuses_to_start_is_the_failure_and_the_others_are_stopped(
     assert (run.first_failure.node, run.first_failure.message, run.first_failure.hint) == (
         "a",
         "/work does not exist",
-        "mkdir /work",
+        "a says: mkdir /work",
     )
 
 
@@ -147,7 +148,8 @@ def test_a_lost_contact_is_found_again_where_it_broke_off(pair: Execution) -> No
     run = pair.run(play)
     assert run.status == "succeeded"
     assert pair.directory.log_path(1).read_bytes() == b"one\ntwo\n"
-    assert "contact lost, the job may be running; reconnecting" in {shown.nodes[1].message for shown in pair.seen}
+    told = re.compile(r"contact lost at \d\d:\d\d:\d\d, the job may be running; reconnecting")
+    assert any(told.fullmatch(shown.nodes[1].message) for shown in pair.seen)
 
 
 def test_each_loss_of_contact_has_its_own_time_to_be_mended(tmp_path: Path) -> None:
@@ -254,15 +256,24 @@ def test_a_node_that_never_says_it_stopped_is_given_up_and_lost(
 def test_a_node_that_stays_away_longer_than_its_lease_is_lost(tmp_path: Path) -> None:
     alone = Execution(tmp_path, "a", lease_s=0.2, silence_s=0.5)
 
+    sought_s = []
+
     def play(talk: Talk) -> None:
         if talk.verb == "supervise":
             talk.say(HELLO, RUNNING)
+        else:
+            sought_s.append(time.time())
         talk.hang_up()
 
+    began_s = time.time()
     run = alone.run(play)
     assert run.status == "lost"
     assert run.first_failure is not None
     assert run.first_failure.message == "contact was lost and not regained: the cable is out"
+    # Since the one word that came, whatever was tried later.
+    assert began_s <= (run.nodes[0].lost_s or 0.0) <= sought_s[0]
+    assert run.first_failure.time_s == run.nodes[0].lost_s
+    assert re.match(r"lost at \d\d:\d\d:\d\d: the cable is out", alone.seen[-1].nodes[0].message)
 
 
 def test_a_node_that_was_lost_while_it_started_may_be_running_and_is_no_refused_start(

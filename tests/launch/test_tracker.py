@@ -35,6 +35,31 @@ def test_a_nodes_state_follows_what_it_says_and_the_others_is_untouched(tracker:
         assert [node.state for node in tracker.node_runs] == ["waiting", state]
 
 
+def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(tracker: Tracker) -> None:
+    worker = b'{"kind":"worker","rank":2,"local_rank":0,"world_size":4,"time_s":1,"source":"trainer"}\n'
+    told_in_turn: list[tuple[Message, str]] = [
+        (Hello(time_s=0), "starting"),
+        (Status(state="running"), "running, no output yet"),
+        (Chunk(file="log", offset=0, data=b"Loading checkpoint shards:  50%"), "running, model load 50%"),
+        (Chunk(file="samples/rank-2.jsonl", offset=0, data=worker), "running, first step"),
+        (Chunk(file="samples/rank-2.jsonl", offset=0, data=STEP % (2, 1)), "running"),
+        (Chunk(file="log", offset=0, data=b"Loading checkpoint shards:  50%"), "running"),
+        (Ended(state="ended", cause="exited", exit_code=0), "done"),
+    ]
+    assert tracker.progress.nodes[1].doing == "connecting"
+    for message, doing in told_in_turn:
+        tracker.take(told(message))
+        assert tracker.progress.nodes[1].doing == doing
+
+
+def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "r")
+    directory.append_log(1, b"Tokenizing\n")
+    tracker = Tracker(make_plan("a", "b"), directory)
+    tracker.take(told(Status(state="running")))
+    assert tracker.progress.nodes[1].doing == "running, tokenisation"
+
+
 @pytest.mark.parametrize(
     ("end", "words", "failed"),
     [

@@ -92,7 +92,7 @@ def test_other_content_at_the_same_path_is_told_with_both_digests() -> None:
     finding = only(check_contents(other))
     assert (finding.severity, finding.node, finding.check) == ("error", "b", "content")
     assert f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)" in finding.message
-    assert f"on a: rsync -a --checksum /work/{config} b:/work/{config}" in str(finding.hint)
+    assert f"on a: rsync -as --checksum /work/{config} b:/work/{config}" in str(finding.hint)
 
 
 def test_many_files_that_differ_are_one_finding() -> None:

@@ -74,6 +74,15 @@ def test_a_node_that_does_not_answer_hides_no_other() -> None:
         {"interfaces": {"eth0": "10.0.0.1/24"}},
         {"ssh_address": "somewhere"},
         {"gpus": [{"index": 0}]},
+        {"run_processes": [{"pid": -1, "run_id": "r.0"}]},
+        # What is told of one node stands in commands for another.
+        {"packages": {"torch": "2;touch /tmp/x"}},
+        {"nccl_version": "2.27\n"},
+        {"cuda_version": "$(id)"},
+        {"interfaces": [{"name": "eth0;id"}]},
+        {"interfaces": [{"name": "-eth0"}]},
+        {"unknown_arguments": {"lr": "a b"}},
+        {"contents": [{"path": ".git", "digest": "--force"}]},
     ],
 )
 def test_a_node_that_lies_has_failed_and_the_plan_never_sees_it(lie: dict[str, Any]) -> None:

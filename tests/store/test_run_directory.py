@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,17 @@ def test_a_noun_comes_back_as_it_was_written(directory: RunDirectory) -> None:
     assert (directory.path / "run.json").read_text() == "null\n"
     assert directory.read("summary.json", Run) is None
     assert {path.name for path in directory.path.iterdir()} == {"run.json", "logs", "samples"}
+
+
+def test_writers_of_one_file_are_not_in_each_others_way(directory: RunDirectory) -> None:
+    def write(number: int) -> None:
+        for _ in range(20):
+            directory.write("summary.json", [number] * 5000)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert directory.read("summary.json", list[int]) in [[number] * 5000 for number in range(4)]
+    assert {path.name for path in directory.path.iterdir()} == {"summary.json", "logs", "samples"}
 
 
 def test_a_file_that_is_not_what_it_should_be_is_named(directory: RunDirectory) -> None:
@@ -80,6 +93,25 @@ def test_one_process_follows_a_run_at_a_time(directory: RunDirectory) -> None:
         pass
 
 
+def test_who_asks_whether_a_run_is_followed_turns_no_follower_away(directory: RunDirectory) -> None:
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            directory.is_followed  # noqa: B018 - asking is what is tested
+
+    asking = threading.Thread(target=ask)
+    with directory.following():
+        asking.start()
+    try:
+        for _ in range(500):
+            with directory.following():
+                pass
+    finally:
+        over.set()
+        asking.join()
+
+
 def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> None:
     script = (
         "import sys, time; from pathlib import Path; from multinode.store.run_directory import RunDirectory\n"
@@ -96,7 +128,7 @@ def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> No
 def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:
     with pytest.raises(UsageError, match="there is a run 20260102-030405-abcd already") as caught:
         RunDirectory.create(directory.path.parent, directory.run_id)
-    assert "--run-id" in str(caught.value.hint)
+    assert caught.value.hint == f"multinode attach {directory.run_id}"
 
 
 def test_a_place_that_cannot_be_written_is_an_error_with_the_way_out(tmp_path: Path) -> None:

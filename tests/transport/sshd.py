@@ -58,9 +58,9 @@ class Sshd:
         return Node(name="box", ssh_config=str(config))
 
 
-def make_key(path: Path) -> None:
+def make_key(path: Path, kind: str = "ed25519") -> None:
     """A key pair at `path` and `path`.pub."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True, timeout=30)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path)], check=True, timeout=30)
 
 
 def free_port() -> int:

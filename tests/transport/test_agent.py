@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from multinode.core.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeFailed
-from multinode.transport.agent import AgentTransport, printable
+from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
+from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive
 from multinode.transport.base import Completed
 from multinode.transport.fake import FakeStream, FakeTransport
@@ -78,9 +78,9 @@ def test_what_a_bashrc_prints_first_is_passed_over() -> None:
 
 
 def test_an_error_record_is_the_nodes_own_words_without_control_characters() -> None:
-    error = failure([b'{"kind":"error","message":"no \\u001b[31mworkdir","hint":"mkdir\\u0007 it"}\n'])
+    error = failure([b'{"kind":"error","message":"no\\n\\u001b[31mworkdir","hint":"mkdir\\u0007 it"}\n'])
     assert isinstance(error, NodeFailed)
-    assert (error.message, error.hint) == ("no  [31mworkdir", "mkdir  it")
+    assert (error.message, error.hint) == ("no  [31mworkdir", "a says: mkdir  it")
 
 
 def test_a_node_without_python3_is_told_what_to_install() -> None:

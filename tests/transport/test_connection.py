@@ -36,6 +36,26 @@ def test_the_ssh_configuration_gives_address_user_and_port(home: Path) -> None:
     assert connection.connect_timeout == 8
 
 
+def test_an_alias_of_an_included_file_is_known_and_so_is_that_of_its_jump_host(home: Path) -> None:
+    (home / ".ssh").mkdir()
+    make_key(home / ".ssh" / "id_cluster")
+    (home / "nodes.conf").write_text(
+        "Host box\n HostName 10.0.0.7\n User alice\n ProxyJump gate\n IdentityFile ~/.ssh/id_cluster\n"
+    )
+    (home / "gates.conf").write_text("Host gate\n HostName 10.0.0.1\n Port 2201\n ProxyJump bob@outer\n")
+    connection = connect(home, f"Include {home}/*.conf\nHost outer\n HostName 10.0.0.9\n")
+    assert (connection.host, connection.user, connection.port) == ("10.0.0.7", "alice", 22)
+    assert connection.connect_kwargs["key_filename"] == [f"{home}/.ssh/id_cluster"]
+    gate = connection.gateway
+    assert (gate.host, gate.port, gate.gateway.host, gate.gateway.user) == ("10.0.0.1", 2201, "10.0.0.9", "bob")
+
+
+def test_without_openssh_the_configuration_is_read_all_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home / "empty"))
+    connection = connect(home, "Host box\n HostName 10.0.0.7\n")
+    assert connection.host == "10.0.0.7"
+
+
 def test_the_hostfile_wins_over_the_ssh_configuration(home: Path) -> None:
     connection = connect(home, "Host box\n User alice\n Port 2200\n", Node(name="box", user="bob", port=2201))
     assert (connection.user, connection.port) == ("bob", 2201)
@@ -81,15 +101,15 @@ def test_proxyjump_none_is_no_jump_host(home: Path) -> None:
     ("config", "words"),
     [
         ("nonsense", "SSH configuration cannot be read"),
-        ("Host box\n Port many\n", "SSH settings cannot be used"),
-        ('Host box\n UserKnownHostsFile "a b\n', "SSH settings cannot be used"),
+        ("Host box\n Port many\n", "SSH configuration cannot be read"),
+        ('Host box\n UserKnownHostsFile "a b\n', "SSH configuration cannot be read"),
         ("Host box\n UserKnownHostsFile ~/known\n", "known has a line that is no host key"),
     ],
 )
 def test_settings_that_cannot_be_understood_are_the_users_to_mend(home: Path, config: str, words: str) -> None:
     (home / "known").write_text("box ssh-ed25519 !!!!x\n")
     with pytest.raises(UsageError, match=words):
-        connect(home, config)
+        connect(home, config.replace("~", str(home)))
 
 
 def test_a_jump_host_that_is_no_address_or_a_missing_configuration_are_too(home: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -158,8 +159,11 @@ def test_a_hashed_known_hosts_line_is_found(ssh: SshTransport, sshd: Sshd, tmp_p
     assert ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
 
 
-def test_a_refused_key_names_the_user_and_what_was_tried(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
-    make_key(sshd.folder / f"stranger-{tmp_path.name}")
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
+def test_a_refused_key_names_the_user_and_what_was_tried(
+    ssh: SshTransport, sshd: Sshd, tmp_path: Path, kind: str
+) -> None:
+    make_key(sshd.folder / f"stranger-{tmp_path.name}", kind)
     node = sshd.node(tmp_path, key=f"stranger-{tmp_path.name}")
     error = refusal(ssh, node)
     assert isinstance(error, AuthError)
@@ -201,6 +205,23 @@ def test_a_port_that_answers_as_no_sshd_does_is_given_up(sshd: Sshd, tmp_path: P
     assert isinstance(error, ConnectError)
     assert "not as sshd does" in error.message
     assert time.monotonic() - began < DEADLINE_S / 2
+
+
+def test_what_a_server_says_that_is_no_sshd_does_nothing_to_a_terminal(sshd: Sshd, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with listener.accept()[0] as caller:
+                caller.sendall(b"SSH-\x1b[2J-evil\r\n")
+                caller.recv(1024)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        node = msgspec.structs.replace(sshd.node(tmp_path), port=listener.getsockname()[1])
+        error = refusal(SshTransport(connect_timeout_s=DEADLINE_S), node)
+        thread.join(DEADLINE_S)
+    assert "[2J" in error.message
+    assert error.message.isprintable()
 
 
 def test_a_jump_host_is_gone_through(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster import Cluster
+from multinode.core.cluster import Cluster, Node
+from multinode.core.engines.engine import Engine
 from multinode.core.hostfile import parse_hostfile
-from multinode.core.job import ScriptJob, parse_llamafactory
+from multinode.core.job import Job, ScriptJob, parse_llamafactory
 from multinode.core.planning import LaunchOptions
 from multinode.core.surroundings import Surroundings
+from multinode.errors import NodeFailed
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.launch import Launch, Outside, probe_nodes
+from multinode.workflows.launch import Launch, Outside, prepare, probe_nodes
 
 CLUSTER: Cluster = parse_hostfile("a addr=10.0.0.1\n", "hosts")
 
@@ -51,3 +53,49 @@ def test_keys_are_looked_for_in_the_llamafactory_that_will_run(
     probe_nodes(what, Outside(fake, tmp_path).agent)
     (stdin,) = [stdin for _, _, stdin in fake.ran if stdin]
     assert json.loads(stdin)["arguments"] == asked
+
+
+FACTS = {
+    "kind": "facts",
+    "home": "/home/me",
+    "python": "/env/bin/python",
+    "packages": {"torch": "2.8.0", "llamafactory": "0.9.5"},
+    "cwd": "/work",
+}
+SFT = parse_llamafactory(
+    "model_name_or_path: /models/m\nstage: sft\ndataset: d\ndataset_dir: data\noutput_dir: out\n", "sft.yaml"
+)
+SCRIPT = ScriptJob(argv=("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "checked", "missing", "said"),
+    [
+        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing: the job reads it on every node"),
+        (SFT, LaunchOptions(), True, "data/dataset_info.json", "data/dataset_info.json is missing"),
+        (SCRIPT, LaunchOptions(), True, "train.py", "train.py is missing"),
+        (SFT, LaunchOptions(), True, None, None),
+        (SFT, LaunchOptions(), False, "/models/m", None),
+        # It may bring the files, or be what is looked for along PATH.
+        (SFT, LaunchOptions(surroundings=Surroundings(prelude="mount /models")), True, "/models/m", None),
+        (SCRIPT, LaunchOptions(engine=Engine(name="command")), True, "train.py", None),
+    ],
+)
+def test_a_job_whose_files_are_missing_is_not_started(
+    tmp_path: Path, job: Job, options: LaunchOptions, missing: str | None, said: str | None, *, checked: bool
+) -> None:
+    def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
+        paths = [
+            {"path": path, "kind": "missing" if path == missing else "directory"} for path in json.loads(stdin)["paths"]
+        ]
+        return [json.dumps({**FACTS, "paths": paths}).encode() + b"\n"]
+
+    outside = Outside(FakeTransport(answer), tmp_path / "runs")
+    what = Launch(cluster=CLUSTER, hostfile="", job=job, options=options, check=checked)
+    if said is None:
+        assert prepare(what, outside).findings == ()
+        return
+    with pytest.raises(NodeFailed, match=said) as caught:
+        prepare(what, outside)
+    assert (caught.value.node, "scp" in str(caught.value.hint)) == ("a", True)
+    assert not (tmp_path / "runs").exists()

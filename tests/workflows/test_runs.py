@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from multinode.analyse.summary import Summary
+from multinode.cli.main import build_app
 from multinode.core.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
@@ -63,6 +66,16 @@ def test_a_record_that_was_torn_is_named_with_its_file(tmp_path: Path) -> None:
     record.write_bytes(record.read_bytes()[:40])
     with pytest.raises(MultinodeError, match=r"20260102-aa/run\.json cannot be read"):
         load_run(tmp_path, "last")
+
+
+def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run_id in ("a", "b", "c"):
+        store(tmp_path, run_id)
+    (tmp_path / "b" / "run.json").write_text('{"run_id": 3')
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    listed = CliRunner().invoke(build_app(), ["runs", "--json"])
+    assert [run["run_id"] for run in json.loads(listed.stdout)["runs"]] == ["a", "c"]
+    assert f"left out: {tmp_path}/b/run.json cannot be read" in listed.stderr
 
 
 def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_path: Path) -> None:

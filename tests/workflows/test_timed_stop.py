@@ -85,11 +85,11 @@ def test_what_is_shown_counts_the_time_and_no_step_that_nobody_means_to_make() -
     watch = Watch()
     watch.look(200)
     before = watch.timed.show(at_step(None))
-    assert progress_line(before) == "0.0 s, trained 0.0 s of 10.0 s  a waiting | b running"
+    assert progress_line(before) == "0.0 s, trained 0.0 s of 10.0 s  a connecting | b running, no output yet"
     watch.look(1000, 1)
     watch.look(1004, 5)
     shown = watch.timed.show(at_step(5))
-    assert progress_line(shown) == "0.0 s, trained 4.0 s of 10.0 s, about 6.0 s left  a waiting | b step 5 1000 ms"
+    assert progress_line(shown) == "0.0 s, trained 4.0 s of 10.0 s, about 6.0 s left  a connecting | b step 5 1000 ms"
 
 
 def test_a_script_that_ends_before_its_time_shows_its_own_steps() -> None:

@@ -65,7 +65,7 @@ UNEQUAL_SLOTS = Rule(
     severity="error",
     catches="nodes with unequal numbers of workers, which torchrun waits for without end",
     message="{reason}",
-    hint="{way}",
+    hint="{way!s}",
 )
 MIXED_MODELS = Rule(
     check="gpus",
@@ -94,7 +94,7 @@ NO_PEER_TO_PEER = Rule(
     catches="GeForce RTX 40 cards with a driver before 550.40.07, which offers peer-to-peer that does not work",
     message="{nodes}: several {model} with driver {version}. Before 550.40.07 it offers peer-to-peer access that "
     "these cards do not have, and NCCL may hang over it",
-    hint="for {nodes} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
+    hint="for {nodes!s} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
 )
 NCCL_DIFFERS = Rule(
     check="versions",

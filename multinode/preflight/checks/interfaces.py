@@ -20,7 +20,7 @@ NO_ROUTE = Rule(
     severity="error",
     catches="a node has no route to a peer's data-plane address",
     message="it has no route to {peers} ({addr}: {reason}): no collective gets there from here",
-    hint="on {node}: {command}; or name addresses of one network for all nodes: addr= in the hostfile",
+    hint="on {node}: {command!s}; or name addresses of one network for all nodes: addr= in the hostfile",
 )
 UNANSWERABLE_ROUTE = Rule(
     check="interface",
@@ -28,7 +28,7 @@ UNANSWERABLE_ROUTE = Rule(
     catches="a node sends to a peer from an address of another network, which the peer has no card in",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
     "has no card: the answers get lost, or a filter drops the packets (rp_filter), and the first collective hangs",
-    hint="on {node}: {command}",
+    hint="on {node}: {command!s}",
 )
 OTHER_ROUTE = Rule(
     check="interface",
@@ -37,7 +37,7 @@ OTHER_ROUTE = Rule(
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME settles "
     "where a node listens, the kernel's route over which card it sends, so that half of the traffic takes the "
     "other network at its speed",
-    hint="on {node}: {command}",
+    hint="on {node}: {command!s}",
 )
 SHARED_SUBNET = Rule(
     check="interface",
@@ -45,7 +45,7 @@ SHARED_SUBNET = Rule(
     catches="two interfaces of a node are in one subnet",
     message="{ifname} and {others} are both in {network}: the kernel answers for either address on either card and "
     "sends over whichever comes first, so that traffic meant for {ifname} takes the other and connections time out",
-    hint="on {node}, put {others} into a subnet of its own or bond the cards{command}",
+    hint="on {node}, put {others!s} into a subnet of its own or bond the cards{command!s}",
 )
 NCCL_WOULD_TAKE = Rule(
     check="interface",
@@ -53,7 +53,7 @@ NCCL_WOULD_TAKE = Rule(
     catches="NCCL, left to itself, would take docker, bridge or VPN interfaces; multinode's launches name another",
     message="left to itself, NCCL {version} would take {taken} on {nodes}, and {virtual} leads to no other node, or "
     "slowly: launches by hand may hang; those of multinode name the interface",
-    hint="for launches by hand, on {nodes}: export NCCL_SOCKET_IFNAME=={ifname}",
+    hint="for launches by hand, on {nodes!s}: export NCCL_SOCKET_IFNAME=={ifname}",
 )
 NCCL_WILL_TAKE = Rule(
     check="interface",
@@ -69,7 +69,7 @@ WIRELESS = Rule(
     catches="the data plane goes over wireless",
     message="its data plane, {ifname}, is wireless: slow, shared with others, and now and then interrupted, while "
     "every step of the training waits for the slowest node",
-    hint="{way}",
+    hint="{way!s}",
 )
 TUNNEL = Rule(
     check="interface",
@@ -77,7 +77,7 @@ TUNNEL = Rule(
     catches="the data plane goes through a VPN or a tunnel",
     message="its data plane, {ifname}, is a VPN or tunnel ({driver}): every packet is wrapped by the processor, large "
     "ones may not fit, and gradients travel at a fraction of the card's speed",
-    hint="{way}",
+    hint="{way!s}",
 )
 NAME_MISLEADS = Rule(
     check="hostname",
@@ -85,8 +85,8 @@ NAME_MISLEADS = Rule(
     catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
     message="the name of {nodes} resolves to {target}: gloo, left to itself, would listen there, where no other node "
     "gets to. Launches by hand are hit; those of multinode name the interface",
-    hint="for launches by hand, on {nodes}: export GLOO_SOCKET_IFNAME={ifname}; or put the address of {ifname} before "
-    "the name in /etc/hosts",
+    hint="for launches by hand, on {nodes!s}: export GLOO_SOCKET_IFNAME={ifname}; or put the address of {ifname} "
+    "before the name in /etc/hosts",
 )
 NAME_DECIDES = Rule(
     check="hostname",

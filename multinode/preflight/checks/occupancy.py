@@ -33,7 +33,7 @@ LEFTOVER = Rule(
     catches="processes of an earlier run that nobody looks after any more",
     message="{count} of run {run} left behind ({commands}), without a supervisor: what they take of cores, memory "
     "and ports the job will lack",
-    hint="on {node}: kill -9 {pids}",
+    hint="on {node}: kill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = Rule(
     check="leftovers",
@@ -41,7 +41,7 @@ LEFTOVER_ON_GPU = Rule(
     catches="processes of an earlier run that still hold a GPU which the job would use",
     message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
     "too little memory there, or share the card",
-    hint="on {node}: kill -9 {pids}",
+    hint="on {node}: kill -9 {pids!s}",
 )
 RUN_GOES_ON = Rule(
     check="leftovers",

@@ -20,7 +20,8 @@ PATH_MISSING = Rule(
     severity="error",
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing: the job reads it on every node",
-    hint="copy it there, from where this was typed: {ssh} mkdir -p {parent} && {scp} {quoted} {destination}:{parent}/",
+    hint="copy it there, from where this was typed: {ssh!s} mkdir -p {parent!s} && {scp!s} {quoted!s} "
+    "{destination}:{parent!s}/",
 )
 OUTPUT_NOT_WRITABLE = Rule(
     check="paths",
@@ -28,7 +29,7 @@ OUTPUT_NOT_WRITABLE = Rule(
     catches="the output directory cannot be made or written on a node: owner, read-only disk",
     message="output_dir {path} {what}: the workers of every node write there when a checkpoint is saved, and those of "
     "this one would fail then, hours into the training",
-    hint="on {node}: sudo mkdir -p {full} && sudo chown {user} {full}; or another place: --set output_dir=...",
+    hint="on {node}: sudo mkdir -p {full!s} && sudo chown {user} {full!s}; or another place: --set output_dir=...",
 )
 NO_WORKDIR = Rule(
     check="workdir",
@@ -43,28 +44,28 @@ CONTENT_DIFFERS = Rule(
     catches="same path, other content: model, tokenizer, dataset or script of another version on a node",
     message="{path} is not what it is on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there"
     "{more}. The workers would train on different models or data, or wait for each other for ever",
-    hint="if that of {peer} is right, on {peer}: rsync -a --checksum {source} {node}:{target}",
+    hint="if that of {peer} is right, on {peer}: rsync -as --checksum {source!s} {node}:{target!s}",
 )
 CONTENT_ABSENT = Rule(
     check="content",
     severity="error",
     catches="a file of the model or of a dataset that one node has and another lacks: a copy that stopped half-way",
     message="{path} is not there, and {peer} has it{more}: the nodes would not read the same model or data",
-    hint="on {peer}: rsync -a {source} {node}:{target}",
+    hint="on {peer}: rsync -as {source!s} {node}:{target!s}",
 )
 CONTENT_UNREAD = Rule(
     check="content",
     severity="note",
     catches="content that could not be compared: a slow disk, no permission",
     message="{path} was not compared with the other nodes: {reason}{more}",
-    hint="compare it by hand, on every node: sha256sum {target}",
+    hint="compare it by hand, on every node: sha256sum {target!s}",
 )
 REVISION_DIFFERS = Rule(
     check="content",
     severity="warning",
     catches="the job's directory is a git checkout of another revision on a node",
     message="its checkout in {cwd} is at {revision}, that of {peer} at {expected}: code and settings may differ",
-    hint="on {node}: git -C {quoted} fetch && git -C {quoted} checkout {full}",
+    hint="on {node}: git -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
 CACHE_NOT_SHARED = Rule(
     check="shared",
@@ -108,7 +109,7 @@ def check_paths(inspection: Inspection) -> Iterator[Finding]:
                     ssh=shlex.join([*ssh_words(node, "ssh"), destination(node)]),
                     scp=shlex.join([*ssh_words(node, "scp"), "-rp"]),
                     quoted=_quote(path.path),
-                    destination=shlex.quote(destination(node)),
+                    destination=destination(node),
                     parent=_parent(path.path, found),
                 )
 
@@ -125,7 +126,7 @@ def check_output(inspection: Inspection) -> Iterator[Finding]:
         )
         what = f"{trouble} by {found.user or 'its user'}"
         full = _quote(_absolute(path.path, found))
-        yield OUTPUT_NOT_WRITABLE.found(node.name, path=path.path, what=what, full=full, user=found.user or "$USER")
+        yield OUTPUT_NOT_WRITABLE.found(node.name, path=path.path, what=what, full=full, user=found.user or "USER")
 
 
 def check_workdir(inspection: Inspection) -> Iterator[Finding]:
@@ -177,7 +178,7 @@ def check_revisions(inspection: Inspection) -> Iterator[Finding]:
                 quoted=_quote(found.cwd or "."),
                 revision=revision[:_SHOWN_DIGITS],
                 expected=expected[:_SHOWN_DIGITS],
-                full=_quote(expected),
+                full=expected,
                 peer=first.name,
             )
 

@@ -45,7 +45,7 @@ UNREACHABLE = Rule(
     severity="error",
     catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
     message="{callers} cannot reach it at {addr} on any port ({error}): no collective can work",
-    hint="{way}",
+    hint="{way!s}",
 )
 CALLER_BLOCKED = Rule(
     check="ports",

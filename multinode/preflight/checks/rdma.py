@@ -26,7 +26,7 @@ RDMA_IDLE = Rule(
     severity="note",
     catches="RDMA cards without an active port",
     message="the RDMA ports of {nodes} are not active ({ports}): NCCL passes them over and uses the network interface",
-    hint="if it should be used: ibstat on {nodes} shows cable and subnet manager; else nothing needs to be done",
+    hint="if it should be used: ibstat on {nodes!s} shows cable and subnet manager; else nothing needs to be done",
 )
 RDMA_EVERYWHERE = Rule(
     check="rdma",

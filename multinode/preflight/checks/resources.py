@@ -22,7 +22,7 @@ SMALL_SHM = Rule(
     catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
     message="no more than {total} fit into /dev/shm of {nodes}, and {users} share data there: a worker may die with "
     "`Bus error` or `No space left on device`",
-    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes}: "
+    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}: "
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = Rule(
@@ -31,7 +31,7 @@ FULL_SHM = Rule(
     catches="a /dev/shm full of what dead processes left there",
     message="{free} are left of {total} in /dev/shm of {nodes}, and {users} share data there: a worker may die with "
     "`Bus error`",
-    hint="on {nodes}, see what lies there and remove what is nobody's any more: ls -lat /dev/shm",
+    hint="on {nodes!s}, see what lies there and remove what is nobody's any more: ls -lat /dev/shm",
 )
 DISK_FULL = Rule(
     check="machine",
@@ -55,7 +55,7 @@ OFFLOAD_TOO_LARGE = Rule(
     message="the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on "
     "{count} nodes that is about {need} GiB on each, and {nodes} may use {there} GiB: the kernel would kill a worker "
     "(exit code -9)",
-    hint="remove {keys} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
+    hint="remove {keys!s} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
 )
 MEMORY_LIMITED = Rule(
     check="machine",
@@ -71,7 +71,7 @@ FEW_OPEN_FILES = Rule(
     catches="a limit on open files that a training reaches",
     message="on {nodes} a process may open {limit} files: sockets to every other worker and data loaders reach that "
     "(`Too many open files`)",
-    hint="on {nodes}, as root, and then log in anew: {raise_files}",
+    hint="on {nodes!s}, as root, and then log in anew: {raise_files!s}",
 )
 LOW_OPEN_FILES = Rule(
     check="machine",
@@ -79,7 +79,7 @@ LOW_OPEN_FILES = Rule(
     catches="a limit on open files that a large training may reach",
     message="on {nodes} a process may open {limit} files: many data loader workers or a large cluster may reach that "
     "(`Too many open files`)",
-    hint="on {nodes}, as root, and then log in anew: {raise_files}",
+    hint="on {nodes!s}, as root, and then log in anew: {raise_files!s}",
 )
 FEW_PROCESSES = Rule(
     check="machine",
@@ -87,7 +87,7 @@ FEW_PROCESSES = Rule(
     catches="a limit on processes and threads that a training reaches",
     message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
     "(`Resource temporarily unavailable`)",
-    hint="on {nodes}, as root, and then log in anew: "
+    hint="on {nodes!s}, as root, and then log in anew: "
     "printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
 )
 

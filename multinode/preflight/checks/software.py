@@ -35,7 +35,7 @@ NOT_INSTALLED = Rule(
     severity="error",
     catches="what the job imports is not installed for its interpreter",
     message="{words} not installed for {python}",
-    hint="on the node: {python} -m pip install {packages}; or correct python=",
+    hint="on the node: {python} -m pip install {packages!s}; or correct python=",
 )
 OTHER_SHELL = Rule(
     check="interpreter",
@@ -58,7 +58,7 @@ VERSIONS_DIFFER = Rule(
     severity="error",
     catches="nodes have different versions of a package that must be equal",
     message="{package} is {version} here and {expected} on {peer}: they would not fit together, whichever is right",
-    hint="if that of {peer} is right, on {node}: {python} -m pip install {package}=={public}{build}",
+    hint="if that of {peer} is right, on {node}: {python} -m pip install {package}=={public}{build!s}",
 )
 
 

@@ -23,7 +23,7 @@ SENDS_TOO_MUCH = Rule(
     catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow for it",
     message="{name} sends {size} through each node's card in every optimizer step, which takes {time} at {link}; "
     "{other} would send {other_size}, in {other_time} (an estimate: what hides behind computation is not taken off)",
-    hint="{way}",
+    hint="{way!s}",
 )
 SENDS_MUCH = Rule(
     check="strategy",
@@ -31,7 +31,7 @@ SENDS_MUCH = Rule(
     catches="communication that takes long in every step, and no way of sharing the model out that sends much less",
     message="{name} sends {size} through each node's card in every optimizer step, which takes {time} at {link} (an "
     "estimate: what hides behind computation is not taken off)",
-    hint="{way}",
+    hint="{way!s}",
 )
 
 _WARN_S = 1.0

@@ -28,14 +28,14 @@ SPACE_IN_PATH = Rule(
     catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
     message="{what} {path!r} has a space in it: LLaMA-Factory puts its path on torchrun's command line and splits that "
     "at every space, so the workers would be told of a file that is not there",
-    hint="{way}",
+    hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = Rule(
     check="training",
     severity="error",
     catches="a number in the DeepSpeed JSON that contradicts the YAML",
     message="{key} is {value} in the DeepSpeed JSON, and {yaml_key} {said}: the Trainer refuses to start with both",
-    hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json}; for one run: --deepspeed-set {key}=auto',
+    hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json!s}; for one run: --deepspeed-set {key}=auto',
 )
 BATCH_SIZE_FIXED = Rule(
     check="training",
@@ -60,7 +60,7 @@ UNKNOWN_KEY = Rule(
     severity="error",
     catches="a key in the YAML or in --set that the LLaMA-Factory of a node has no argument for",
     message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
-    hint="{mend}",
+    hint="{mend!s}",
 )
 TIMEOUT_OF_AGES = Rule(
     check="training",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -31,7 +32,7 @@ NAMES_NO_INTERFACE = Rule(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node, and the job would get it",
     message="{name}={value} from {source} matches none of its interfaces that have an address ({present}): "
     "{reader} finds no socket interface, and the job ends or hangs at its first collective",
-    hint="{way}",
+    hint="{way!s}",
 )
 NAMES_NO_INTERFACE_YET = Rule(
     check="variables",
@@ -39,7 +40,7 @@ NAMES_NO_INTERFACE_YET = Rule(
     catches="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
     message="{name}={value} from {source} matches none of its interfaces that have an address ({present}): without "
     "GPUs nothing reads it, and with them the job would end at its first collective",
-    hint="{way}",
+    hint="{way!s}",
 )
 NAMES_MORE = Rule(
     check="variables",
@@ -47,7 +48,7 @@ NAMES_MORE = Rule(
     catches="NCCL_SOCKET_IFNAME is a prefix or an exclusion, and takes more interfaces than meant (eth1 takes eth10)",
     message="{name}={value} from {source} takes {taken}: without = NCCL reads names as beginnings, with ^ it takes all "
     "others, and it sends over every interface that it takes, also over those that lead to no other node",
-    hint="{way}",
+    hint="{way!s}",
 )
 NAMES_ANOTHER = Rule(
     check="variables",
@@ -55,7 +56,7 @@ NAMES_ANOTHER = Rule(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names another interface than the data plane's",
     message="{name}={value} from {source} takes {taken}, and the data plane of the node is {ifname}: the rendezvous "
     "uses one network and the collectives another, which was not checked",
-    hint="{way}",
+    hint="{way!s}",
 )
 NAME_OVERRIDDEN = Rule(
     check="variables",
@@ -63,7 +64,7 @@ NAME_OVERRIDDEN = Rule(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to something else than multinode's launches set",
     message="{name}={value} stands in {source} on {nodes}; multinode's launches set it to the data plane, launches by "
     "hand use the preset",
-    hint="{way}",
+    hint="{way!s}",
 )
 SETTINGS_DIFFER = Rule(
     check="variables",
@@ -71,7 +72,7 @@ SETTINGS_DIFFER = Rule(
     catches="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
     message="{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same on every node; with "
     "transports or algorithms that do not fit together, the first collective hangs or is slow",
-    hint="set it alike for all nodes, on every line of the hostfile: env.{name}=VALUE; or nowhere: {way}",
+    hint="set it alike for all nodes, on every line of the hostfile: env.{name}=VALUE; or nowhere: {way!s}",
 )
 TOO_MANY_SOCKETS = Rule(
     check="variables",
@@ -87,7 +88,7 @@ STRAY = Rule(
     catches="stray RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* and the like in a profile or in ~/.deepspeed_env",
     message="{source} on {nodes} has {names}, which changes a run behind its launcher's back: multinode keeps it from "
     "its jobs, launches by hand get it",
-    hint="on {nodes}, find it and take it out: {command}",
+    hint="on {nodes!s}, find it and take it out: {command!s}",
 )
 HOSTFILE_OVERRIDES = Rule(
     check="variables",
@@ -103,7 +104,7 @@ GPUS_HIDDEN = Rule(
     catches="CUDA_VISIBLE_DEVICES is preset on a node and hides GPUs that the job would use",
     message="CUDA_VISIBLE_DEVICES={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
     "for each GPU would end with 'invalid device ordinal'",
-    hint="name the GPUs in the hostfile, which wins: gpus={example}; or take the variable out: {command}",
+    hint="name the GPUs in the hostfile, which wins: gpus={example}; or take the variable out: {command!s}",
 )
 
 _SESSION = "the environment of an SSH session"
@@ -194,7 +195,11 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Finding]:
             if names:
                 pattern = "|".join(re.escape(name) for name in names)
                 files = _PROFILES if source == _SESSION else source
-                values = {"names": listed(names), "source": source, "command": f"grep -nE '{pattern}' {files}"}
+                values = {
+                    "names": listed(names),
+                    "source": source,
+                    "command": f"grep -nE {shlex.quote(pattern)} {files}",
+                }
                 cases.append((node.name, values))
     yield from group_findings(STRAY, cases)
     if isinstance(inspection.job, LlamaFactoryJob):
@@ -285,7 +290,7 @@ def _way(name: str, source: str, ifname: str | None = None) -> str:
         meant = " (the second = is NCCL's: this name exactly)" if exact else ""
         instead = f"; or write env.{name}={exact}{ifname}{meant}" if ifname and name in {_NCCL, _GLOO} else ""
         return f"take env.{name}=... out of the node's line in the hostfile, and multinode sets it{instead}"
-    return f"take it out: grep -n {name} {_PROFILES if source == _SESSION else source}"
+    return f"take it out: grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
 
 
 def _present(found: NodeFacts) -> str:

@@ -1,0 +1,122 @@
+"""A server that accepts and then never answers: whatever is asked ends in a clear error, by its deadline."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.core.cluster import Node
+from multinode.errors import ConnectError, ContactLost, NodeError
+from multinode.transport.agent import AgentTransport
+from multinode.transport.outcomes import gather
+from multinode.transport.ssh import SshTransport
+
+from .silent_sshd import silent_sshd
+
+# Far above the deadlines of what is asked here: reached by what waits without one.
+HANGS_S = 15.0
+CONNECTING = {"accept", "banner", "key exchange", "auth"}
+MUCH = bytes(32 << 20)
+
+
+def ask(node: Node, operation: Callable[[SshTransport, Node], object], *, connect_timeout_s: float = 3.0) -> NodeError:
+    """How an operation ends that must not succeed."""
+    transport = SshTransport(connect_timeout_s=connect_timeout_s)
+    (outcome,) = gather([node], lambda one: operation(transport, one), deadline_s=HANGS_S)
+    (closed,) = gather([node], lambda _: transport.close(), deadline_s=HANGS_S)
+    assert closed.error is None
+    assert isinstance(outcome.error, NodeError)
+    assert f"within {HANGS_S:.0f} s" not in outcome.error.message, "it hangs"
+    return outcome.error
+
+
+def run(transport: SshTransport, node: Node) -> object:
+    return transport.run(node, "cat", stdin=b"x", deadline_s=0.7)
+
+
+def send_much(transport: SshTransport, node: Node) -> object:
+    return transport.run(node, "cat", stdin=MUCH, deadline_s=0.7)
+
+
+def read(transport: SshTransport, node: Node) -> object:
+    return transport.open(node, "cat", deadline_s=5.0).read_line(0.3)
+
+
+def let_go(transport: SshTransport, node: Node) -> None:
+    """What is let go of while a message is stuck: nothing waits for the one that sends it."""
+    stream = transport.open(node, "cat", deadline_s=1.0)
+    try:
+        stream.send(MUCH)
+    finally:
+        stream.close_stdin()
+        stream.close()
+
+
+def call(transport: SshTransport, node: Node) -> object:
+    return AgentTransport(transport).call(node, "probe", {"schema": 1}, deadline_s=0.7)
+
+
+def jump(transport: SshTransport, node: Node) -> object:
+    return run(transport, msgspec.structs.replace(node, jump="jump"))
+
+
+@pytest.mark.parametrize(
+    ("step", "operation", "kind", "words"),
+    [
+        ("accept", run, ConnectError, "the port answers, but not as sshd does in time"),
+        ("banner", run, ConnectError, "the port answers, but not as sshd does in time"),
+        ("key exchange", run, ConnectError, "the port answers, but not as sshd does in time"),
+        ("auth", run, ConnectError, "the port answers, but not as sshd does in time"),
+        ("forward", jump, ConnectError, "timed out"),
+        ("channel", run, ContactLost, "sshd did not answer in time"),
+        ("exec", run, ContactLost, "sshd did not answer in time"),
+        ("output", run, ContactLost, "no answer in time"),
+        ("output", read, ContactLost, "no answer in time"),
+        ("input", send_much, ContactLost, "lost while sending"),
+        ("input", let_go, ContactLost, "lost while sending"),
+        ("exec", call, ContactLost, "sshd did not answer in time"),
+        ("output", call, ContactLost, "no answer in time"),
+    ],
+)
+def test_a_server_that_falls_silent_keeps_nothing_waiting(
+    step: str, operation: Callable[[SshTransport, Node], object], kind: type[NodeError], words: str, tmp_path: Path
+) -> None:
+    with silent_sshd(step, tmp_path) as server:
+        error = ask(server.node(), operation, connect_timeout_s=0.5 if step in CONNECTING else 3.0)
+    assert isinstance(error, kind)
+    assert words in error.message
+    assert error.node == "box"
+
+
+def test_many_keys_do_not_multiply_the_wait_for_a_silent_server(tmp_path: Path) -> None:
+    with silent_sshd("auth", tmp_path) as server:
+        node = server.node()
+        key = tmp_path / "key"
+        keys = "".join(f"  IdentityFile {key}{number}\n" for number in range(40))
+        for number in range(40):
+            Path(f"{key}{number}").symlink_to(key)
+        (tmp_path / "ssh_config").write_text((tmp_path / "ssh_config").read_text() + keys)
+        error = ask(node, run, connect_timeout_s=0.5)
+    assert "not as sshd does in time" in error.message
+
+
+def test_a_socket_that_takes_no_more_bytes_ends_by_the_deadline(tmp_path: Path) -> None:
+    """The window of a channel may be wider than what the socket takes: then the writing itself waits."""
+    with silent_sshd("input", tmp_path) as server:
+        node = server.node()
+
+        def fill(transport: SshTransport, one: Node) -> None:
+            stream = transport.open(one, "cat", deadline_s=1.0)
+            channel = stream._channel  # noqa: SLF001 - the state of a wide window, which only a peer can bring about
+            channel.out_window_size = 1 << 30
+            connection = channel.get_transport().sock
+            assert isinstance(connection, socket.socket)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+            stream.send(MUCH)
+
+        error = ask(node, fill)
+    assert "lost while sending" in error.message
