@@ -81,7 +81,8 @@ class _Loop:
         # The stall for which the run was stopped.
         self._hang: Stall | None = None
         self._stopping = 0
-        self._give_up = float("inf")
+        # When nodes were first asked to stop, and when they are waited for no more.
+        self._ordered_s = self._give_up = float("inf")
         self._sessions = [
             NodeSession(
                 agent,
@@ -165,6 +166,7 @@ class _Loop:
         self._tracker.note_stopping()
 
     def _stop_all(self, grace_s: float) -> None:
+        self._ordered_s = min(self._ordered_s, time.time())
         self._give_up = time.monotonic() + grace_s + self._options.verify_s
         for session in self._sessions:
             session.stop(grace_s, end=self._give_up)
@@ -184,7 +186,16 @@ class _Loop:
         if not others:
             return "succeeded"
         # All of them stopped and nobody here asked for it: another controller did.
-        return "stopped" if stop.count or all(node.cause == "stopped" for node in others) else "failed"
+        stopped = stop.count or all(node.cause == "stopped" for node in others) or self._stopped_before()
+        return "stopped" if stopped else "failed"
+
+    def _stopped_before(self) -> bool:
+        """Whether a node was stopped before we asked any to: what its peers raised then is a consequence."""
+        return any(
+            node.run.ended_s - (node.clock_offset_s or 0.0) < self._ordered_s
+            for node in self._tracker.evidence()
+            if node.run.cause == "stopped" and node.run.ended_s is not None
+        )
 
     def _record(self, status: str) -> Run:
         ended = status != "running"

@@ -20,7 +20,7 @@ from multinode.lab.cluster import Lab, LabSpec, down_lab, login_environment, ns_
 from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.processes import is_alive, poll
 from multinode.lab.state import load_lab
-from multinode.lab.teardown import find_remains
+from multinode.lab.teardown import Remains, find_remains
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
@@ -57,6 +57,10 @@ def _clean_machine() -> Iterator[None]:
         if not any(_is_ours(lock) for _ in poll(DEADLINE_S)):
             pytest.fail("another test session uses this machine's lab; wait for its end")
         remains = find_remains()
+        if remains == Remains(cgroups=remains.cgroups):
+            # Control groups are named after a network namespace: after one that was killed, its number may be ours now.
+            down_lab()
+            remains = find_remains()
         if remains:
             pytest.fail(f"a lab stands already, or its remains ({remains.describe()}); run: multinode lab down")
         yield
