@@ -171,7 +171,7 @@ class AgentStream:
         Lines before the first record that are not ours are passed over: a .bashrc that prints is no reason to fail.
 
         Raises:
-            ContactLost: none came within `deadline_s` seconds.
+            ContactLost: none came within `deadline_s` seconds, or the connection ended in the middle of one.
             NodeFailed: an error record, or a line that is not a record.
         """
         end = time.monotonic() + deadline_s
@@ -207,12 +207,21 @@ class AgentStream:
         try:
             record: Record = _printable_values(msgspec.json.decode(line, type=dict[str, Any]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if self.first is not None and self._has_ended():
+                raise ContactLost("the connection ended in the middle of a record", node=self._node.name) from error
             raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
             # Advice in the node's own words is told as such.
             hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None
             raise NodeFailed(str(record.get("message")), node=self._node.name, hint=hint)
         return record
+
+    def _has_ended(self) -> bool:
+        try:
+            return self._stream.read_line(0.0) is None
+        except ContactLost:
+            # Nothing more is there, and the connection is.
+            return False
 
 
 def _printable_values(value: Any) -> Any:

@@ -181,7 +181,7 @@ def test_what_cannot_be_asked_for_is_one_clear_line(lab: Lab, arguments: str, sa
 
 def test_a_killed_node_is_silent_and_comes_back_with_a_fresh_disk(small: Lab, ssh: Command) -> None:
     lab = small
-    boot_id = ssh("node1", "echo x > /tmp/old; cat /proc/sys/kernel/random/boot_id").stdout
+    boot_id = ssh("node1", "echo x > /tmp/before-it; cat /proc/sys/kernel/random/boot_id").stdout
     make_fault(lab, Variable(node="node1", name="RANK", value="3"))
     make_fault(lab, FileMissing(node="node1", path="/etc/hosts"))
     make_fault(lab, NodeState(node="node1", how="kill"))
@@ -191,7 +191,7 @@ def test_a_killed_node_is_silent_and_comes_back_with_a_fresh_disk(small: Lab, ss
     with pytest.raises(NodeFailed, match="it is down"):
         make_fault(lab, DiskFull(node="node1"))
     assert len(clear_faults(lab)) == 3
-    told = ssh("node1", "hostname; test -e /tmp/old; echo $? $RANK; cat /proc/sys/kernel/random/boot_id").stdout
+    told = ssh("node1", "hostname; test -e /tmp/before-it; echo $? $RANK; cat /proc/sys/kernel/random/boot_id").stdout
     assert told.split()[:2] == ["node1", "1"]
     assert told.split()[2:] not in (["3"], boot_id.split())
     assert ssh("node1", "cat /etc/hosts").returncode == 0

@@ -223,21 +223,6 @@ def test_a_stop_that_another_controller_asked_for_is_no_failure(pair: Execution)
     assert (run.status, run.first_failure) == ("stopped", None)
 
 
-@pytest.mark.parametrize(("since_s", "status"), [(-5.0, "stopped"), (5.0, "failed")])
-def test_a_peer_that_fails_once_another_controller_has_stopped_a_node_is_a_consequence(
-    pair: Execution, since_s: float, status: str
-) -> None:
-    def play(talk: Talk) -> None:
-        talk.say({**HELLO, "time_s": time.time()}, RUNNING)
-        if talk.node.name == "b":
-            talk.end(exit_code=1)
-            return
-        talk.order("stop")
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped", ended_s=time.time() + since_s)
-
-    assert pair.run(play).status == status
-
-
 def test_a_node_that_never_says_it_stopped_is_given_up_and_lost(
     tmp_path: Path,
 ) -> None:

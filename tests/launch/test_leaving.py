@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+
+import pytest
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 
@@ -71,3 +74,18 @@ def test_who_only_watches_leaves_the_run_alone(tmp_path: Path) -> None:
         talk.hang_up()
 
     assert pair.run(play).status == "running"
+
+
+@pytest.mark.parametrize(("since_s", "status"), [(-5.0, "stopped"), (5.0, "failed")])
+def test_a_peer_that_fails_once_another_controller_has_stopped_a_node_is_a_consequence(
+    tmp_path: Path, since_s: float, status: str
+) -> None:
+    def play(talk: Talk) -> None:
+        talk.say({**HELLO, "time_s": time.time()}, RUNNING)
+        if talk.node.name == "b":
+            talk.end(exit_code=1)
+            return
+        talk.order("stop")
+        talk.end(exit_code=None, signal="SIGTERM", cause="stopped", ended_s=time.time() + since_s)
+
+    assert Execution(tmp_path, "a", "b").run(play).status == status

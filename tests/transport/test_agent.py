@@ -118,6 +118,16 @@ def test_what_is_not_a_record_is_the_nodes_failure_and_no_defect_of_ours(lie: by
     assert error.message.isprintable()
 
 
+@pytest.mark.parametrize(("rest", "error"), [((), ContactLost), ((FACTS,), NodeFailed)])
+def test_a_record_that_a_lost_connection_cut_off_is_no_lie_of_the_node(
+    rest: tuple[bytes, ...], error: type[Exception]
+) -> None:
+    fake = FakeTransport(lambda *_: [FACTS, b'{"kind":"chunk","data":"4MTY5\n', *rest])
+    stream = AgentTransport(fake, ARCHIVE).open(NODE, "follow", {"schema": 1}, deadline_s=5)
+    with pytest.raises(error):
+        stream.read(5)
+
+
 class Kept(FakeStream):
     """A channel to an agent that goes on to a further verb, and what comes of asking for one."""
 
