@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 pytest_randomly.entrypoint_reseeds = []
 
 # How long this machine takes for an example says nothing about the code: other work shares it.
-_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=25, **_UNTIMED)
-settings.register_profile("thorough", max_examples=300, **_UNTIMED)
+for _name, _examples in (("quick", 25), ("thorough", 300)):
+    settings.register_profile(
+        _name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_examples
+    )
 settings.load_profile("quick")
 
 _PYTEST_OWN = "PYTEST_"

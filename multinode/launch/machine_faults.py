@@ -59,7 +59,7 @@ _LOG_KINDS = (
     ),
 )
 # Failures that each kind of fault can explain; what the job says of its own software or settings stands for itself.
-_EXPLAINS = {
+_EXPLAINS: dict[str, set[str | None]] = {
     "gpu": {None, "crashed", "killed", "timeout", "connection", "hang"},
     "memory": {None, "crashed", "killed", "timeout", "connection", "hang"},
     "link": {"timeout", "connection", "hang"},

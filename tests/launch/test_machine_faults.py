@@ -41,7 +41,7 @@ def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s
         [] if said is None else [ExceptionSample(rank=rank, time_s=100.0 + offset_s, type=said[0], message=said[1])]
     )
     how = {"cause": "stopped", "signal": "SIGTERM"} if said is None else {"cause": "exited", "exit_code": 1}
-    run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", ended_s=101.0 + offset_s, **how)  # type: ignore[arg-type]  # by name
+    run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", ended_s=101.0 + offset_s, **how)
     return Evidence(run=run, exceptions=raised, clock_offset_s=offset_s, faults=watch.faults)
 
 
