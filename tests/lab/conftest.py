@@ -83,12 +83,14 @@ def module_lab(_clean_machine: None) -> Lab:
 def deepspeed_compiled() -> None:
     """DeepSpeed compiles its CPU operation where it is first used; here once, below the file systems of all nodes.
 
-    Each node of each lab would compile it anew otherwise, all on the same cores, while its peers wait for it.
+    Each node of each lab would compile it anew otherwise, all on the same cores, while its peers wait for it. With the
+    ninja that the nodes' jobs find: another release does not read the log of this one, and compiles all again.
     """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     program = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load(verbose=False)"
     subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": path},
         check=True,
         capture_output=True,
         timeout=10 * DEADLINE_S,

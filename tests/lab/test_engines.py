@@ -73,24 +73,6 @@ def script(shared_dir: Path) -> Callable[[str], str]:
     return make
 
 
-@pytest.fixture(scope="session")
-def deepspeed_compiled() -> None:
-    """DeepSpeed compiles its CPU operation where it is first used; here once, below the file systems of all nodes.
-
-    Each node of each lab would compile it anew otherwise, all on the same cores, while its peers wait for it. With the
-    ninja that the nodes' jobs find: another release does not read the log of this one, and compiles all again.
-    """
-    program = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load(verbose=False)"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": path},
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
-
-
 def log(command: Command, document: dict[str, Any], node_rank: int) -> str:
     return (command.runs / str(document["run_id"]) / "logs" / f"node-{node_rank}.log").read_text()
 
