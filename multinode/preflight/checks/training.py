@@ -60,7 +60,7 @@ UNKNOWN_KEY = Rule(
     severity="error",
     catches="a key in the YAML or in --set that the LLaMA-Factory of a node has no argument for",
     message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
-    hint="{mend!s}",
+    hint="{fix!s}",
 )
 TIMEOUT_OF_AGES = Rule(
     check="training",
@@ -118,7 +118,7 @@ def check_arguments(inspection: Inspection) -> Iterator[Finding]:
                 version=f" {version}" if version else "",
                 key=key,
                 place="--set" if by_set else job.config_path,
-                mend=f"the nearest that it has: {written}" if near else "take it out, or correct its name",
+                fix=f"the nearest that it has: {written}" if near else "take it out, or correct its name",
             )
 
 
