@@ -111,7 +111,6 @@ print(json.dumps(told))
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
 def test_llamafactory_and_accelerate_understand_them() -> None:
     trainings = [f"configs/{name}.yaml" for name in METHODS]
     accelerate = [f"configs/accelerate/{path.name}" for path in ACCELERATE if path.stem.endswith("_gpu")]

@@ -12,7 +12,7 @@ import pytest
 
 from .bench_workers import run_workers
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 SIZES = (8, 1000, 1 << 20)

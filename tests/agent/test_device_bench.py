@@ -18,7 +18,7 @@ from tests.torch_stand_in import put_torch
 
 from .bench_workers import run_workers
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch]
 
 RUN_ID = "r.0"
 TINY = {"kinds": ["matmul"], "dtypes": ["fp32"], "sizes": [64], "seconds": 0.05, "repeats": 1, "turns": False}

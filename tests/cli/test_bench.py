@@ -129,7 +129,6 @@ def test_a_stored_bench_is_reported_with_its_verdict_and_its_tables(stored: str,
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(200)
 def test_a_device_that_hangs_ends_its_run(stored: str, tmp_path: Path) -> None:
     assert stored
     (tmp_path / "sitecustomize.py").write_text(

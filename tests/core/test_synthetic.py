@@ -257,7 +257,6 @@ def test_the_yaml_says_which_keys_are_ours() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 def test_llamafactory_trains_on_samples_of_exactly_that_length_whatever_else_the_yaml_says(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "scripts/make_tiny.py"], cwd=ROOT, check=True, capture_output=True, timeout=100)
     tiny = parse((ROOT / "configs/tiny_sft.yaml").read_text(), "tiny.yaml").config | SPOILING | KEEPING

@@ -18,7 +18,7 @@ from multinode.lab.spec import Lab
 from tests.lab.faulting import Make
 from tests.lab.launching import DEADLINE_S, Command, agents
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.torch]
 
 PRODUCT = ("--only", "matmul", "--dtype", "fp32", "--size", "512")
 QUICK = (*PRODUCT, "--workers-per-node", "1")

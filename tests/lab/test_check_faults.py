@@ -36,7 +36,7 @@ from multinode.lab.faults import (
 )
 from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, listener
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab")]
 
 JOB = "configs/tiny_sft.yaml"
 MODEL = f"{REPOSITORY}/assets/tiny/model"

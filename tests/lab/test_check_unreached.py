@@ -11,7 +11,7 @@ from multinode.lab.cluster import Lab, LabSpec, up_lab
 from multinode.lab.faults import Fault, LinkDown, NodeState, SshdState, make_fault
 from tests.lab.launching import Command, agents
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.lab]
 
 # The fault of node 1, of node 2 and so on, a part of the message, and a part of the hint.
 FAULTS: list[tuple[Fault, str, str]] = [

@@ -17,7 +17,7 @@ from multinode.lab.faults.kinds import Cpu
 from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab]
 
 JOB = "configs/tiny_sft.yaml"
 SCRIPT = str(Path(__file__).with_name("train_mlp.py"))

@@ -31,7 +31,6 @@ from tests.lab.launching import (
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.torch,
-    pytest.mark.timeout(900),
     pytest.mark.usefixtures("deepspeed_compiled", "lab"),
 ]
 

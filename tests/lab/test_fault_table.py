@@ -49,7 +49,7 @@ from tests.lab.supervised import (
 
 __all__ = ["command", "go_file"]
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 OPTIONS = (*LAUNCH, "--grace", "2")
 COUNT = ("--", TRAIN, "--lines")

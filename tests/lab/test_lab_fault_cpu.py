@@ -19,7 +19,7 @@ from multinode.lab.teardown import find_remains
 from . import launching
 from .faulting import Command
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.lab]
 
 # Works for a second, and says how much of it it had a core.
 BUSY = (

@@ -25,7 +25,7 @@ from . import launching
 from .conftest import DEADLINE_S
 from .faulting import Command
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lab]
 
 MIB = 1 << 20
 LIMIT, LITTLE, MUCH = 250, 50, 400

@@ -20,7 +20,7 @@ from tests.lab.launching import (
     processes_of,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(900), pytest.mark.usefixtures("module_lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("module_lab")]
 
 LAUNCH = ("launch", "--hosts", "lab", "--workers-per-node", "1")
 

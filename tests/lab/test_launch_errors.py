@@ -11,7 +11,7 @@ import pytest
 from multinode.lab.spec import Lab
 from tests.lab.launching import REPOSITORY, SCRIPT, agents, call_here, listener
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.lab]
 
 BARE = f"{sys.base_prefix}/bin/python3"
 UNASSIGNED = "10.213.0.250"

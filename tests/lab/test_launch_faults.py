@@ -14,7 +14,7 @@ from tests.lab.supervised import LAUNCH, TRAIN, command, parent, read_document, 
 
 __all__ = ["command"]
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 OPTIONS = ("--workers-per-node", "1", "--lease", "6", "--grace", "3")
 

@@ -25,7 +25,7 @@ from tests.lab.supervised import (
 
 __all__ = ["command", "go_file"]
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 COUNT = ("--", TRAIN, "--lines")
 

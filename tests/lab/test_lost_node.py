@@ -12,7 +12,7 @@ import pytest
 from multinode.lab.faults import Fault, LinkDown, NodeState
 from tests.lab.launching import DEADLINE_S, Command, processes_of, wait_for
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab]
 
 # Two workers that hear from each other ten times a second, and fail as gloo does when they no longer do.
 _PAIR = """\

@@ -14,7 +14,7 @@ from multinode.units import goodput_gb_per_s
 from tests.lab.faulting import Make
 from tests.lab.launching import Command, agents, call_here, processes_of, wait_for
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 MIB = 1 << 20
 

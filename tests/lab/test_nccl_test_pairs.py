@@ -14,7 +14,7 @@ from multinode.lab.spec import Lab
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, agents
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 
 # Three streams at once are work for a processor; a slower link leaves room for what else a small machine does.
 RATE_GBIT_PER_S = 0.1

@@ -19,7 +19,7 @@ from multinode.store.run_directory import RunDirectory
 from multinode.workflows.observe import observe_run
 from tests.lab.launching import REPOSITORY, Command
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(900), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 TRAIN = str(Path(__file__).with_name("train_mlp.py"))
 LAUNCH = ("launch", "--hosts", "lab", "--no-check", "--json", "--env", "DS_ACCELERATOR=cpu")

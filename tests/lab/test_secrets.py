@@ -13,7 +13,7 @@ from multinode.lab.spec import Lab
 from tests.lab.launching import DEADLINE_S, Command, command_line, processes_of, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab]
 
 
 def test_secrets_reach_the_worker_and_nothing_that_others_read(

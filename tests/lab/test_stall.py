@@ -15,7 +15,7 @@ from tests.lab.supervised import LAUNCH, TRAIN, GoFile, command, document_in, go
 
 __all__ = ["command", "go_file"]
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 STALL_S = 8
 OPTIONS = ("--grace", "3", "--stall", str(STALL_S))

@@ -16,7 +16,7 @@ from multinode.lab.faults import Memory, make_fault
 from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, kill, wait_for
 from tests.lab.supervised import STAND_IN
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab]
 
 JOB = "configs/tiny_sft.yaml"
 SHAPE = ("--workers-per-node", "1", "--steps", "6", "--no-check")

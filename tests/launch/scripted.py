@@ -122,8 +122,8 @@ class ScriptedNodes:
         self.opened += 1
         talk = Talk(node, command.rsplit(maxsplit=1)[-1], self._note_closed)
         thread = threading.Thread(target=self._run, args=(talk,))
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
         return talk
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:

@@ -30,7 +30,7 @@ from multinode.workflows.runs import load_run
 from tests.torch_stand_in import put_torch
 from tests.warm import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch]
 
 TINY = DeviceTest(kinds=("matmul",), dtypes=("fp32",), sizes=(64,), seconds=0.05)
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from multinode.core.cluster import local_cluster
 from multinode.core.engines.engine import Engine
 from multinode.core.grid import Grid, GridRecord
@@ -126,7 +124,6 @@ def test_a_training_without_end_is_stopped_at_its_time_and_measured(tmp_path: Pa
     assert here.left_on_node() == []
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
 def test_kill_9_and_the_same_command_measures_the_rest_and_nothing_twice(tmp_path: Path) -> None:
     arguments = ("40", "0.05")
     here = Here(tmp_path, arguments)
@@ -148,7 +145,6 @@ def test_kill_9_and_the_same_command_measures_the_rest_and_nothing_twice(tmp_pat
     assert here.left_on_node() == []
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_cell_that_trained_for_its_time_while_its_controller_was_dead_is_not_trained_again(tmp_path: Path) -> None:
     arguments, minutes = ("0", "0.05"), 1 / 30
     here = Here(tmp_path, arguments, minutes)
