@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ for _name, _examples in (("quick", 25), ("thorough", 300)):
     )
 settings.load_profile("quick")
 
+ROOT = Path(__file__).parents[1]
 _PYTEST_OWN = "PYTEST_"
 
 pytest_plugins = ["pytester"]
@@ -44,6 +48,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 seconds[report.location[0]] += report.duration
     slowest = sorted(seconds.items(), key=lambda one: one[1], reverse=True)[:_SLOWEST]
     terminalreporter.write_line("slowest files: " + ", ".join(f"{name} {time_s:.0f} s" for name, time_s in slowest))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> None:
+    """What configs/tiny_sft.yaml trains on; parallel sessions make it once, and nobody reads half of it."""
+    assets = ROOT / "assets"
+    assets.mkdir(exist_ok=True)
+    with (assets / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, "scripts/make_tiny.py"], cwd=ROOT, check=True, capture_output=True, timeout=300)
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,6 @@ test_check_unreached.
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from multinode.lab.faults import (
     clear_faults,
     make_fault,
 )
-from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, listener
+from tests.lab.launching import REPOSITORY, Command, agents, listener
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab")]
 
@@ -93,10 +91,8 @@ GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
 
 
 @pytest.fixture(scope="module")
-def command(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    del module_lab
-    make_tiny = [sys.executable, "scripts/make_tiny.py"]
-    subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
+def command(module_lab: Lab, tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    del module_lab, tiny
     command = Command(tmp_path_factory.mktemp("check") / "runs")
     yield command
     # All of this module's faults are cleared, and nothing is left of any.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from multinode.lab.cluster import Lab, ns_command, set_rate
 from multinode.lab.faults import Fault
 from multinode.lab.faults.kinds import Cpu
-from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, wait_for
+from tests.lab.launching import DEADLINE_S, Command, agents, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
@@ -43,8 +42,6 @@ class Contrasted:
     """A contrast of LLaMA-Factory over links of 100 Mbit/s, and where a training had been before."""
 
     def __init__(self, directory: Path, lab: Lab) -> None:
-        make_tiny = [sys.executable, "scripts/make_tiny.py"]
-        subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
         self.command = Command(directory / "runs")
         saved = directory / "saves"
         (saved / "checkpoint-30").mkdir(parents=True)
@@ -61,7 +58,8 @@ class Contrasted:
 
 
 @pytest.fixture(scope="module")
-def contrasted(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contrasted]:
+def contrasted(module_lab: Lab, tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contrasted]:
+    del tiny
     names = [node.name for node in module_lab.nodes]
     set_rate(names, 0.1)
     try:
@@ -155,6 +153,7 @@ def test_with_one_slot_a_node_it_is_scale_out_and_says_so(one_slot: str, command
     assert (document["baseline"]["world_size"], document["candidate"]["world_size"]) == (1, 2)
 
 
+@pytest.mark.usefixtures("tiny")
 def test_with_a_fixed_global_batch_both_sides_make_the_same_steps(one_slot: str, command: Command) -> None:
     options = ("--steps", "6", "--mode", "fixed-global-batch", "--hosts", one_slot)
     document = measure(command, *CONTRAST, *QUICK, JOB, *options)

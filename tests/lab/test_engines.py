@@ -19,8 +19,6 @@ from multinode.cli.main import build_app
 from multinode.errors import UsageError
 from multinode.lab.spec import Lab
 from tests.lab.launching import (
-    DEADLINE_S,
-    REPOSITORY,
     SCRIPT,
     Command,
     agents,
@@ -52,12 +50,6 @@ _LOSS = re.compile(r"step \d+ of \d+: loss ([\d.]+)")
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
     return Command(tmp_path / "runs")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> None:
-    make_tiny = [sys.executable, "scripts/make_tiny.py"]
-    subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
 
 
 @pytest.fixture

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lab.launching import (
-    DEADLINE_S,
-    REPOSITORY,
     SCRIPT,
     Command,
     agents,
@@ -40,10 +36,9 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def trained(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A LLaMA-Factory training."""
-    make_tiny = [sys.executable, "scripts/make_tiny.py"]
-    subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
+    del tiny
     return Done(tmp_path_factory.mktemp("trained"), "configs/tiny_sft.yaml", "--set", "max_steps=16", "--json")
 
 

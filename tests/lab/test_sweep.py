@@ -13,10 +13,10 @@ import pytest
 
 from multinode.lab.cluster import Lab, LabSpec, ns_command, up_lab
 from multinode.lab.faults import Memory, make_fault
-from tests.lab.launching import DEADLINE_S, REPOSITORY, Command, agents, kill, wait_for
+from tests.lab.launching import DEADLINE_S, Command, agents, kill, wait_for
 from tests.lab.supervised import STAND_IN
 
-pytestmark = [pytest.mark.lab]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("tiny")]
 
 JOB = "configs/tiny_sft.yaml"
 SHAPE = ("--workers-per-node", "1", "--steps", "6", "--no-check")
@@ -136,8 +136,6 @@ def assert_figures(row: dict[str, Any], *, nodes: int, batch: int) -> None:
 
 @pytest.mark.torch
 def test_cells_of_real_trainings_have_figures(lab: Lab, command: Command) -> None:
-    make_tiny = [sys.executable, "scripts/make_tiny.py"]
-    subprocess.run(make_tiny, cwd=REPOSITORY, check=True, capture_output=True, timeout=DEADLINE_S)
     settings = ("--set", "per_device_train_batch_size=1", "--set", "finetuning_type=lora", "--nodes", "1,2")
     done = command.run("sweep", JOB, *settings, *SHAPE, "--hosts", lab.hostfile)
     assert done.returncode == 0, done.stderr
