@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.intervals import Interval, gaps, merge
+from multinode.core.decoding import decode_json
 from multinode.units import format_size
 
 __all__ = ["CollectiveSpan", "TraceEvents", "TraceStep", "read_trace"]
@@ -327,7 +328,7 @@ def _gloo_span(event: _Event, step: int) -> CollectiveSpan:
 
 def _lists(raw: msgspec.Raw) -> list[Any]:
     try:
-        return msgspec.json.decode(raw, type=list)
+        return decode_json(raw, list)
     except (msgspec.DecodeError, RecursionError):
         return []
 

@@ -16,6 +16,7 @@ from multinode.analyse.cost_model import passing_bytes
 from multinode.analyse.flops import flops_per_token
 from multinode.analyse.traffic import Load, Strategy
 from multinode.analyse.workload import Settings, read_work
+from multinode.core.decoding import decode_json
 from multinode.core.job import LlamaFactoryJob
 from multinode.core.model_size import ModelShape, lora_parameters, parse_model
 from multinode.errors import JobError, UsageError
@@ -187,7 +188,7 @@ def _zero_json(text: str | None, stage: int) -> str:
     data: dict[str, Any] = {}
     if text is not None:
         try:
-            data = msgspec.json.decode(text, type=dict[str, Any])
+            data = decode_json(text, dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
             data = {}
     own = data.get("zero_optimization")

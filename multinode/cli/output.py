@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from multinode.core.decoding import decode_json
 from multinode.core.run import Failure
 from multinode.core.secret_values import redact
 
@@ -20,7 +21,7 @@ _WIDE = 200
 
 def print_document(value: object) -> None:
     """One JSON document on stdout, without secrets."""
-    shown = redact(msgspec.json.decode(msgspec.json.encode(value)))
+    shown = redact(decode_json(msgspec.json.encode(value), object))
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n")
     sys.stdout.flush()
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.decoding import decode_json
+
 __all__ = ["DeepSpeedConfig", "parse_deepspeed"]
 
 _MOST_STAGE = 3
@@ -65,7 +67,7 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
 def parse_deepspeed(text: str) -> DeepSpeedConfig | None:
     """The configuration; None where the text is no JSON object. A value of the wrong kind counts as absent."""
     try:
-        data = msgspec.json.decode(text, type=dict[str, Any])
+        data = decode_json(text, dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return None
     zero = _mapping(data, "zero_optimization")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from multinode.core.decoding import convert
 from multinode.core.device_name import device_key
 from multinode.core.training_yaml import WrongYaml, parse_yaml
 from multinode.core.yaml_places import compose_yaml, line_of
@@ -94,7 +95,7 @@ def parse_prices(text: str, source: str = "prices file") -> Prices:
 
 def _read(data: Any) -> Prices:
     try:
-        written = msgspec.convert(data, _Written)
+        written = convert(data, _Written)
     except msgspec.ValidationError as error:
         raise _Wrong(str(error), *_first_word(str(error), data)) from None
     _check_words(written)
@@ -131,7 +132,7 @@ def _entries(group: str, written: dict[str, Any]) -> dict[str, Price]:
     found = {}
     for name, entry in written.items():
         try:
-            price = msgspec.convert(entry, Price)
+            price = convert(entry, Price)
         except msgspec.ValidationError as error:
             raise _Wrong(str(error), group, name) from None
         if price.hourly is None and price.purchase is None:

@@ -6,6 +6,7 @@ import msgspec
 
 from multinode.core.cluster import Cluster
 from multinode.core.command import shown_environment
+from multinode.core.decoding import convert
 from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.core.secret_values import redact, redact_file
 
@@ -15,7 +16,7 @@ __all__ = ["redact_cluster", "redact_plan"]
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
     """The same plan without secrets: in variables, arguments, prelude and files, and what was forwarded."""
     shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
-    return msgspec.convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
+    return convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
 
 
 def redact_cluster(cluster: Cluster) -> Cluster:

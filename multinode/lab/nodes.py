@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.errors import MultinodeError, NodeFailed
 from multinode.lab.access import NodeFile, node_files
 from multinode.lab.processes import children_of, init_environment, poll, process_ref
@@ -145,7 +146,7 @@ def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:
 def _init_pid(order: _Order, process: subprocess.Popen[bytes]) -> int:
     try:
         stdout, _ = process.communicate(timeout=_START_DEADLINE_S)
-        answer = msgspec.json.decode(stdout or b"{}", type=_Answer)
+        answer = decode_json(stdout or b"{}", _Answer)
     except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise NodeFailed(f"it cannot be set up: {error}", node=order.name, detail=_log_tail(order.name)) from error
     if answer.pid is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.programs import run_program
 from multinode.lab.spec import LabSpec
@@ -67,7 +68,7 @@ def check_free_network(spec: LabSpec) -> None:
     """
     network = ipaddress.IPv4Network(spec.network)
     text = run_program(["ip", "-json", "-4", "route", "show", "table", "all"])
-    for route in msgspec.json.decode(text or "[]", type=list[_Route]):
+    for route in decode_json(text or "[]", list[_Route]):
         if route.dst != "default" and ipaddress.IPv4Network(route.dst, strict=False).overlaps(network):
             raise UsageError(
                 f"the lab's network {network} is in use: {route.dst} on {route.dev}",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.errors import NodeFailed
 from multinode.lab.shaping import burst_bytes
 from multinode.lab.spec import Lab, LabNode
@@ -86,7 +87,7 @@ def measure_stream(source: LabNode, target: LabNode, window_s: float = _WINDOW_S
         port = receiver.stdout.readline().strip() if receiver.stdout else ""
         sender = _start(source, "send", target.addr, port)
         said, _ = receiver.communicate(timeout=_DEADLINE_S)
-        arrived = msgspec.json.decode(said, type=_Arrived)
+        arrived = decode_json(said, _Arrived)
     except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise NodeFailed(
             f"no stream from {source.name} to {target.addr} came about: {error}",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.spec import Lab
 from multinode.store.run_directory import replace_file
@@ -33,7 +34,7 @@ def controller_boot_id() -> str:
 def load_lab() -> Lab | None:
     """The lab that stands on this machine; None where there is none, none of this boot, or none that was finished."""
     try:
-        lab = msgspec.json.decode((STATE_DIR / _STATE_FILE).read_bytes(), type=Lab)
+        lab = decode_json((STATE_DIR / _STATE_FILE).read_bytes(), Lab)
     except (FileNotFoundError, PermissionError, msgspec.DecodeError):
         return None
     return lab if lab.controller_boot_id == controller_boot_id() else None

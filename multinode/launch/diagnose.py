@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
+from multinode.core.decoding import convert
 from multinode.core.plan import LaunchPlan, NodePlan, node_run_id
 from multinode.core.stall import FlightRecord, LastStep, NodeDiagnosis, ProcessDiagnosis
 from multinode.errors import NodeFailed
@@ -46,7 +47,7 @@ def _ask(agent: AgentTransport, node: Node, plan: NodePlan, run_id: str) -> Node
     stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
     stream.close()
     try:
-        answer = msgspec.convert(stream.first, _Answer, strict=False)
+        answer = convert(stream.first, _Answer, strict=False)
     except msgspec.ValidationError as error:
         raise NodeFailed(f"its diagnosis cannot be read: {error}", node=node.name) from error
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from multinode.core.decoding import convert
 from multinode.core.log import clean_log, last_lines
 from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
@@ -203,7 +204,7 @@ def _failed(run: NodeRun) -> bool:
 
 
 def _failure(node: Evidence, message: str, fields: Mapping[str, object]) -> Failure:
-    return msgspec.convert(
+    return convert(
         {
             "node": node.run.name,
             "node_rank": node.run.node_rank,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from multinode.core.decoding import convert
 from multinode.errors import NodeFailed
 from multinode.transport.agent import Record
 
@@ -60,7 +61,7 @@ def parse_record(record: Record, node: str) -> Message | None:
     if record.get("kind") not in _OURS:
         return None
     try:
-        message: Message = msgspec.convert(record, Message)
+        message: Message = convert(record, Message)  # type: ignore[arg-type]  # a union is no type
     except msgspec.ValidationError as error:
         raise NodeFailed(f"it answered what is not a record: {error}", node=node) from None
     return message

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from multinode.analyse.stall import explain_stall
+from multinode.core.decoding import convert
 from multinode.core.stall import NodeDiagnosis, Stall, StallRecord
 from multinode.launch.session import Event
 from multinode.launch.stall_clock import StallClock
@@ -102,4 +101,4 @@ class StallWatch:
         found = explain_stall(nodes)
         fields = {name: getattr(found, name) for name in found.__struct_fields__}
         silent_s = self._clock.silent_s(time.monotonic())
-        return msgspec.convert({"time_s": time.time(), "silent_s": silent_s, **fields}, Stall)
+        return convert({"time_s": time.time(), "silent_s": silent_s, **fields}, Stall)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
+from multinode.core.decoding import convert
 from multinode.core.facts import NodeFacts
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentTransport
@@ -77,7 +78,7 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)
     answered_s = time.time()
     try:
-        facts = msgspec.convert(record | {"node": node.name}, NodeFacts, strict=False)
+        facts = convert(record | {"node": node.name}, NodeFacts, strict=False)
         _check_addresses(facts)
     except (msgspec.ValidationError, ValueError) as error:
         raise NodeFailed(f"its facts cannot be read: {error}", node=node.name) from error

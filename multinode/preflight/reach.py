@@ -13,6 +13,7 @@ import msgspec
 
 from multinode.analyse.spread import spread_of
 from multinode.core.cluster import Node
+from multinode.core.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.preflight.meeting import Attempted, Listening, Meeting, Pinged, Streamed
 from multinode.preflight.pairs import Pair
@@ -308,6 +309,6 @@ def _paired(node: str, asked: list[Any], results: list[Any]) -> Iterator[tuple[A
 
 def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
     try:
-        return msgspec.convert({**record, "node": node, **more}, kind, strict=False, str_keys=True)
+        return convert({**record, "node": node, **more}, kind, strict=False, str_keys=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error

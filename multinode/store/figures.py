@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import convert
 from multinode.core.figures import Figures
 from multinode.core.training_yaml import WrongYaml, parse_yaml
 from multinode.errors import UsageError
@@ -25,7 +26,7 @@ def load_figures(path: Path) -> Figures:
     """
     text = read_text(path, "the file of figures", _HINT)
     try:
-        return msgspec.convert(parse_yaml(text), Figures)
+        return convert(parse_yaml(text), Figures)
     except WrongYaml as wrong:
         where = path if wrong.line is None else f"{path}:{wrong.line}"
         raise UsageError(f"{where}: {wrong}", hint=_HINT) from None

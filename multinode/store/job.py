@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.core.deepspeed_edit import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
 from multinode.core.job import LlamaFactoryJob, named_paths, parse_llamafactory
 from multinode.errors import JobError
@@ -60,7 +61,7 @@ def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
     hint = f"`deepspeed:` in {path} names it; it is looked for here, then beside that file"
     text = read_text(found, "the DeepSpeed configuration", hint)
     try:
-        msgspec.json.decode(text, type=dict)
+        decode_json(text, dict)
     except msgspec.DecodeError as error:
         raise JobError(f"{found} is not a JSON object: {error}", hint=hint) from None
     except RecursionError:

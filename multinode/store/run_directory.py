@@ -16,6 +16,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from multinode.core.cluster import Cluster
+from multinode.core.decoding import decode_json
 from multinode.core.hostfile import redact_hostfile
 from multinode.core.secret_values import redact
 from multinode.errors import MultinodeError, UsageError
@@ -145,7 +146,7 @@ class RunDirectory:
         Raises:
             MultinodeError: it cannot be written; so do all that write.
         """
-        shown = redact(msgspec.json.decode(msgspec.json.encode(value)))
+        shown = redact(decode_json(msgspec.json.encode(value), object))
         data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
         self.write_bytes(name, data + b"\n")
 
@@ -167,7 +168,7 @@ class RunDirectory:
         """
         path = self.path / name
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            return decode_json(path.read_bytes(), kind)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.decoding import convert
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 
@@ -41,7 +42,7 @@ def load_settings(cwd: Path) -> Settings:
         return Settings()
     text = read_text(path, "the settings file")
     try:
-        return msgspec.convert(tomllib.loads(text), Settings)
+        return convert(tomllib.loads(text), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
         raise UsageError(f"{path}: {error}", hint="known are hosts, job and prelude under [defaults]") from None
 

@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.core.cluster import Node
 from multinode.core.command import quote_path
+from multinode.core.decoding import decode_json
 from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.archive import AgentArchive, load_archive
 from multinode.transport.base import Completed, Stream, Transport
@@ -205,7 +206,7 @@ class AgentStream:
 
     def _decode(self, line: bytes) -> Record:
         try:
-            record: Record = _printable_values(msgspec.json.decode(line, type=dict[str, Any]))
+            record: Record = _printable_values(decode_json(line, dict[str, Any]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.first is not None and self._has_ended():
                 raise ContactLost("the connection ended in the middle of a record", node=self._node.name) from error

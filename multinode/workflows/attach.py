@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
+from multinode.core.decoding import convert
 from multinode.core.hostfile import parse_hostfile
 from multinode.core.plan import LaunchPlan, node_run_id
 from multinode.core.run import NodeRun, Run
@@ -196,6 +197,6 @@ def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
 
 def _read(record: object, kind: type[_Kind], node: str) -> _Kind:
     try:
-        return msgspec.convert(record, kind, strict=False)
+        return convert(record, kind, strict=False)
     except msgspec.ValidationError as error:
         raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error

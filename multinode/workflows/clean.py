@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
+from multinode.core.decoding import convert
 from multinode.core.plan import node_run_id
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentTransport
@@ -55,7 +56,7 @@ def clean(
 
     def ask(node: Node) -> Cleaned:
         try:
-            answer = msgspec.convert(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode)
+            answer = convert(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode)
         except msgspec.ValidationError as error:
             raise NodeFailed(f"its answer cannot be read: {error}", node=node.name) from error
         return Cleaned(

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from multinode.core.cluster import Node
+from multinode.core.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.transport.agent import AgentStream, AgentTransport
 from multinode.units import format_size
@@ -133,6 +134,6 @@ def _safe(name: str, node: Node) -> PurePosixPath:
 
 def _convert(record: object, kind: type[_Kind], node: Node) -> _Kind:
     try:
-        return msgspec.convert(record, kind)
+        return convert(record, kind)
     except (msgspec.ValidationError, binascii.Error) as error:
         raise NodeFailed(f"its answer cannot be read: {error}", node=node.name) from error

@@ -16,6 +16,7 @@ from multinode.analyse.scenarios import make_forecast, refuse_unusable
 from multinode.analyse.summary import Summary
 from multinode.analyse.sweep import SweepReport
 from multinode.analyse.workload import Workload
+from multinode.core.decoding import decode_json
 from multinode.core.plan import LaunchPlan
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.figures import load_figures
@@ -139,7 +140,7 @@ def _model_here(record: Record) -> dict[str, Any] | None:
     if not isinstance(name, str):
         return None
     try:
-        return msgspec.json.decode(read_text(Path(name) / "config.json", "the model"), type=dict[str, Any])
+        return decode_json(read_text(Path(name) / "config.json", "the model"), dict[str, Any])
     except (UsageError, msgspec.DecodeError):
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.faults.kinds import (
     PORT_MTU,
@@ -163,7 +164,7 @@ def _add_link(scene: Scene, fault: Interface | Address, port_words: list[str]) -
 
 def _interfaces(node: LabNode) -> set[str]:
     told = run_program(["ip", "-netns", node.namespace, "-json", "link", "show"])
-    return {one.ifname for one in msgspec.json.decode(told, type=list[_Named])}
+    return {one.ifname for one in decode_json(told, list[_Named])}
 
 
 def _ip(node: LabNode, *lines: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.core.decoding import decode_json
 from multinode.errors import MultinodeError
 from multinode.lab.faults.kinds import Fault
 from multinode.lab.state import STATE_DIR, write_file
@@ -34,7 +35,7 @@ def load_records() -> tuple[Record, ...]:
         MultinodeError: the file is not ours.
     """
     try:
-        return msgspec.json.decode(_FILE.read_bytes(), type=tuple[Record, ...])
+        return decode_json(_FILE.read_bytes(), tuple[Record, ...])
     except FileNotFoundError:
         return ()
     except msgspec.DecodeError as error:
