@@ -48,8 +48,8 @@ def attach(
     with outside(known.cluster if known else _cluster(hosts)[0], leaves=leaves) as around:
         known = known or _known_elsewhere(around, hosts, run_id)
         launched = follow(known, around, stall_s=stall or None, on_stall=on_stall)
-        fetch_results(around, launched, known.cluster, fetch)
-    tell_result(launched, as_json=as_json)
+        not_fetched = fetch_results(around, launched, known.cluster, fetch)
+    tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
 def stop(run_id: RunId = "last", hosts: Elsewhere = None, grace: Grace = 10.0, as_json: Json = False) -> None:

@@ -135,8 +135,8 @@ def launch(
         from multinode.workflows.launch import launch as run_launch
 
         launched = run_launch(make_launch(), around)
-        fetch_results(around, launched, cluster, fetch)
-    tell_result(launched, as_json=as_json)
+        not_fetched = fetch_results(around, launched, cluster, fetch)
+    tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from multinode.errors import MultinodeError
     from multinode.workflows.launch import Launched
 
 __all__ = ["tell_result"]
@@ -14,8 +15,18 @@ __all__ = ["tell_result"]
 _EXIT_CODES = {"running": 0, "succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}
 
 
-def tell_result(launched: Launched, *, as_json: bool, codes: dict[str, int] | None = None) -> NoReturn:
-    """Print how the run ended, or that it goes on, and exit; `codes` says otherwise for some of the states."""
+def tell_result(
+    launched: Launched,
+    *,
+    as_json: bool,
+    codes: dict[str, int] | None = None,
+    not_fetched: MultinodeError | None = None,
+) -> NoReturn:
+    """Print how the run ended, or that it goes on, and exit; `codes` says otherwise for some of the states.
+
+    Raises:
+        MultinodeError: the run went well, and this one is why its results were not fetched.
+    """
     if as_json:
         from multinode.cli.output import print_document
         from multinode.report.launch_document import launch_document
@@ -23,6 +34,10 @@ def tell_result(launched: Launched, *, as_json: bool, codes: dict[str, int] | No
         print_document(launch_document(launched.run, launched.summary, str(launched.directory)))
     else:
         _print_result(launched)
+    if not_fetched is not None:
+        if launched.run.status == "succeeded":
+            raise not_fetched
+        typer.echo(str(not_fetched), err=True)
     raise typer.Exit((_EXIT_CODES | (codes or {}))[launched.run.status])
 
 
