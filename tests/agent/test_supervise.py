@@ -61,6 +61,7 @@ def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
     assert env["MULTINODE_RUN_ID"] == "r"
     assert env["MULTINODE_RUN_DIR"] == run_dir
     assert env["MULTINODE_SAMPLES"] == f"{run_dir}/samples"
+    assert "MULTINODE_FAILURES_ONLY" not in env
     instrument, mine = env["PYTHONPATH"].split(":")
     assert instrument.endswith(".pyz/multinode_agent/instrument")
     assert mine == "/mine"
@@ -72,6 +73,13 @@ def test_without_instrumentation_the_interpreter_is_left_alone(node: LocalNode) 
     with node.talk("supervise", node.request("r", argv)) as talk:
         talk.read_all()
     assert talk.data("log") == b"[]\n"
+
+
+def test_a_measurement_of_ours_records_failures_alone(node: LocalNode) -> None:
+    argv = node.script("import os\nprint(os.environ['MULTINODE_FAILURES_ONLY'])\n")
+    with node.talk("supervise", node.request("r", argv, instrument=True, failures_only=True)) as talk:
+        talk.read_all()
+    assert talk.data("log") == b"1\n"
 
 
 def test_a_program_is_found_along_path_first(node: LocalNode) -> None:

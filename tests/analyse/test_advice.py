@@ -11,6 +11,7 @@ from multinode.analyse.advice import Advice, Change, advise, advise_notes
 from multinode.analyse.calibration import Calibration, Work
 from multinode.analyse.carried_network import CarriedNetwork, Link
 from multinode.analyse.cost_model import StepCosts
+from multinode.analyse.levers import setting_levers
 from multinode.analyse.predict import predict
 from multinode.analyse.scenario import Scenario
 from multinode.analyse.situation import Room, Situation, joined, options_of
@@ -91,6 +92,18 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     assert pair.gain > max(halved.gain, four.gain)
     assert "overflows" in pair.meaning
     assert "global batch" in pair.meaning
+
+
+def test_larger_buckets_are_four_times_those_of_torch_where_a_step_fills_several() -> None:
+    few = situation()
+    work = few.calibration.work
+    many = changed(few, calibration=changed(few.calibration, work=changed(work, bucket_bytes=1 << 20)))
+    assert not [lever for lever in setting_levers(few) if lever.kind == "buckets"]
+    (lever,) = [lever for lever in setting_levers(many) if lever.kind == "buckets"]
+    # torch's own are of 25 MiB.
+    assert lever.name == "buckets of 100 MiB"
+    assert lever.change == Change(overrides=("ddp_bucket_cap_mb=100",))
+    assert lever.after.scenario.bucket_bytes == 100 << 20
 
 
 def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:

@@ -89,6 +89,7 @@ def test_published_figures_stand_in_the_place_of_runs() -> None:
         (("--link", "0"), "--link 0"),
         (("--link", "1,x"), "--link 1,x: 'x'"),
         (("--link", ""), "--link : ''"),
+        (("--nodes", "many"), "--nodes many: 'many'"),
         (("--batch", "-2"), "--batch -2"),
         (("--accumulation", "0"), "--accumulation 0"),
         (("--accumulation", "1.5"), "--accumulation 1.5"),
@@ -105,4 +106,4 @@ def test_published_figures_stand_in_the_place_of_runs() -> None:
 def test_what_cannot_be_is_refused_by_its_option(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         predict(*arguments)
-    assert said in refused.value.message
+    assert refused.value.message.startswith(said) or refused.value.message.endswith(said)

@@ -152,6 +152,7 @@ def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind
         store_part(tmp_path, part, f"log of {node.name}\n".encode())
     # Named alike, and no part of it.
     store_part(tmp_path, msgspec.structs.replace(whole, run_id="w-3", kind="launch"), b"another\n")
+    store_part(tmp_path, msgspec.structs.replace(whole, run_id="x-0"), b"of another one of this kind\n")
 
     def logs(node: str | None = None, rank: int | None = None) -> list[tuple[str, str, bytes]]:
         chosen = choose_logs(tmp_path, load_run(tmp_path, "w"), node, rank)

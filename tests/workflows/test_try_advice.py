@@ -78,7 +78,8 @@ class Elsewhere:
 
     def __init__(self, runs: Path, rates: Callable[[Launch], float | Exception]) -> None:
         self.stop = StopRequest()
-        self.outside = Outside(FakeTransport(lambda *_: ()), runs, stop=self.stop)
+        self.said: list[str] = []
+        self.outside = Outside(FakeTransport(lambda *_: ()), runs, stop=self.stop, say=self.said.append)
         self.rates = rates
         self.launches: list[Launch] = []
 
@@ -136,6 +137,7 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     attempt = try_advice(what(), fake.outside, COUNSEL, Trials(count=2), fake.run)
     assert fake.order == ["today", "1", "2"]
+    assert fake.said == ["[1/3] as it stands", "[2/3] gradient accumulation 4", "[3/3] gradients as fp16"]
     link, four, halved, alone = attempt.counsel.advice
     assert link.tried is None
     assert alone.tried is None
