@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
+from multinode.lab.cluster import ns_command
 from multinode.lab.spec import Lab
 from tests.lab.launching import DEADLINE_S, Command, command_line, processes_of, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
@@ -53,6 +56,73 @@ def test_secrets_reach_the_worker_and_nothing_that_others_read(
     assert not [path for path in kept if secret in _read(path)]
     assert not [path for path in kept if written in _read(path)]
     assert "<forwarded>" in (command.runs / run_id / "plan.json").read_text()
+
+
+FAILING = """
+import os, sys
+secret = "one-s3cr3t-of-this-test"
+assert [word.count(secret) for word in sys.argv[1:]] == [0, 1, 1], "argv"
+assert all(secret in os.environ[name] for name in ("HF_TOKEN", "WANDB_API_KEY", "SWANLAB_API_KEY")), "environment"
+sys.exit(7)
+"""
+TRAINED = """
+model_name_or_path: m
+stage: sft
+finetuning_type: lora
+hub_token: one-s3cr3t-of-this-test
+per_device_train_batch_size: 1
+max_steps: 2
+output_dir: out
+"""
+
+
+def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
+    lab: Lab, tmp_path: Path, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By env., by --env, as an argument, in the setup text and in the YAML; the job itself has it."""
+    secret = "one-s3cr3t-of-this-test"
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(Path(lab.hostfile).read_text().replace(" slots=", f" env.WANDB_API_KEY={secret} slots="))
+    monkeypatch.setenv("HF_TOKEN", secret)
+    (shared_dir / "fail.py").write_text(FAILING)
+    yaml = tmp_path / "sft.yaml"
+    yaml.write_text(TRAINED)
+    command = Command(tmp_path / "runs")
+    common = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", "--no-check", "--env", "HF_TOKEN")
+    common += ("--prelude", f"export SWANLAB_API_KEY={secret}", "--env", f"PYTHONPATH={STAND_IN}")
+    given = ("--api-key", secret, f"--hub_token={secret}")
+    failing = ("--engine", "command", "--", sys.executable, str(shared_dir / "fail.py"), *given)
+    printed = {}
+    for job, code in ((failing, 1), ((str(yaml),), 0)):
+        for options in (("--dry-run",), ("--dry-run", "--json"), ("--json",)):
+            done = command.run(*common, *options, *job)
+            assert done.returncode == (code if options == ("--json",) else 0), (options, done.stdout, done.stderr)
+            printed[*options, job[0]] = done.stdout + done.stderr
+        page = tmp_path / f"report-{code}.html"
+        for verb in (
+            ("show",),
+            ("show", "--json"),
+            ("logs", "--json"),
+            ("runs", "--json"),
+            ("report", "-o", str(page)),
+        ):
+            done = command.run(*verb)
+            assert done.returncode == 0, (verb, done.stderr)
+            printed[*verb, job[0]] = done.stdout + done.stderr
+        assert page.is_file()
+    failed = command.document("runs", "--json")["runs"][0]
+    assert failed["status"] == "failed"
+    assert "exit code 7" in printed["show", failing[0]], "it failed otherwise"
+    assert [name for name, text in printed.items() if secret in text] == []
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path not in {hostfile, yaml}]
+    assert {"plan.json", "run.json", "report-0.html", "report-1.html"} <= {path.name for path in kept}
+    assert [path for path in kept if secret in _read(path)] == []
+    for node in lab.nodes:
+        shell = f"ls ~/.multinode/runs/{failed['run_id']}.*/request.json >&2 && ! grep -rlF {secret} ~/.multinode"
+        found = subprocess.run(
+            [*ns_command(node), "sh", "-c", shell], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert (found.returncode, found.stdout) == (0, ""), (node.name, found)
 
 
 def _secret_in(text: str, *secrets: str) -> bool:
