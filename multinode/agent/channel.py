@@ -14,6 +14,8 @@ Record = dict[str, Any]
 
 _READ_BYTES = 1 << 16
 _REQUEST_DEADLINE_S = 60.0
+# Longer than a controller is busy with something else. One that is frozen comes back to a new connection.
+_READER_DEADLINE_S = 120.0
 _REQUEST_MAX_BYTES = 64 << 20
 
 
@@ -47,7 +49,7 @@ class Channel:
         os.set_blocking(1, True)
 
     def emit(self, record: Record) -> None:
-        """Write one record; waits for a slow reader.
+        """Write one record; waits for a slow reader, but not for one that reads nothing at all.
 
         Raises:
             BrokenPipeError: nobody reads any more.
@@ -55,7 +57,10 @@ class Channel:
         # Names that are not UTF-8 carry lone surrogates, which a strict reader refuses.
         data = memoryview(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         while data:
-            data = data[os.write(1, data) :]
+            if not select.select([], [1], [], _READER_DEADLINE_S)[1]:
+                raise BrokenPipeError(f"nothing was read for {_READER_DEADLINE_S:.0f} s")
+            # What is ready takes so many bytes at least; a longer write could wait for ever.
+            data = data[os.write(1, data[: select.PIPE_BUF]) :]
 
     def first_line(self) -> bytes:
         """The request.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,8 +85,7 @@ def measure_stream(source: LabNode, target: LabNode, window_s: float = _WINDOW_S
     receiver = _start(target, "receive", target.addr, str(_SKIP_S), str(skip_bytes), str(window_s))
     sender = None
     try:
-        port = receiver.stdout.readline().strip() if receiver.stdout else ""
-        sender = _start(source, "send", target.addr, port)
+        sender = _start(source, "send", target.addr, _first_line(receiver))
         said, _ = receiver.communicate(timeout=_DEADLINE_S)
         arrived = decode_json(said, _Arrived)
     except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
@@ -110,6 +110,12 @@ def measure_stream(source: LabNode, target: LabNode, window_s: float = _WINDOW_S
 
 def _goodput(speed: LinkSpeed) -> float:
     return speed.goodput_gbit_per_s
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    if process.stdout is None or not select.select([process.stdout], [], [], _DEADLINE_S)[0]:
+        raise subprocess.TimeoutExpired(process.args, _DEADLINE_S)
+    return process.stdout.readline().strip()
 
 
 def _start(node: LabNode, *arguments: str) -> subprocess.Popen[str]:
