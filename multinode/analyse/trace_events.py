@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.intervals import Interval, gaps, merge
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.units import format_size
 
 __all__ = ["CollectiveSpan", "TraceEvents", "TraceStep", "read_trace"]

@@ -16,9 +16,9 @@ from multinode.analyse.cost_model import passing_bytes
 from multinode.analyse.flops import flops_per_token
 from multinode.analyse.traffic import Load, Strategy
 from multinode.analyse.workload import Settings, read_work
-from multinode.core.decoding import decode_json
 from multinode.core.job import LlamaFactoryJob
 from multinode.core.model_size import ModelShape, lora_parameters, parse_model
+from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
 
 __all__ = ["Subject", "method_of", "parse_method", "vary"]

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from multinode.core.decoding import decode_json
 from multinode.core.run import Failure
 from multinode.core.secret_values import redact
+from multinode.decoding import decode_json
 
 __all__ = ["print_document", "print_failure", "print_table"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 
 __all__ = ["DeepSpeedConfig", "parse_deepspeed"]
 

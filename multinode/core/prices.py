@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from multinode.core.decoding import convert
 from multinode.core.device_name import device_key
 from multinode.core.training_yaml import WrongYaml, parse_yaml
 from multinode.core.yaml_places import compose_yaml, line_of
+from multinode.decoding import convert
 from multinode.errors import UsageError
 
 __all__ = ["Price", "Prices", "parse_prices"]

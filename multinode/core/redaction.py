@@ -6,9 +6,9 @@ import msgspec
 
 from multinode.core.cluster import Cluster
 from multinode.core.command import shown_environment
-from multinode.core.decoding import convert
 from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.core.secret_values import redact, redact_file
+from multinode.decoding import convert
 
 __all__ = ["redact_cluster", "redact_plan"]
 

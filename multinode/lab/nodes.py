@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, NodeFailed
 from multinode.lab.access import NodeFile, node_files
 from multinode.lab.processes import children_of, init_environment, poll, process_ref

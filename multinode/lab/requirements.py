@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.programs import run_program
 from multinode.lab.spec import LabSpec

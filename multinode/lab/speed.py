@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import NodeFailed
 from multinode.lab.shaping import burst_bytes
 from multinode.lab.spec import Lab, LabNode

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.spec import Lab
 from multinode.store.run_directory import replace_file

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.decoding import convert
 from multinode.core.plan import LaunchPlan, NodePlan, node_run_id
 from multinode.core.stall import FlightRecord, LastStep, NodeDiagnosis, ProcessDiagnosis
+from multinode.decoding import convert
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentTransport
 from multinode.transport.outcomes import gather

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from multinode.core.decoding import convert
 from multinode.core.log import clean_log, last_lines
 from multinode.core.run import Failure, NodeRun
 from multinode.core.samples import ExceptionSample
+from multinode.decoding import convert
 from multinode.errors import MultinodeError
 from multinode.launch.diagnosis import classify, find_worker_death, words_of_workers
 from multinode.launch.machine_faults import MachineFault, explains

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from multinode.core.decoding import convert
+from multinode.decoding import convert
 from multinode.errors import NodeFailed
 from multinode.transport.agent import Record
 

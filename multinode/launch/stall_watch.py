@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from multinode.analyse.stall import explain_stall
-from multinode.core.decoding import convert
 from multinode.core.stall import NodeDiagnosis, Stall, StallRecord
+from multinode.decoding import convert
 from multinode.launch.session import Event
 from multinode.launch.stall_clock import StallClock
 from multinode.store.run_directory import RunDirectory

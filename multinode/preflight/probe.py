@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.decoding import convert
 from multinode.core.facts import NodeFacts
+from multinode.decoding import convert
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentTransport
 from multinode.transport.outcomes import Outcomes, gather

@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.analyse.spread import spread_of
 from multinode.core.cluster import Node
-from multinode.core.decoding import convert
+from multinode.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.preflight.meeting import Attempted, Listening, Meeting, Pinged, Streamed
 from multinode.preflight.pairs import Pair

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.decoding import convert
 from multinode.core.figures import Figures
 from multinode.core.training_yaml import WrongYaml, parse_yaml
+from multinode.decoding import convert
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 

@@ -16,9 +16,9 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from multinode.core.cluster import Cluster
-from multinode.core.decoding import decode_json
 from multinode.core.hostfile import redact_hostfile
 from multinode.core.secret_values import redact
+from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
 
 __all__ = ["RunDirectory", "list_runs", "replace_file", "runs_root"]

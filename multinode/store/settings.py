@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.decoding import convert
+from multinode.decoding import convert
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.core.cluster import Node
 from multinode.core.command import quote_path
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.archive import AgentArchive, load_archive
 from multinode.transport.base import Completed, Stream, Transport

@@ -9,10 +9,10 @@ from typing import Literal, TypeVar
 import msgspec
 
 from multinode.core.cluster import Cluster, Node
-from multinode.core.decoding import convert
 from multinode.core.hostfile import parse_hostfile
 from multinode.core.plan import LaunchPlan, node_run_id
 from multinode.core.run import NodeRun, Run
+from multinode.decoding import convert
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from multinode.core.cluster import Node
-from multinode.core.decoding import convert
+from multinode.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.transport.agent import AgentStream, AgentTransport
 from multinode.units import format_size

@@ -16,8 +16,8 @@ from multinode.analyse.scenarios import make_forecast, refuse_unusable
 from multinode.analyse.summary import Summary
 from multinode.analyse.sweep import SweepReport
 from multinode.analyse.workload import Workload
-from multinode.core.decoding import decode_json
 from multinode.core.plan import LaunchPlan
+from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.figures import load_figures
 from multinode.store.run_directory import RunDirectory, list_runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.faults.kinds import (
     PORT_MTU,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.decoding import decode_json
+from multinode.decoding import decode_json
 from multinode.errors import MultinodeError
 from multinode.lab.faults.kinds import Fault
 from multinode.lab.state import STATE_DIR, write_file

@@ -6,7 +6,7 @@ import sys
 THREADS_AT_ONCE = """
 import sys, threading, types
 sys.setswitchinterval(1e-6)
-from multinode.core.decoding import convert, decode_json
+from multinode.decoding import convert, decode_json
 
 fields = "".join(f"    f{n}: int | str | None = None\\n" for n in range(20))
 nested = "".join(f"    f{n}: tuple[Inner, ...] | None = None\\n" for n in range(20))
