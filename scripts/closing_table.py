@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from multinode.report.table import make_table
+from multinode.report.render.table import make_table
 from multinode.store.run_directory import RunDirectory, list_runs, runs_root
 from multinode.units import format_rate
 

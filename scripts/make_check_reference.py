@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from multinode.core.finding import SEVERITIES, Rule
+from multinode.core.check.finding import SEVERITIES, Rule
 from multinode.preflight.catalogue import CHECK_NAMES, CHECKS, RULES
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.workload import read_settings
-from multinode.core.deepspeed import parse_deepspeed
-from multinode.core.deepspeed_keys import require_known
-from multinode.core.job import LlamaFactoryJob
-from multinode.core.synthetic import with_synthetic
+from multinode.analyse.job.workload import read_settings
+from multinode.core.job.deepspeed import parse_deepspeed
+from multinode.core.job.deepspeed_keys import require_known
+from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import JobError
 from multinode.store.accelerate import load_accelerate
 from multinode.store.job import load_job

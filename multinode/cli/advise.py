@@ -25,8 +25,8 @@ from multinode.cli.options import (
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.analyse.advice import Counsel
-    from multinode.core.job import Job
+    from multinode.analyse.advice.advice import Counsel
+    from multinode.core.job.job import Job
 
 __all__ = ["register"]
 
@@ -114,13 +114,13 @@ def advise(
         _tell(counsel, top, as_json=as_json)
         return
 
-    from multinode.analyse.steady import steps_to_run
+    from multinode.analyse.run.steady import steps_to_run
     from multinode.cli.inputs import read_cluster, read_engine, read_surroundings
     from multinode.cli.running import outside
-    from multinode.core.planning import LaunchOptions
+    from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.launch import Launch
-    from multinode.workflows.try_advice import Trials, try_advice
+    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.advice.try_advice import Trials, try_advice
 
     cluster, text = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]
@@ -156,9 +156,9 @@ def _given(ctx: typer.Context) -> str:
 
 
 def _counsel(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Counsel:
-    from multinode.analyse.record import is_rate
+    from multinode.analyse.prediction.record import is_rate
     from multinode.errors import UsageError
-    from multinode.workflows.advise import advise_runs
+    from multinode.workflows.advice.advise import advise_runs
 
     for option, rate in (("--link", link), ("--link-measured", link_measured)):
         if rate is not None and not is_rate(rate):
@@ -170,10 +170,10 @@ def _job(
     counsel: Counsel, named: tuple[Path | None, tuple[str, ...] | None], overrides: list[str], edits: list[str] | None
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
-    from multinode.analyse.situation import Change
+    from multinode.analyse.advice.situation import Change
     from multinode.cli.inputs import read_job
-    from multinode.workflows.advise import measured_job
-    from multinode.workflows.try_advice import changed_job
+    from multinode.workflows.advice.advise import measured_job
+    from multinode.workflows.advice.try_advice import changed_job
 
     if named != (None, None):
         return read_job(*named, overrides, edits)
@@ -191,7 +191,7 @@ def _tell(counsel: Counsel, top: int | None, *, as_json: bool) -> None:
     import msgspec
 
     from multinode.cli.output import print_document, print_table
-    from multinode.report.advice_table import advice_lines, advice_table
+    from multinode.report.advice.advice_table import advice_lines, advice_table
 
     most = top if top is not None or as_json else _TOP
     advice = tuple(one for place, one in enumerate(counsel.advice) if most is None or place < most or one.tried)

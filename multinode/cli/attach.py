@@ -9,9 +9,9 @@ import typer
 from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, StallAfter
 
 if TYPE_CHECKING:
-    from multinode.core.cluster import Cluster
-    from multinode.workflows.attach import Known
-    from multinode.workflows.launch import Outside
+    from multinode.core.cluster.cluster import Cluster
+    from multinode.workflows.run.attach import Known
+    from multinode.workflows.run.launch import Outside
 
 __all__ = ["register"]
 
@@ -41,7 +41,7 @@ def attach(
     from multinode.cli.fetching import fetch_results
     from multinode.cli.result import tell_result
     from multinode.cli.running import outside
-    from multinode.workflows.attach import attach as follow
+    from multinode.workflows.run.attach import attach as follow
 
     known = None if hosts is not None else _known(run_id)
     leaves = known is None or known.run.detached
@@ -56,7 +56,7 @@ def stop(run_id: RunId = "last", hosts: Elsewhere = None, grace: Grace = 10.0, a
     """Stop a run on all its nodes: TERM, after the grace KILL, and then see that nothing of it is left."""
     from multinode.cli.result import tell_result
     from multinode.cli.running import outside
-    from multinode.workflows.attach import stop as stop_run
+    from multinode.workflows.run.attach import stop as stop_run
 
     known = None if hosts is not None else _known(run_id)
     with outside(known.cluster if known else _cluster(hosts)[0]) as around:
@@ -80,7 +80,7 @@ def clean(
     from multinode.transport.agent import AgentTransport
     from multinode.transport.ssh import SshTransport
     from multinode.units import format_size
-    from multinode.workflows.clean import clean as clean_nodes
+    from multinode.workflows.run.clean import clean as clean_nodes
 
     cluster, _ = _cluster(hosts)
     transport = SshTransport()
@@ -104,13 +104,13 @@ def _known(run_id: str) -> Known:
     from pathlib import Path
 
     from multinode.store.run_directory import runs_root
-    from multinode.workflows.attach import find_known
+    from multinode.workflows.run.attach import find_known
 
     return find_known(runs_root(dict(os.environ), Path.cwd()), run_id)
 
 
 def _known_elsewhere(around: Outside, hosts: str | None, run_id: str) -> Known:
-    from multinode.workflows.attach import find_on_nodes
+    from multinode.workflows.run.attach import find_on_nodes
 
     cluster, text = _cluster(hosts)
     return find_on_nodes(around.agent, cluster, text, around.runs, run_id)

@@ -9,8 +9,8 @@ import typer
 from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Prelude, Variables, WorkersPerNode
 
 if TYPE_CHECKING:
-    from multinode.analyse.bench_figures import BenchReport
-    from multinode.core.cluster import Cluster
+    from multinode.analyse.bench.bench_figures import BenchReport
+    from multinode.core.cluster.cluster import Cluster
 
 __all__ = ["print_bench", "register"]
 
@@ -70,12 +70,12 @@ def bench(
     from multinode.cli.inputs import read_surroundings
     from multinode.cli.output import print_document
     from multinode.cli.running import outside
-    from multinode.core.device_test import PHASES, make_device_test
-    from multinode.core.planning import LaunchOptions
+    from multinode.core.measure.device_test import PHASES, make_device_test
+    from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.transport.archive import load_archive
-    from multinode.workflows.bench import bench as run_bench
-    from multinode.workflows.launch import Launch
+    from multinode.workflows.bench.bench import bench as run_bench
+    from multinode.workflows.run.launch import Launch
 
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
@@ -115,10 +115,10 @@ def bench(
 def print_bench(report: BenchReport) -> None:
     """The verdict, the tables and how it was measured, on stdout."""
     from multinode.cli.output import print_table
-    from multinode.report.bench_table import bench_sheets
-    from multinode.report.bench_text import bench_lines
-    from multinode.report.foreign_text import plain
-    from multinode.report.summary_table import sheet_table
+    from multinode.report.bench.bench_table import bench_sheets
+    from multinode.report.bench.bench_text import bench_lines
+    from multinode.report.render.foreign_text import plain
+    from multinode.report.steps.summary_table import sheet_table
 
     for line in bench_lines(report):
         typer.echo(plain(line))
@@ -133,7 +133,7 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
     import sys
 
     from multinode.cli.inputs import read_cluster
-    from multinode.core.cluster import local_cluster
+    from multinode.core.cluster.cluster import local_cluster
     from multinode.errors import UsageError
 
     if local is None:

@@ -10,7 +10,7 @@ import typer
 from multinode.cli.options import Hosts, Json, MasterPort, Nodes
 
 if TYPE_CHECKING:
-    from multinode.workflows.check import CheckReport
+    from multinode.workflows.check.check import CheckReport
 
 __all__ = ["register"]
 
@@ -41,7 +41,7 @@ def check(
     cluster, _ = read_cluster(hosts, nodes)
     transport = SshTransport()
     transport.open_early(cluster.nodes)
-    from multinode.workflows.check import CheckOptions, check_cluster
+    from multinode.workflows.check.check import CheckOptions, check_cluster
 
     what = read_job(job, None, []) if job is not None else None
     agent = AgentTransport(transport)
@@ -62,7 +62,7 @@ def check(
 
 def _print_report(report: CheckReport, arguments: str) -> None:
     from multinode.cli.output import print_table
-    from multinode.report.check_table import check_matrix, findings_text, next_step
+    from multinode.report.check.check_table import check_matrix, findings_text, next_step
 
     nodes = [(node.name, node.reached) for node in report.nodes]
     print_table(check_matrix(nodes, report.checks, report.findings))

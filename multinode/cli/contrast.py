@@ -26,7 +26,7 @@ from multinode.cli.options import (
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.analyse.contrast_figures import Contrast
+    from multinode.analyse.comparison.contrast_figures import Contrast
 
 __all__ = ["register"]
 
@@ -83,13 +83,13 @@ def contrast(
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
     from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.running import outside
-    from multinode.core.planning import LaunchOptions
-    from multinode.core.sides import Wish
-    from multinode.core.synthetic import with_synthetic
+    from multinode.core.run.planning import LaunchOptions
+    from multinode.core.comparison.sides import Wish
+    from multinode.core.run.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.contrast import contrast as measure
-    from multinode.workflows.contrast import cut_job
-    from multinode.workflows.launch import Launch
+    from multinode.workflows.comparison.contrast import contrast as measure
+    from multinode.workflows.comparison.contrast import cut_job
+    from multinode.workflows.run.launch import Launch
 
     cluster, text = read_cluster(hosts, None)
     what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set), steps, whole=whole)
@@ -131,7 +131,7 @@ def compare(
 ) -> None:
     """Compare two stored runs as `contrast` compares its sides."""
     from multinode.store.run_directory import runs_root
-    from multinode.workflows.compare import compare_runs
+    from multinode.workflows.comparison.compare import compare_runs
 
     _tell(compare_runs(runs_root(dict(os.environ), Path.cwd()), run_a, run_b, anyway=anyway), as_json=as_json)
 
@@ -149,7 +149,7 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 
 def _tell(contrast: Contrast, *, as_json: bool) -> None:
     from multinode.cli.output import print_document, print_table
-    from multinode.report.contrast_table import contrast_lines, contrast_table
+    from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
 
     if as_json:
         print_document(contrast)

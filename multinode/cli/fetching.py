@@ -9,8 +9,8 @@ import typer
 from multinode.errors import ContactLost, MultinodeError
 
 if TYPE_CHECKING:
-    from multinode.core.cluster import Cluster
-    from multinode.workflows.launch import Launched, Outside
+    from multinode.core.cluster.cluster import Cluster
+    from multinode.workflows.run.launch import Launched, Outside
 
 __all__ = ["fetch_results"]
 
@@ -29,7 +29,7 @@ def fetch_results(
     if run.nodes[0].state == "lost":
         return ContactLost("nothing was fetched: contact with it was lost", node=node.name)
     from multinode.units import format_size
-    from multinode.workflows.fetch import Wanted, fetch_files
+    from multinode.workflows.run.fetch import Wanted, fetch_files
 
     wanted = Wanted(node=node, paths=tuple(paths), cwd=launched.plan.nodes[0].command.cwd)
     try:

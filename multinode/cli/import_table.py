@@ -12,7 +12,7 @@ from multinode.cli.options import Json
 from multinode.errors import UsageError
 
 if TYPE_CHECKING:
-    from multinode.workflows.import_table import Imported
+    from multinode.workflows.grid.import_table import Imported
 
 __all__ = ["register"]
 
@@ -38,9 +38,9 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Import a table of figures measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
-    from multinode.core.imported_table import Extras
+    from multinode.core.grid.imported_table import Extras
     from multinode.store.run_directory import runs_root
-    from multinode.workflows.import_table import Foreign, import_table
+    from multinode.workflows.grid.import_table import Foreign, import_table
 
     extras = Extras(defaults=_defaults(default or []), ignore=tuple(ignore or ()))
     foreign = Foreign(path=path, name=name, extras=extras, prices=prices)

@@ -30,7 +30,7 @@ def init(
     """Look at the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
     from multinode.cli.live import show_stage
     from multinode.cli.output import print_document
-    from multinode.core.hostfile import parse_hostfile
+    from multinode.core.cluster.hostfile import parse_hostfile
     from multinode.errors import UsageError
     from multinode.store.text_file import write_new_text
     from multinode.transport.agent import AgentTransport

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import typer
 
-from multinode.core.cluster import Cluster
-from multinode.core.engines.engine import Engine, choose_engine
-from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.surroundings import Surroundings, parse_surroundings
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.run.engines.engine import Engine, choose_engine
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.core.job.surroundings import Surroundings, parse_surroundings
 from multinode.errors import UsageError
 
 __all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_surroundings"]
@@ -60,7 +60,7 @@ def read_job(
     Raises:
         UsageError: both or neither, or it cannot be understood.
     """
-    from multinode.core.deepspeed_edit import parse_deepspeed_edits
+    from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
     from multinode.store.job import load_job
     from multinode.store.settings import default_job, load_settings
 
@@ -83,8 +83,8 @@ def read_job(
 
 def _show_diff(job: LlamaFactoryJob) -> None:
     """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
-    from multinode.core.secret_values import redact_text
-    from multinode.report.foreign_text import plain
+    from multinode.core.text.secret_values import redact_text
+    from multinode.report.render.foreign_text import plain
 
     if job.deepspeed_diff is None:
         return

@@ -34,7 +34,7 @@ from multinode.cli.options import (
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.workflows.launch import Launch
+    from multinode.workflows.run.launch import Launch
 
 __all__ = ["register"]
 
@@ -88,7 +88,7 @@ def launch(
     from multinode.cli.inputs import read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.result import tell_result
     from multinode.cli.running import outside
-    from multinode.core.synthetic import with_synthetic
+    from multinode.core.run.synthetic import with_synthetic
 
     cluster, text = read_cluster(hosts, nodes)
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set)
@@ -98,9 +98,9 @@ def launch(
     surroundings = read_surroundings(env, prelude)
 
     def make_launch() -> Launch:
-        from multinode.core.planning import LaunchOptions
+        from multinode.core.run.planning import LaunchOptions
         from multinode.launch.request import ExecuteOptions
-        from multinode.workflows.launch import Launch
+        from multinode.workflows.run.launch import Launch
 
         return Launch(
             cluster=cluster,
@@ -132,7 +132,7 @@ def launch(
         _print_plan(make_launch(), as_json=as_json)
         return
     with outside(cluster) as around:
-        from multinode.workflows.launch import launch as run_launch
+        from multinode.workflows.run.launch import launch as run_launch
 
         launched = run_launch(make_launch(), around)
         not_fetched = fetch_results(around, launched, cluster, fetch)
@@ -141,9 +141,9 @@ def launch(
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
     from multinode.cli.output import print_document
-    from multinode.core.redaction import redact_plan
-    from multinode.report.plan_text import plan_text
-    from multinode.workflows.launch import plan_offline
+    from multinode.core.run.redaction import redact_plan
+    from multinode.report.run.plan_text import plan_text
+    from multinode.workflows.run.launch import plan_offline
 
     plan = plan_offline(what)
     if as_json:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from multinode.core.progress import RunProgress
-from multinode.core.stall import Stall
-from multinode.report.progress_table import progress_line, progress_table, stall_line
+from multinode.core.run.progress import RunProgress
+from multinode.core.run.stall import Stall
+from multinode.report.run.progress_table import progress_line, progress_table, stall_line
 
 __all__ = ["LiveView", "live_view", "show_stage"]
 

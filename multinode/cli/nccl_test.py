@@ -10,8 +10,8 @@ import typer
 from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides, Variables
 
 if TYPE_CHECKING:
-    from multinode.analyse.sweep import SweepReport
-    from multinode.core.cluster import Cluster
+    from multinode.analyse.nccl_test.sweep import SweepReport
+    from multinode.core.cluster.cluster import Cluster
 
 __all__ = ["register"]
 
@@ -91,7 +91,7 @@ def nccl_test(
     from multinode.cli.inputs import parse_option, read_job, read_surroundings
     from multinode.cli.output import print_document
     from multinode.cli.running import outside
-    from multinode.core.collective_test import (
+    from multinode.core.measure.collective_test import (
         BACKENDS,
         DTYPE_BYTES,
         REDOPS,
@@ -101,13 +101,13 @@ def nccl_test(
         sweep_messages,
         sweep_sizes,
     )
-    from multinode.core.planning import LaunchOptions
+    from multinode.core.run.planning import LaunchOptions
     from multinode.errors import UsageError
     from multinode.launch.request import ExecuteOptions
     from multinode.store.text_file import require_directory
     from multinode.transport.archive import load_archive
     from multinode.units import parse_size
-    from multinode.workflows.launch import Launch
+    from multinode.workflows.run.launch import Launch
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test
 
@@ -165,7 +165,7 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
     import sys
 
     from multinode.cli.inputs import read_cluster
-    from multinode.core.cluster import local_cluster
+    from multinode.core.cluster.cluster import local_cluster
     from multinode.errors import UsageError
 
     if local is None:
@@ -183,10 +183,10 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
 
 def _print_report(report: SweepReport, form: str) -> None:
     from multinode.cli.output import print_table
-    from multinode.report.collective_table import collective_table
-    from multinode.report.nccl_tests_text import nccl_tests_text
-    from multinode.report.pair_table import pair_table
-    from multinode.report.sweep_text import sweep_lines
+    from multinode.report.nccl_test.collective_table import collective_table
+    from multinode.report.nccl_test.nccl_tests_text import nccl_tests_text
+    from multinode.report.nccl_test.pair_table import pair_table
+    from multinode.report.nccl_test.sweep_text import sweep_lines
 
     if form == "nccl-tests":
         typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
@@ -202,8 +202,8 @@ def _print_report(report: SweepReport, form: str) -> None:
 
 
 def _write_page(report: SweepReport, path: Path) -> None:
-    from multinode.report.sweep_chart import sweep_page
-    from multinode.report.sweep_text import sweep_lines
+    from multinode.report.nccl_test.sweep_chart import sweep_page
+    from multinode.report.nccl_test.sweep_text import sweep_lines
     from multinode.store.text_file import write_text
 
     write_text(path, sweep_page(report.rows, report.levels, report.title, "\n".join(sweep_lines(report))))

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from multinode.core.run import Failure
-from multinode.core.secret_values import redact
+from multinode.core.run.run import Failure
+from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
 
 __all__ = ["print_document", "print_failure", "print_table"]

@@ -12,8 +12,8 @@ import typer
 from multinode.cli.options import Json
 
 if TYPE_CHECKING:
-    from multinode.analyse.forecast import Ask, Forecast
-    from multinode.analyse.traffic import Strategy
+    from multinode.analyse.prediction.forecast import Ask, Forecast
+    from multinode.analyse.collectives.traffic import Strategy
 
 __all__ = ["register"]
 
@@ -70,7 +70,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict a training on other links, on more nodes and in other settings, each with an interval."""
-    from multinode.analyse.forecast import Ask
+    from multinode.analyse.prediction.forecast import Ask
 
     ask = Ask(
         links=_read("--link", link, float),
@@ -92,7 +92,7 @@ def predict(
 def _forecast(run_ids: list[str] | None, figures: Path | None, ask: Ask) -> Forecast:
     from multinode.errors import UsageError
     from multinode.store.run_directory import runs_root
-    from multinode.workflows.predict import forecast_figures, forecast_runs
+    from multinode.workflows.prediction.predict import forecast_figures, forecast_runs
 
     if figures is not None:
         if run_ids:
@@ -107,7 +107,7 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, ask: Ask) -> Fore
 
 def _tell(forecast: Forecast, *, as_json: bool) -> None:
     from multinode.cli.output import print_document, print_table
-    from multinode.report.forecast_table import forecast_lines, forecast_table
+    from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
 
     if as_json:
         print_document(forecast)
@@ -138,7 +138,7 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
 
 
 def _strategy(word: str) -> Strategy:
-    from multinode.analyse.traffic import Strategy
+    from multinode.analyse.collectives.traffic import Strategy
 
     return {
         "ddp": Strategy.DDP,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multinode.core.cluster import Cluster
+    from multinode.core.cluster.cluster import Cluster
     from multinode.transport.base import Transport
-    from multinode.workflows.launch import Outside
+    from multinode.workflows.run.launch import Outside
 
 __all__ = ["outside"]
 
@@ -28,7 +28,7 @@ def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False, loca
         from multinode.cli.signals import stop_on_signals
         from multinode.launch.stop_request import StopRequest
         from multinode.store.run_directory import runs_root
-        from multinode.workflows.launch import Outside
+        from multinode.workflows.run.launch import Outside
 
         stop = StopRequest()
         with live_view(quiet=quiet) as view, stop_on_signals(stop, leaves=leaves):

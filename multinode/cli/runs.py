@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
 def runs(as_json: Json = False) -> None:
     """List the runs; what changed last stands at the end."""
     from multinode.cli.output import print_document, print_table
-    from multinode.report.run_table import runs_document, runs_table
-    from multinode.workflows.runs import load_runs
+    from multinode.report.run.run_table import runs_document, runs_table
+    from multinode.workflows.run.runs import load_runs
 
     found = load_runs(_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:
@@ -40,9 +40,9 @@ def runs(as_json: Json = False) -> None:
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
     """Show one run: how it ended, what holds it up, where its time goes, its files; or what a sweep or bench found."""
     from multinode.cli.output import print_document, print_table
-    from multinode.report.run_table import run_table
-    from multinode.report.summary_table import summary_tables
-    from multinode.workflows.runs import load_run
+    from multinode.report.run.run_table import run_table
+    from multinode.report.steps.summary_table import summary_tables
+    from multinode.workflows.run.runs import load_run
 
     found = load_run(_root(), run_id)
     if as_json:
@@ -60,9 +60,9 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
 
 def _show_contrast(directory: Path) -> None:
     from multinode.cli.output import print_table
-    from multinode.report.contrast_table import contrast_lines, contrast_table
+    from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
     from multinode.store.run_directory import RunDirectory
-    from multinode.workflows.compare import load_contrast
+    from multinode.workflows.comparison.compare import load_contrast
 
     contrast, unread = load_contrast(RunDirectory(directory))
     if contrast is not None:
@@ -77,7 +77,7 @@ def _show_contrast(directory: Path) -> None:
 def _show_cells(directory: Path) -> None:
     from multinode.cli.table import print_cells
     from multinode.store.run_directory import RunDirectory
-    from multinode.workflows.sweep_table import load_table
+    from multinode.workflows.grid.sweep_table import load_table
 
     table = load_table(RunDirectory(directory))
     if table is not None:
@@ -90,7 +90,7 @@ def _show_cells(directory: Path) -> None:
 def _show_bench(directory: Path) -> None:
     from multinode.cli.bench import print_bench
     from multinode.store.run_directory import RunDirectory
-    from multinode.workflows.bench_store import load_bench
+    from multinode.workflows.bench.bench_store import load_bench
 
     found = load_bench(RunDirectory(directory))
     if found is not None:
@@ -113,7 +113,7 @@ def logs(
     Progress bars are reduced to their last state.
     """
     from multinode.cli.output import print_document
-    from multinode.workflows.runs import choose_logs, load_run, node_logs
+    from multinode.workflows.run.runs import choose_logs, load_run, node_logs
 
     found = load_run(_root(), run_id)
     chosen = choose_logs(_root(), found, node, rank)
@@ -139,8 +139,8 @@ def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
     import contextlib
 
     from multinode.cli.running import outside
-    from multinode.workflows.attach import find_known
-    from multinode.workflows.follow_logs import follow_logs, needs_follower
+    from multinode.workflows.run.attach import find_known
+    from multinode.workflows.run.follow_logs import follow_logs, needs_follower
 
     known = find_known(_root(), run_id)
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,7 @@ def _print_line(name: str | None, line: bytes, rank: int | None) -> None:
 
 
 def _clean(data: bytes, rank: int | None) -> bytes:
-    from multinode.core.log import clean_log, only_rank
+    from multinode.core.run.log import clean_log, only_rank
 
     text = clean_log(data.decode(errors="replace"))
     if rank is not None:

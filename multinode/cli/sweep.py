@@ -46,8 +46,8 @@ from multinode.cli.sweep_options import (
 from multinode.errors import UsageError
 
 if TYPE_CHECKING:
-    from multinode.workflows.sweep import Resume, Swept
-    from multinode.workflows.sweep_cell import AskedGrid
+    from multinode.workflows.grid.sweep import Resume, Swept
+    from multinode.workflows.grid.sweep_cell import AskedGrid
 
 __all__ = ["register"]
 
@@ -97,11 +97,11 @@ def sweep(
     from multinode.cli.inputs import read_cluster, read_engine, read_surroundings
     from multinode.cli.sweep_jobs import GridWish, read_grid
     from multinode.cli.sweep_look import TableLook
-    from multinode.core.planning import LaunchOptions
+    from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.launch import Launch
-    from multinode.workflows.sweep import Resume
-    from multinode.workflows.sweep_cell import AskedGrid, CellTraining
+    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.grid.sweep import Resume
+    from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 
     if steps is not None and minutes is not None:
         raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")
@@ -144,11 +144,11 @@ def sweep(
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     """The cells in the order in which they would be measured; of an earlier sweep that would go on, how far it is."""
     from multinode.cli.output import print_document
-    from multinode.core.grid_state import retry_failed as again
-    from multinode.report.grid_progress import plan_lines
+    from multinode.core.grid.grid_state import retry_failed as again
+    from multinode.report.grid.grid_progress import plan_lines
     from multinode.store.run_directory import runs_root
-    from multinode.workflows.sweep import require_plannable
-    from multinode.workflows.sweep_store import find_sweep, new_record
+    from multinode.workflows.grid.sweep import require_plannable
+    from multinode.workflows.grid.sweep_store import find_sweep, new_record
 
     require_plannable(asked)
     planned = new_record(asked)
@@ -167,11 +167,11 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
     """Measure what is left; where nothing is, no node is asked."""
     from multinode.cli.running import outside
-    from multinode.core.run import Run
+    from multinode.core.run.run import Run
     from multinode.store.run_directory import RunDirectory, runs_root
-    from multinode.workflows.sweep import find_finished
-    from multinode.workflows.sweep import sweep as measure
-    from multinode.workflows.sweep_table import build_table
+    from multinode.workflows.grid.sweep import find_finished
+    from multinode.workflows.grid.sweep import sweep as measure
+    from multinode.workflows.grid.sweep_table import build_table
 
     finished = find_finished(asked, runs_root(dict(os.environ), Path.cwd()), resume)
     if finished is not None:
@@ -191,7 +191,7 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
 
 def _tell_end(swept: Swept) -> NoReturn:
     """Where everything lies, and whether all went well, as an exit code says it to a script."""
-    from multinode.report.grid_progress import end_line
+    from multinode.report.grid.grid_progress import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multinode.core.grid import Cell, Grid
-from multinode.core.job import Job, ScriptJob
+from multinode.core.grid.grid import Cell, Grid
+from multinode.core.job.job import Job, ScriptJob
 
 if TYPE_CHECKING:
-    from multinode.core.cluster import Cluster
+    from multinode.core.cluster.cluster import Cluster
 
 __all__ = ["GridJobs", "GridWish", "read_grid"]
 
@@ -43,8 +43,8 @@ def read_grid(path: Path | None, script: tuple[str, ...] | None, wish: GridWish,
             names cannot be read, or a setting is wrong.
     """
     from multinode.cli.inputs import read_job
-    from multinode.core.grid_plan import plan_grid
-    from multinode.core.grid_values import parse_axes
+    from multinode.core.grid.grid_plan import plan_grid
+    from multinode.core.grid.grid_values import parse_axes
 
     axes = parse_axes(wish.settings)
     plain = read_job(path, script, list(axes) if script is not None else _fixed(axes), list(wish.deepspeed_edits))
@@ -55,7 +55,7 @@ def read_grid(path: Path | None, script: tuple[str, ...] | None, wish: GridWish,
 
 def _grid(axes: Mapping[str, tuple[Any, ...]], wish: GridWish, there: int) -> Grid:
     """The grid of the axes that have more than one value; without `--nodes` on all nodes that are there."""
-    from multinode.core.grid_values import parse_counts
+    from multinode.core.grid.grid_values import parse_counts
 
     workers = wish.workers_per_node
     return Grid(
@@ -74,8 +74,8 @@ def _cell_jobs(
 
     A setting may name another file, a model or a DeepSpeed JSON; so each is read as a job of its own.
     """
-    from multinode.core.deepspeed_edit import parse_deepspeed_edits
-    from multinode.core.grid_plan import cell_overrides
+    from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
+    from multinode.core.grid.grid_plan import cell_overrides
     from multinode.store.job import load_job
 
     if isinstance(plain, ScriptJob):
@@ -91,6 +91,6 @@ def _cell_jobs(
 
 def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
     """What has one value, as `launch` takes it."""
-    from multinode.core.grid_values import override_text
+    from multinode.core.grid.grid_values import override_text
 
     return [override_text(key, values[0]) for key, values in axes.items() if len(values) == 1]

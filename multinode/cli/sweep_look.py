@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from multinode.workflows.sweep_cell import AskedGrid
+    from multinode.workflows.grid.sweep_cell import AskedGrid
 
 __all__ = ["TableLook"]
 
@@ -29,13 +29,13 @@ class TableLook(NamedTuple):
         Raises:
             UsageError: it cannot.
         """
-        from multinode.analyse.cell_view import Look
-        from multinode.analyse.cells import CellRow, CellTable
+        from multinode.analyse.grid.cell_view import Look
+        from multinode.analyse.grid.cells import CellRow, CellTable
         from multinode.cli.inputs import parse_option
-        from multinode.core.duration import parse_duration
+        from multinode.core.text.duration import parse_duration
         from multinode.errors import UsageError
         from multinode.store.prices import load_prices
-        from multinode.workflows.sweep_table import View, show
+        from multinode.workflows.grid.sweep_table import View, show
 
         if as_json and self.form != "table":
             raise UsageError(f"--format {self.form} and --json both print on stdout", hint="give one of them")

@@ -11,8 +11,8 @@ import typer
 from multinode.cli.options import Deadline, Json, PricesFile, Where
 
 if TYPE_CHECKING:
-    from multinode.analyse.cells import CellTable
-    from multinode.core.prices import Prices
+    from multinode.analyse.grid.cells import CellTable
+    from multinode.core.cluster.prices import Prices
 
 __all__ = ["print_cells", "register"]
 
@@ -59,10 +59,10 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
-    from multinode.analyse.cell_view import Look
+    from multinode.analyse.grid.cell_view import Look
     from multinode.cli.output import print_document
     from multinode.store.text_file import write_text
-    from multinode.workflows.sweep_table import View, load_tables
+    from multinode.workflows.grid.sweep_table import View, load_tables
 
     _refuse(form, output, as_json=as_json)
     view = View(
@@ -87,9 +87,9 @@ def print_cells(found: CellTable, sort: str | None = None) -> None:
     """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
     from rich.console import Console
 
-    from multinode.analyse.cell_values import our_name
+    from multinode.analyse.grid.cell_values import our_name
     from multinode.cli.output import print_table
-    from multinode.report.cell_sheet import cells_terminal
+    from multinode.report.grid.cell_sheet import cells_terminal
 
     console = Console()
     width = console.width if console.is_terminal else _WIDE
@@ -128,22 +128,22 @@ def _prices(path: Path | None) -> Prices | None:
 
 def _deadline(text: str | None) -> float | None:
     from multinode.cli.inputs import parse_option
-    from multinode.core.duration import parse_duration
+    from multinode.core.text.duration import parse_duration
 
     return parse_option("--deadline", text, parse_duration) if text is not None else None
 
 
 def _text(found: CellTable, form: str) -> str:
     if form == "html":
-        from multinode.report.cell_page import cell_page
+        from multinode.report.grid.cell_page import cell_page
 
         return cell_page(found)
     if form == "csv":
-        from multinode.report.cell_csv import cell_csv
+        from multinode.report.grid.cell_csv import cell_csv
 
         return cell_csv(found)
     if form == "markdown":
-        from multinode.report.cell_markdown import cell_markdown
+        from multinode.report.grid.cell_markdown import cell_markdown
 
         return "".join(cell_markdown(found))
     return _plain_text(found)
@@ -154,7 +154,7 @@ def _plain_text(found: CellTable) -> str:
 
     from rich.console import Console
 
-    from multinode.report.cell_sheet import cells_terminal
+    from multinode.report.grid.cell_sheet import cells_terminal
 
     file = io.StringIO()
     Console(file=file, width=_WIDE, color_system=None).print(cells_terminal(found, _WIDE))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.plan import LaunchPlan, NodePlan, node_run_id
-from multinode.core.stall import FlightRecord, LastStep, NodeDiagnosis, ProcessDiagnosis
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.run.plan import LaunchPlan, NodePlan, node_run_id
+from multinode.core.run.stall import FlightRecord, LastStep, NodeDiagnosis, ProcessDiagnosis
 from multinode.decoding import convert
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentTransport

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from multinode.core.run import Failure, NodeRun
+from multinode.core.run.run import Failure, NodeRun
 
 __all__ = ["WorkerDeath", "classify", "find_worker_death", "words_of_workers"]
 

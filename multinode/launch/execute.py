@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from multinode.core.cluster import Cluster
-from multinode.core.plan import LaunchPlan
-from multinode.core.progress import RunProgress
-from multinode.core.run import Failure, Run
-from multinode.core.stall import Stall
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.progress import RunProgress
+from multinode.core.run.run import Failure, Run
+from multinode.core.run.stall import Stall
 from multinode.launch.diagnose import diagnose
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.request import ExecuteOptions, supervise_request

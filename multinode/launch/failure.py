@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from multinode.core.log import clean_log, last_lines
-from multinode.core.run import Failure, NodeRun
-from multinode.core.samples import ExceptionSample
+from multinode.core.run.log import clean_log, last_lines
+from multinode.core.run.run import Failure, NodeRun
+from multinode.core.run.samples import ExceptionSample
 from multinode.decoding import convert
 from multinode.errors import MultinodeError
 from multinode.launch.diagnosis import classify, find_worker_death, words_of_workers

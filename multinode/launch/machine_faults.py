@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from multinode.core.log import clean_log
-from multinode.core.samples import GpuSample, KernelSample, NicSample, Sample
+from multinode.core.run.log import clean_log
+from multinode.core.run.samples import GpuSample, KernelSample, NicSample, Sample
 
 __all__ = ["FaultWatch", "MachineFault", "explains"]
 

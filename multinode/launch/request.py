@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
-from multinode.core.redaction import redact_plan
-from multinode.core.secret_values import redact_file
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
+from multinode.core.run.redaction import redact_plan
+from multinode.core.text.secret_values import redact_file
 
 __all__ = ["ExecuteOptions", "supervise_request"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.records import Chunk, Ended, Message, parse_record
 from multinode.transport.agent import AgentStream, AgentTransport, Record

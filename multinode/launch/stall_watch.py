@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from multinode.analyse.stall import explain_stall
-from multinode.core.stall import NodeDiagnosis, Stall, StallRecord
+from multinode.analyse.hang.stall import explain_stall
+from multinode.core.run.stall import NodeDiagnosis, Stall, StallRecord
 from multinode.decoding import convert
 from multinode.launch.session import Event
 from multinode.launch.stall_clock import StallClock

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from multinode.core.progress import NodeProgress
-from multinode.core.run import Failure
-from multinode.core.samples import NicSample, Sample
+from multinode.core.run.progress import NodeProgress
+from multinode.core.run.run import Failure
+from multinode.core.run.samples import NicSample, Sample
 
 __all__ = ["explain_timeout", "link_share"]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.core.plan import LaunchPlan
-from multinode.core.progress import NodeProgress, RunProgress, advance_node, start_progress
-from multinode.core.run import Failure, NodeRun
-from multinode.core.samples import ExceptionSample, parse_samples
-from multinode.core.stage import next_stage
+from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.core.run.run import Failure, NodeRun
+from multinode.core.run.samples import ExceptionSample, parse_samples
+from multinode.core.run.stage import next_stage
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.machine_faults import FaultWatch

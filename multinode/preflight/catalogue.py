@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from multinode.core.finding import SEVERITIES, Finding, Rule
+from multinode.core.check.finding import SEVERITIES, Finding, Rule
 from multinode.preflight.checks import (
     access,
     gpus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from multinode.core.finding import Finding, Rule
+from multinode.core.check.finding import Finding, Rule
 
 __all__ = ["group_findings", "listed"]
 

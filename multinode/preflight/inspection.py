@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.core.benchmark import Benchmark
-from multinode.core.cluster import Cluster, Node
-from multinode.core.dataplane import Endpoint
-from multinode.core.facts import Interface, NodeFacts
-from multinode.core.job import Job
-from multinode.preflight.meeting import Meeting
+from multinode.core.measure.benchmark import Benchmark
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint
+from multinode.core.cluster.facts import Interface, NodeFacts
+from multinode.core.job.job import Job
+from multinode.preflight.network.meeting import Meeting
 
 __all__ = ["Inspection"]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from multinode.core.dataplane import choose_endpoints
-from multinode.core.finding import Finding
+from multinode.core.cluster.dataplane import choose_endpoints
+from multinode.core.check.finding import Finding
 from multinode.errors import NodeFailed
 from multinode.preflight.catalogue import check_before_launch, sort_findings
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.pairs import launch_pairs
-from multinode.preflight.reach import Agenda, hold_meeting
+from multinode.preflight.network.pairs import launch_pairs
+from multinode.preflight.network.reach import Agenda, hold_meeting
 from multinode.transport.agent import AgentTransport
 
 __all__ = ["check_launch", "raise_first_error", "with_endpoints", "with_meeting"]

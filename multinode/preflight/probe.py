@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.facts import NodeFacts
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.facts import NodeFacts
 from multinode.decoding import convert
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentTransport

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.figures import Figures
-from multinode.core.training_yaml import WrongYaml, parse_yaml
+from multinode.core.prediction.figures import Figures
+from multinode.core.text.training_yaml import WrongYaml, parse_yaml
 from multinode.decoding import convert
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from multinode.core.cluster import Cluster
-from multinode.core.hostfile import parse_hostfile
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.store.settings import Settings
 from multinode.store.text_file import read_text

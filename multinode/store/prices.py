@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.core.prices import Prices, parse_prices
+from multinode.core.cluster.prices import Prices, parse_prices
 from multinode.store.text_file import read_text
 
 __all__ = ["load_prices"]

@@ -15,9 +15,9 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from multinode.core.cluster import Cluster
-from multinode.core.hostfile import redact_hostfile
-from multinode.core.secret_values import redact
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import redact_hostfile
+from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
 

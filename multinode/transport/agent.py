@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster import Node
-from multinode.core.command import quote_path
+from multinode.core.cluster.cluster import Node
+from multinode.core.run.command import quote_path
 from multinode.decoding import decode_json
 from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.archive import AgentArchive, load_archive

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 
 __all__ = ["Completed", "Stream", "Transport"]
 

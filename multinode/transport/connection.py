@@ -13,7 +13,7 @@ from pathlib import Path
 import fabric
 import paramiko
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import NodeError, UsageError
 from multinode.transport.deadline import closing_at
 from multinode.transport.refusals import (

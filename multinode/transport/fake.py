@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.transport.base import Completed
 
 __all__ = ["FakeStream", "FakeTransport"]

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, NodeFailed
 from multinode.transport.base import Completed
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeError
 
 __all__ = ["MAX_THREADS", "Outcome", "Outcomes", "gather"]

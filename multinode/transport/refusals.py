@@ -10,8 +10,8 @@ import fabric
 import msgspec
 import paramiko
 
-from multinode.core.cluster import Node
-from multinode.core.command import destination, ssh_words
+from multinode.core.cluster.cluster import Node
+from multinode.core.run.command import destination, ssh_words
 from multinode.errors import AuthError, ConnectError, HostKeyError, NodeError, ResolveError
 
 __all__ = [

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import fabric
 import paramiko
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError
 from multinode.transport.base import Completed
 from multinode.transport.connection import KEEPALIVE_S, close_connection, make_connection, open_connection

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.dataplane import Endpoint, choose_endpoints
-from multinode.core.facts import NodeFacts
-from multinode.core.hostfile import parse_hostfile, render_hostfile
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint, choose_endpoints
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import NodeFailed, UsageError
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.transport.agent import AgentTransport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.core.cluster import Cluster, Node
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cluster import load_lab, refresh
 

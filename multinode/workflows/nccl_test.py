@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.algorithms import Layout
-from multinode.analyse.raw_tcp import RawTcp
-from multinode.analyse.step_estimate import messages_to_test
-from multinode.analyse.step_messages import StepMessages, step_messages
-from multinode.analyse.sweep import SweepReport, estimate_step, link_ceilings, summarise_sweep
-from multinode.analyse.sweep_changes import compare_sweeps
-from multinode.core.job import Job
-from multinode.core.job_files import job_files
-from multinode.core.planning import workers_per_node
-from multinode.core.samples import parse_samples
+from multinode.analyse.collectives.algorithms import Layout
+from multinode.analyse.nccl_test.raw_tcp import RawTcp
+from multinode.analyse.job.step_estimate import messages_to_test
+from multinode.analyse.job.step_messages import StepMessages, step_messages
+from multinode.analyse.nccl_test.sweep import SweepReport, estimate_step, link_ceilings, summarise_sweep
+from multinode.analyse.nccl_test.sweep_changes import compare_sweeps
+from multinode.core.job.job import Job
+from multinode.core.run.job_files import job_files
+from multinode.core.run.planning import workers_per_node
+from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, UsageError
 from multinode.preflight.probe import Questions, probe
-from multinode.preflight.raw_tcp import AllPairs, measure_raw_tcp, require_pairs
+from multinode.preflight.network.raw_tcp import AllPairs, measure_raw_tcp, require_pairs
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.lab import refresh_lab
-from multinode.workflows.launch import Launch, Outside, Prepared, carry_out, prepare, require_success
+from multinode.workflows.run.launch import Launch, Outside, Prepared, carry_out, prepare, require_success
 
 __all__ = ["Extent", "nccl_test"]
 

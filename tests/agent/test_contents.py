@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from multinode.agent.contents import ContentReader, digest_file, list_files, read_model, read_revision
-from multinode.core.facts import ContentFact, NodeFacts
+from multinode.core.cluster.facts import ContentFact, NodeFacts
 
 from .localnode import LocalNode
 

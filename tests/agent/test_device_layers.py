@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from multinode.agent.device_layers import LAYERS, layer_shape, make_layer
-from multinode.analyse.bench_work import work_of
-from multinode.core.device_samples import SpeedSample
+from multinode.analyse.bench.bench_work import work_of
+from multinode.core.run.device_samples import SpeedSample
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.samples import GpuSample, parse_samples
+from multinode.core.run.samples import GpuSample, parse_samples
 
 from .localnode import LocalNode
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from multinode.core.profile_samples import DdpSample, ModelSample, NoteSample, TrafficSample
-from multinode.core.samples import StepSample
+from multinode.core.run.profile_samples import DdpSample, ModelSample, NoteSample, TrafficSample
+from multinode.core.run.samples import StepSample
 
 from .gloo_pair import Told, run_pair
 from .instrumented import Worker

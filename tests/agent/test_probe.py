@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.facts import NodeFacts
+from multinode.core.cluster.facts import NodeFacts
 
 from .localnode import LocalNode
 

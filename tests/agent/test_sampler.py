@@ -10,8 +10,8 @@ import pytest
 from multinode.agent.memory import MemoryReader
 from multinode.agent.rundir import RunDir
 from multinode.agent.sampler import NodeSampler
-from multinode.core.profile_samples import NoteSample
-from multinode.core.samples import CgroupSample, CpuSample, NicSample, TcpSample, parse_samples
+from multinode.core.run.profile_samples import NoteSample
+from multinode.core.run.samples import CgroupSample, CpuSample, NicSample, TcpSample, parse_samples
 
 from .localnode import LocalNode
 from .own_group import own_group

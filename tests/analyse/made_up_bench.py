@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from multinode.analyse.bench import summarise_bench
-from multinode.analyse.bench_figures import BenchReport
-from multinode.analyse.bench_nodes import BenchPart
-from multinode.core.device_samples import DeviceSample, SpeedSample
-from multinode.core.device_test import DeviceTest
-from multinode.core.samples import CgroupSample, CpuSample, GpuSample, Sample
+from multinode.analyse.bench.bench import summarise_bench
+from multinode.analyse.bench.bench_figures import BenchReport
+from multinode.analyse.bench.bench_nodes import BenchPart
+from multinode.core.run.device_samples import DeviceSample, SpeedSample
+from multinode.core.measure.device_test import DeviceTest
+from multinode.core.run.samples import CgroupSample, CpuSample, GpuSample, Sample
 
 SECOND = 1_000_000_000
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.observed import Observed, ObservedNode, observe
-from multinode.core.profile_samples import CallCount, GroupSample, ModelSample, TrafficSample
-from multinode.core.samples import CardBytes, Sample, StepSample, WorkerSample
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.core.run.profile_samples import CallCount, GroupSample, ModelSample, TrafficSample
+from multinode.core.run.samples import CardBytes, Sample, StepSample, WorkerSample
 
 # The tiny model of scripts/make_tiny.py, trained in full in fp32.
 PARAMETERS = 3_691_776

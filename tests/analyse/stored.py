@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.record import Record
-from multinode.analyse.spread import Spread
-from multinode.analyse.step_split import StepSplit, WorkerSplit
-from multinode.analyse.summary import Summary
-from multinode.analyse.sweep import SweepReport
-from multinode.analyse.sweep_curve import fit_curve
-from multinode.analyse.sweep_verdict import Verdict
-from multinode.core.collective_test import CollectiveTest
-from multinode.core.command import Command
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.core.training_yaml import dump_yaml
+from multinode.analyse.prediction.record import Record
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.nccl_test.sweep_verdict import Verdict
+from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.run.command import Command
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.text.training_yaml import dump_yaml
 from multinode.units import goodput_gb_per_s
 from tests.analyse.trainings import TINY
 

@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.advice import Advice, Change, advise, advise_notes
-from multinode.analyse.calibration import Calibration, Work
-from multinode.analyse.carried_network import CarriedNetwork, Link
-from multinode.analyse.cost_model import StepCosts
-from multinode.analyse.levers import setting_levers
-from multinode.analyse.predict import predict
-from multinode.analyse.scenario import Scenario
-from multinode.analyse.situation import Room, Situation, joined, options_of
-from multinode.analyse.stragglers import Straggler
-from multinode.analyse.sweep_curve import fit_curve
-from multinode.analyse.traffic import Layout, Load, Strategy
-from multinode.analyse.variants import Subject
-from multinode.analyse.workload import Settings
-from multinode.core.deepspeed import DeepSpeedConfig
-from multinode.core.job import parse_llamafactory
-from multinode.core.model_size import parse_model
+from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
+from multinode.analyse.prediction.calibration import Calibration, Work
+from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.cost_model import StepCosts
+from multinode.analyse.advice.levers import setting_levers
+from multinode.analyse.prediction.predict import predict
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.advice.situation import Room, Situation, joined, options_of
+from multinode.analyse.steps.stragglers import Straggler
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.prediction.variants import Subject
+from multinode.analyse.job.workload import Settings
+from multinode.core.job.deepspeed import DeepSpeedConfig
+from multinode.core.job.job import parse_llamafactory
+from multinode.core.job.model_size import parse_model
 from multinode.errors import UsageError
 
 TWO = Layout(nodes=2)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.algorithms import Layout, card_factor, link_share, node_flows, rank_flows, worker_factor
-from multinode.analyse.collectives import bus_factor
-from multinode.core.collective_test import BACKENDS, COLLECTIVES
+from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share, node_flows, rank_flows, worker_factor
+from multinode.analyse.collectives.collectives import bus_factor
+from multinode.core.measure.collective_test import BACKENDS, COLLECTIVES
 
 FOUR = Layout(nodes=4)
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.bench import tell_left
-from multinode.core.facts import Gpu, GpuProcess, NodeFacts
-from multinode.core.samples import Sample, parse_samples
+from multinode.analyse.bench.bench import tell_left
+from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts
+from multinode.core.run.samples import Sample, parse_samples
 
 from .made_up_bench import (
     COPY,

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.bottleneck import Bottleneck, find_bottleneck
-from multinode.analyse.exposure import find_exposure
-from multinode.analyse.step_split import StepSplit, split_steps
-from multinode.analyse.stragglers import find_stragglers, find_waiting
+from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
+from multinode.analyse.steps.exposure import find_exposure
+from multinode.analyse.steps.step_split import StepSplit, split_steps
+from multinode.analyse.steps.stragglers import find_stragglers, find_waiting
 from tests.analyse.made_up_steps import MadeUp, always
 
 

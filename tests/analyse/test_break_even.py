@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.break_even import (
+from multinode.analyse.prediction.break_even import (
     Needed,
     accumulation_for,
     break_even,
@@ -14,12 +14,12 @@ from multinode.analyse.break_even import (
     node_gain,
     on_one_node,
 )
-from multinode.analyse.calibration import Calibration, Residual, Work
-from multinode.analyse.carried_network import CarriedNetwork, Link
-from multinode.analyse.cost_model import StepCosts
-from multinode.analyse.predict import predict
-from multinode.analyse.scenario import Scenario
-from multinode.analyse.traffic import Layout, Load, Strategy
+from multinode.analyse.prediction.calibration import Calibration, Residual, Work
+from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.cost_model import StepCosts
+from multinode.analyse.prediction.predict import predict
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 
 TWO = Layout(nodes=2)
 G = 14_767_104

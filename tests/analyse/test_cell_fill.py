@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.cell_fill import KEYS, fill_rows
-from multinode.analyse.cells import CellRow
-from multinode.analyse.workload import Settings
+from multinode.analyse.grid.cell_fill import KEYS, fill_rows
+from multinode.analyse.grid.cells import CellRow
+from multinode.analyse.job.workload import Settings
 
 LORA = Settings(model="m", method="lora", lora_rank=8, strategy="DDP", per_device_batch=2, accumulation=4)
 FULL = msgspec.structs.replace(LORA, method="full", lora_rank=None)

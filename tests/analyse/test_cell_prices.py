@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.cell_prices import with_prices
-from multinode.analyse.cells import CellRow, CellTable
-from multinode.analyse.ranged import Ranged
-from multinode.core.prices import Price, Prices
+from multinode.analyse.grid.cell_prices import with_prices
+from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.stats.ranged import Ranged
+from multinode.core.cluster.prices import Price, Prices
 
 PRICES = Prices(
     currency="EUR",

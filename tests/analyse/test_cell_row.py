@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.cell_row import MeasuredCell, make_row
-from multinode.analyse.cells import CellRow
-from multinode.analyse.contrast_side import SideRun
-from multinode.analyse.flops import Utilisation
-from multinode.core.grid import Cell, CellRecord
+from multinode.analyse.grid.cell_row import MeasuredCell, make_row
+from multinode.analyse.grid.cells import CellRow
+from multinode.analyse.comparison.contrast_side import SideRun
+from multinode.analyse.job.flops import Utilisation
+from multinode.core.grid.grid import Cell, CellRecord
 from tests.analyse.made_up_sides import node_use, run_of, split_summary, summary_of
 
 CELL = Cell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.cell_table import make_table
-from multinode.analyse.cell_values import VALUES, value_names, value_of
-from multinode.analyse.cell_view import Look, look_at
+from multinode.analyse.grid.cell_table import make_table
+from multinode.analyse.grid.cell_values import VALUES, value_names, value_of
+from multinode.analyse.grid.cell_view import Look, look_at
 from multinode.errors import UsageError
 from tests.report.cells import PUBLISHED, SWEEP
 

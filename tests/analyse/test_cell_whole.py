@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.cell_whole import with_whole_job
-from multinode.analyse.cells import CellRow
-from multinode.analyse.ranged import Ranged
-from multinode.analyse.workload import Whole
+from multinode.analyse.grid.cell_whole import with_whole_job
+from multinode.analyse.grid.cells import CellRow
+from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.job.workload import Whole
 
 
 def row(label: str, rate: float | None = 10.0, world_size: int = 2, batch: int | None = 4, **known: Any) -> CellRow:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.cells import CellRow, CellTable, Cheapest
-from multinode.analyse.cheapest_cell import cheapest
-from multinode.analyse.ranged import Ranged
-from multinode.analyse.workload import Settings
+from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
+from multinode.analyse.grid.cheapest_cell import cheapest
+from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.job.workload import Settings
 
 HOUR = 3600.0
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from multinode.analyse.collectives import bus_factor, collective_rows, with_shares
-from multinode.core.samples import CollectiveSample
+from multinode.analyse.collectives.collectives import bus_factor, collective_rows, with_shares
+from multinode.core.run.samples import CollectiveSample
 
 MIB = 1 << 20
 

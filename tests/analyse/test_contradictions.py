@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.contradictions import find_contradictions
-from multinode.core.rounded import Rounded, exactly, parse_rounded
+from multinode.analyse.grid.contradictions import find_contradictions
+from multinode.core.text.rounded import Rounded, exactly, parse_rounded
 
 
 def figures(**texts: str | int) -> dict[str, Rounded]:

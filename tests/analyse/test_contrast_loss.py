@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.comparable_steps import Case
-from multinode.analyse.contrast_figures import Loss, Side
-from multinode.analyse.contrast_loss import find_loss
-from multinode.analyse.step_split import WorkerSplit
+from multinode.analyse.comparison.comparable_steps import Case
+from multinode.analyse.comparison.contrast_figures import Loss, Side
+from multinode.analyse.comparison.contrast_loss import find_loss
+from multinode.analyse.steps.step_split import WorkerSplit
 from tests.analyse.made_up_sides import SETTINGS, side_of, split_of
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.cost_model import (
+from multinode.analyse.prediction.cost_model import (
     CommTimes,
     StepCall,
     StepCosts,
@@ -17,8 +17,8 @@ from multinode.analyse.cost_model import (
     passing_bytes,
     step_parts,
 )
-from multinode.analyse.step_messages import StepMessage, StepMessages
-from multinode.analyse.traffic import Layout, Load, Strategy
+from multinode.analyse.job.step_messages import StepMessage, StepMessages
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 
 MB = 1_000_000
 TWO = Layout(nodes=2)

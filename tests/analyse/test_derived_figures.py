@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.derived_figures import with_derived
-from multinode.core.rounded import Rounded, exactly, parse_rounded
+from multinode.analyse.grid.derived_figures import with_derived
+from multinode.core.text.rounded import Rounded, exactly, parse_rounded
 
 
 def derived(**values: float) -> dict[str, float]:

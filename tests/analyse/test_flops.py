@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from multinode.analyse.flops import Flops, flops_per_token, packed_length, utilisation, xtuner_tflops
-from multinode.analyse.peak_flops import peak_of
-from multinode.core.model_size import ModelShape, lora_parameters, parse_model
+from multinode.analyse.job.flops import Flops, flops_per_token, packed_length, utilisation, xtuner_tflops
+from multinode.analyse.job.peak_flops import peak_of
+from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
 
 
 def shape_of(**sizes: Any) -> ModelShape:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.contrast_side import make_side
-from multinode.analyse.gpu_energy import energy_of
-from multinode.analyse.gpu_use import GpuUse
+from multinode.analyse.comparison.contrast_side import make_side
+from multinode.analyse.steps.gpu_energy import energy_of
+from multinode.analyse.telemetry.gpu_use import GpuUse
 from tests.analyse.made_up_sides import node_use, run_of, summary_of
 
 

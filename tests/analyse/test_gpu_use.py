@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.counter_rates import Span
-from multinode.analyse.gpu_use import GpuUse, use_of_gpus
-from multinode.analyse.observed import ObservedNode
-from multinode.core.samples import GpuSample
+from multinode.analyse.stats.counter_rates import Span
+from multinode.analyse.telemetry.gpu_use import GpuUse, use_of_gpus
+from multinode.analyse.run.observed import ObservedNode
+from multinode.core.run.samples import GpuSample
 
 SECOND = 1_000_000_000
 # The steps that count begin here, by the node's clock, and end there.

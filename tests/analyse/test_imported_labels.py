@@ -4,9 +4,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.imported_labels import label_rows
-from multinode.core.imported_table import ImportedRow
-from multinode.core.rounded import exactly
+from multinode.analyse.grid.imported_labels import label_rows
+from multinode.core.grid.imported_table import ImportedRow
+from multinode.core.text.rounded import exactly
 
 
 def row(words: dict[str, str], **counts: int) -> ImportedRow:

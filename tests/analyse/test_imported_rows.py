@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.cell_table import make_table as make_cell_table
-from multinode.analyse.cells import CellRow, CellTable
-from multinode.analyse.imported_rows import imported_rows
-from multinode.core.imported_columns import COLUMNS
-from multinode.core.imported_csv import parse_csv_table
-from multinode.core.imported_table import Cell, Extras, ImportedRow, Line, WrongTable, make_table
+from multinode.analyse.grid.cell_table import make_table as make_cell_table
+from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.grid.imported_rows import imported_rows
+from multinode.core.grid.imported_columns import COLUMNS
+from multinode.core.grid.imported_csv import parse_csv_table
+from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, WrongTable, make_table
 
 
 def rows(text: str) -> tuple[CellRow, ...]:

@@ -3,12 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.in_training import InTraining, beside, in_training
-from multinode.analyse.observed import Observed, ObservedNode
-from multinode.analyse.sweep_curve import fit_curve
-from multinode.analyse.trace_view import TraceView
-from multinode.core.profile_samples import DdpSample, ModelSample
-from multinode.core.samples import Sample
+from multinode.analyse.steps.in_training import InTraining, beside, in_training
+from multinode.analyse.run.observed import Observed, ObservedNode
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.steps.trace_view import TraceView
+from multinode.core.run.profile_samples import DdpSample, ModelSample
+from multinode.core.run.samples import Sample
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.machine_use import CardUse, NodeUse, use_of
-from multinode.analyse.observed import ObservedNode, observe
-from multinode.core.profile_samples import NoteSample
-from multinode.core.samples import (
+from multinode.analyse.telemetry.machine_use import CardUse, NodeUse, use_of
+from multinode.analyse.run.observed import ObservedNode, observe
+from multinode.core.run.profile_samples import NoteSample
+from multinode.core.run.samples import (
     CardBytes,
     CgroupSample,
     CpuSample,

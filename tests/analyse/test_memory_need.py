@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.memory_need import Keeping, memory_need
-from multinode.analyse.traffic import Layout, Load, Strategy
-from multinode.core.model_size import lora_parameters, parse_model
+from multinode.analyse.job.memory_need import Keeping, memory_need
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.core.job.model_size import lora_parameters, parse_model
 
 TWO = Layout(nodes=2, workers_per_node=2)
 GIB = 1 << 30

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.flops import Utilisation
-from multinode.analyse.model_work import read_model_work, utilisation_of
-from multinode.analyse.observed import Observed, ObservedNode, observe
-from multinode.analyse.throughput import Throughput
-from multinode.core.profile_samples import ModelSample
-from multinode.core.synthetic import with_synthetic
+from multinode.analyse.job.flops import Utilisation
+from multinode.analyse.steps.model_work import read_model_work, utilisation_of
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.steps.throughput import Throughput
+from multinode.core.run.profile_samples import ModelSample
+from multinode.core.run.synthetic import with_synthetic
 
 from .trainings import FULL, LORA, TINY, training_job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multinode.analyse.nccl_log import parse_nccl_log
+from multinode.analyse.nccl_test.nccl_log import parse_nccl_log
 
 SOCKETS = """\
 node0:812:812 [0] NCCL INFO Bootstrap: Using ens1f0:192.0.2.11<0>

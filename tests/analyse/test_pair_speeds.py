@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.pair_speeds import Odd, PairSpeed, fastest_of, find_odd, least_of_pairs
+from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, fastest_of, find_odd, least_of_pairs
 
 GIGABIT = 0.941
 LETTERS = "abcdefghijklmnop"

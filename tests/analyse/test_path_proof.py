@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from multinode.analyse.algorithms import Layout, node_flows, rank_flows
-from multinode.analyse.path_proof import PathProof, Way, prove_path
-from multinode.core.samples import CardBytes, CollectiveSample
+from multinode.analyse.collectives.algorithms import Layout, node_flows, rank_flows
+from multinode.analyse.nccl_test.path_proof import PathProof, Way, prove_path
+from multinode.core.run.samples import CardBytes, CollectiveSample
 
 MIB = 1 << 20
 S = 16 * MIB

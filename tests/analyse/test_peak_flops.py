@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.peak_flops import mean_peak, peak_of
-from multinode.core.device_name import short_device_name
+from multinode.analyse.job.peak_flops import mean_peak, peak_of
+from multinode.core.cluster.device_name import short_device_name
 
 # Multiprocessors, boost clock in GHz, and FLOP a clock that the tensor cores of one multiprocessor make of dense bf16
 # summed in fp32, from NVIDIA's papers on the GA102, GA100, Ada, Hopper and Blackwell architectures. A GeForce, and the

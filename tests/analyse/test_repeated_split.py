@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.repeated_split import average_splits
-from multinode.analyse.step_split import StepSplit, WorkerSplit
+from multinode.analyse.steps.repeated_split import average_splits
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from tests.analyse.made_up_sides import split_of, split_summary, summary_of
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.evidence import Evidence, gather
-from multinode.analyse.forecast import Ask, Forecast, Outlook
-from multinode.analyse.record import Record
-from multinode.analyse.scenarios import make_forecast
-from multinode.analyse.spread import Spread
-from multinode.analyse.step_split import StepSplit, WorkerSplit
+from multinode.analyse.prediction.evidence import Evidence, gather
+from multinode.analyse.prediction.forecast import Ask, Forecast, Outlook
+from multinode.analyse.prediction.record import Record
+from multinode.analyse.prediction.scenarios import make_forecast
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.errors import UsageError
 from tests.analyse.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 

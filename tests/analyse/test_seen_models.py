@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.observed import Observed, ObservedNode, observe
-from multinode.analyse.seen_models import last_models
-from multinode.analyse.summary import summarise
-from multinode.core.profile_samples import ModelSample
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.traffic.seen_models import last_models
+from multinode.analyse.steps.summary import summarise
+from multinode.core.run.profile_samples import ModelSample
 
 
 def model(rank: int, parameters: int) -> ModelSample:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.step_estimate import estimate_step_us, messages_to_test
-from multinode.analyse.step_messages import StepMessage, StepMessages
-from multinode.core.collective_test import Message
+from multinode.analyse.job.step_estimate import estimate_step_us, messages_to_test
+from multinode.analyse.job.step_messages import StepMessage, StepMessages
+from multinode.core.measure.collective_test import Message
 
 
 def step(*calls: tuple[str, int, int]) -> StepMessages:

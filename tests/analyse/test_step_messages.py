@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.step_messages import StepMessages, step_messages
-from multinode.analyse.traffic import Layout, step_exchanges
-from multinode.analyse.training import read_training
-from multinode.core.job import ScriptJob
+from multinode.analyse.job.step_messages import StepMessages, step_messages
+from multinode.analyse.collectives.traffic import Layout, step_exchanges
+from multinode.analyse.job.training import read_training
+from multinode.core.job.job import ScriptJob
 from multinode.errors import JobError
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job

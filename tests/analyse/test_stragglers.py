@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.exposure import find_exposure
-from multinode.analyse.machine_use import GpuUse, NodeUse
-from multinode.analyse.observed import Observed
-from multinode.analyse.step_split import split_steps
-from multinode.analyse.stragglers import Straggler, Waiting, find_stragglers, find_waiting
-from multinode.core.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
-from multinode.core.samples import Sample, StepSample
+from multinode.analyse.steps.exposure import find_exposure
+from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
+from multinode.analyse.run.observed import Observed
+from multinode.analyse.steps.step_split import split_steps
+from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
+from multinode.core.run.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
+from multinode.core.run.samples import Sample, StepSample
 from tests.analyse.made_up_steps import Duration, MadeUp, always, changed
 
 FOUR = ((0,), (1,), (2,), (3,))

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from multinode.analyse.observed import ObservedNode, observe
-from multinode.analyse.spread import spread_of
-from multinode.analyse.summary import Summary, summarise
-from multinode.core.profile_samples import ModelSample
-from multinode.core.samples import LossSample, Sample, StepSample, TrainEndSample
+from multinode.analyse.run.observed import ObservedNode, observe
+from multinode.analyse.stats.spread import spread_of
+from multinode.analyse.steps.summary import Summary, summarise
+from multinode.core.run.profile_samples import ModelSample
+from multinode.core.run.samples import LossSample, Sample, StepSample, TrainEndSample
 
 
 def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:

@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.observed import ObservedNode, observe
-from multinode.analyse.summary import Summary, summarise
-from multinode.core.samples import Sample
+from multinode.analyse.run.observed import ObservedNode, observe
+from multinode.analyse.steps.summary import Summary, summarise
+from multinode.core.run.samples import Sample
 
 # Small numbers, so that records meet: of one rank, step, group and list of calls.
 _WHOLE = st.one_of(st.integers(-1, 3), st.integers(-(2**70), 2**70))

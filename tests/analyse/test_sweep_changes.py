@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.collectives import CollectiveRow
-from multinode.analyse.sweep_changes import RULE, NodeState, SweepRecord, compare_sweeps, node_state
-from multinode.core.facts import Gpu, Interface, NodeFacts
+from multinode.analyse.collectives.collectives import CollectiveRow
+from multinode.analyse.nccl_test.sweep_changes import RULE, NodeState, SweepRecord, compare_sweeps, node_state
+from multinode.core.cluster.facts import Gpu, Interface, NodeFacts
 
 MIB = 1 << 20
 BOX = NodeState(name="node3", ifname="ens1f0", link_gbit_per_s=10.0, mtu=9000, duplex="full", torch="2.7.1", cores=8)

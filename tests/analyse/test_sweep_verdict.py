@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.collectives import CollectiveRow, bus_factor
-from multinode.analyse.pair_speeds import Odd, PairSpeed
-from multinode.analyse.sweep_evidence import SweepEvidence
-from multinode.analyse.sweep_verdict import Verdict, judge_sweep
+from multinode.analyse.collectives.collectives import CollectiveRow, bus_factor
+from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed
+from multinode.analyse.nccl_test.sweep_evidence import SweepEvidence
+from multinode.analyse.nccl_test.sweep_verdict import Verdict, judge_sweep
 from multinode.units import goodput_gb_per_s
 
 MIB = 1 << 20

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.observed import Observed, ObservedNode, observe
-from multinode.analyse.throughput import all_steps_samples_per_s, measure_throughput
-from multinode.core.profile_samples import ModelSample
-from multinode.core.samples import StepSample
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.steps.throughput import all_steps_samples_per_s, measure_throughput
+from multinode.core.run.profile_samples import ModelSample
+from multinode.core.run.samples import StepSample
 
 
 def steps(rank: int, times_ms: Sequence[float | None], **fields: Any) -> list[StepSample]:

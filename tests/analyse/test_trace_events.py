@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.intervals import length, subtract
-from multinode.analyse.trace_events import TraceEvents, read_trace
+from multinode.analyse.stats.intervals import length, subtract
+from multinode.analyse.steps.trace_events import TraceEvents, read_trace
 
 TRACES = Path(__file__).parent / "traces"
 NCCL = (TRACES / "nccl.json").read_bytes()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.intervals import merge
-from multinode.analyse.step_split import StepSplit, WorkerSplit
-from multinode.analyse.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
-from multinode.analyse.trace_view import view_traces
+from multinode.analyse.stats.intervals import merge
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
+from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
+from multinode.analyse.steps.trace_view import view_traces
 
 TRACES = Path(__file__).parent / "traces"
 MB = 1_000_000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.traffic import (
+from multinode.analyse.collectives.traffic import (
     Layout,
     Load,
     Strategy,

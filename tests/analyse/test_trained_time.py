@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from multinode.analyse.trained_time import trained_s
-from multinode.core.samples import CpuSample, Sample, StepSample
+from multinode.analyse.steps.trained_time import trained_s
+from multinode.core.run.samples import CpuSample, Sample, StepSample
 
 
 def steps(ends_s: Sequence[float], rank: int = 0) -> list[Sample]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.traffic import Strategy
-from multinode.analyse.training import read_training
+from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.job.training import read_training
 from multinode.errors import JobError
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.whole_job import whole_samples, with_whole_job
-from multinode.analyse.workload import Whole
+from multinode.analyse.comparison.whole_job import whole_samples, with_whole_job
+from multinode.analyse.job.workload import Whole
 from tests.analyse.made_up_sides import side_of
 
 STEPS = Whole(steps=1000)

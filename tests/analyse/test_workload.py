@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.traffic import Layout, Strategy
-from multinode.analyse.workload import Whole, Workload, read_settings, read_workload
-from multinode.core.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
-from multinode.core.synthetic import with_synthetic
+from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.job.workload import Whole, Workload, read_settings, read_workload
+from multinode.core.job.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.core.run.synthetic import with_synthetic
 from tests.analyse.trainings import FULL, LORA, TINY, training_job
 
 TWO = Layout(nodes=2)

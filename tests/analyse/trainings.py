@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from multinode.core.job import LlamaFactoryJob
+from multinode.core.job.job import LlamaFactoryJob
 
 # The sizes of Meta-Llama-3-8B, and of the model that scripts/make_tiny.py makes.
 LLAMA_3_8B = {

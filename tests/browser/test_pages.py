@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.cells import CellTable
-from multinode.analyse.contrast_figures import Contrast
-from multinode.analyse.sweep import SweepReport
-from multinode.analyse.sweep_verdict import Verdict
-from multinode.core.collective_test import CollectiveTest, sweep_messages
+from multinode.analyse.grid.cells import CellTable
+from multinode.analyse.comparison.contrast_figures import Contrast
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.sweep_verdict import Verdict
+from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
 from multinode.report.run_page import ReportedRun, run_page
 from tests.browser.chromium import Chromium, View, chromium
 from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed

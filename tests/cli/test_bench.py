@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from multinode.cli import bench, report, runs
-from multinode.core.run import NodeRun, Run
+from multinode.core.run.run import NodeRun, Run
 from multinode.errors import RunFailed, UsageError
 from multinode.store.run_directory import RunDirectory
 from tests.analyse import made_up_bench as made

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from multinode.cli.live import live_view
-from multinode.core.progress import NodeProgress, RunProgress
-from multinode.core.stall import Stall
+from multinode.core.run.progress import NodeProgress, RunProgress
+from multinode.core.run.stall import Stall
 
 RUNNING = RunProgress(
     run_id="r",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from multinode.analyse.traffic import Strategy
+from multinode.analyse.collectives.traffic import Strategy
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
 from tests.analyse.stored import comm_ms, sweep_record, training_record

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster import Cluster
-from multinode.core.run import Run
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.run.run import Run
 from multinode.store.run_directory import RunDirectory
 from tests.launch.scripted import make_plan
 from tests.transport.silent_sshd import silent_sshd

@@ -10,11 +10,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from multinode.cli import sweep
-from multinode.core.grid import GridRecord
-from multinode.core.run import Run
+from multinode.core.grid.grid import GridRecord
+from multinode.core.run.run import Run
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.sweep_store import GRID_FILE
+from multinode.workflows.grid.sweep_store import GRID_FILE
 from tests.workflows.sweeping import Elsewhere, sweep_of
 
 BATCH = "per_device_train_batch_size"

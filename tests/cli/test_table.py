@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from multinode.cli import report, runs, table
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.sweep_table import build_table
+from multinode.workflows.grid.sweep_table import build_table
 from tests.report.cells import PUBLISHED, SWEEP_RUN
 from tests.workflows.stored_sweep import store_sweep
 

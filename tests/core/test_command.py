@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.command import Command, quote_path, render_command
-from multinode.core.secret_values import REDACTED, is_secret
+from multinode.core.run.command import Command, quote_path, render_command
+from multinode.core.text.secret_values import REDACTED, is_secret
 
 # A program that says what it was given.
 _REPORT = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from multinode.core.credible import credible_reading, credible_us
+from multinode.core.text.credible import credible_reading, credible_us
 
 NONSENSE = (None, -1.0, math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, 10**400)
 

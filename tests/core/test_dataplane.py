@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.dataplane import Endpoint, choose_endpoints, route_notes
-from multinode.core.facts import Interface, NodeFacts, Route
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
+from multinode.core.cluster.facts import Interface, NodeFacts, Route
 from multinode.errors import UsageError
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback")

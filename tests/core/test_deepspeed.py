@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "deepspeed" / "ds_z2_config.json"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.deepspeed import DeepSpeedConfig
-from multinode.core.deepspeed_edit import (
+from multinode.core.job.deepspeed import DeepSpeedConfig
+from multinode.core.job.deepspeed_edit import (
     DeepSpeedEdit,
     diff_deepspeed,
     edit_deepspeed,
@@ -20,7 +20,7 @@ from multinode.core.deepspeed_edit import (
     fixed_edits,
     parse_deepspeed_edits,
 )
-from multinode.core.job import override_job, parse_llamafactory
+from multinode.core.job.job import override_job, parse_llamafactory
 from multinode.errors import JobError
 
 SAMPLE = (Path(__file__).parents[2] / "configs" / "deepspeed" / "ds_z2_config.json").read_text()

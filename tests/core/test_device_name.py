@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.device_name import device_key, short_device_name
+from multinode.core.cluster.device_name import device_key, short_device_name
 
 
 @pytest.mark.parametrize(

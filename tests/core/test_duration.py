@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.duration import parse_clock, parse_duration
+from multinode.core.text.duration import parse_clock, parse_duration
 
 
 @pytest.mark.parametrize(

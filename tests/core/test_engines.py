@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.collective_test import CollectiveTest, Message
-from multinode.core.command import Command
-from multinode.core.engines.accelerate import accelerate_file, parse_accelerate
-from multinode.core.engines.benchmark import benchmark_command
-from multinode.core.engines.deepspeed import deepspeed_command
-from multinode.core.engines.engine import ENGINES, Engine, choose_engine, engine_command, engine_files
-from multinode.core.engines.llamafactory import llamafactory_command, reads_rank
-from multinode.core.engines.place import STRAY_VARIABLES, Place, network_environment
-from multinode.core.engines.torchrun import torchrun_command
-from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.training_yaml import parse_yaml
+from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.run.command import Command
+from multinode.core.run.engines.accelerate import accelerate_file, parse_accelerate
+from multinode.core.run.engines.benchmark import benchmark_command
+from multinode.core.run.engines.deepspeed import deepspeed_command
+from multinode.core.run.engines.engine import ENGINES, Engine, choose_engine, engine_command, engine_files
+from multinode.core.run.engines.llamafactory import llamafactory_command, reads_rank
+from multinode.core.run.engines.place import STRAY_VARIABLES, Place, network_environment
+from multinode.core.run.engines.torchrun import torchrun_command
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.core.text.training_yaml import parse_yaml
 from multinode.errors import UsageError
 
 PLACE = Place(

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster
-from multinode.core.engines.engine import Engine
-from multinode.core.grid import Grid
-from multinode.core.grid_fingerprint import fingerprint
-from multinode.core.hostfile import parse_hostfile
-from multinode.core.job import Job, ScriptJob, override_job, parse_llamafactory
-from multinode.core.planning import LaunchOptions
-from multinode.core.surroundings import Surroundings
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.run.engines.engine import Engine
+from multinode.core.grid.grid import Grid
+from multinode.core.grid.grid_fingerprint import fingerprint
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.job.job import Job, ScriptJob, override_job, parse_llamafactory
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.job.surroundings import Surroundings
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")
 HOSTS = "a slots=2 price=1 env.NCCL_ALGO=Ring env.HF_TOKEN=one\nb slots=2\n"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.core.grid_outcome import judge_run
-from multinode.core.run import Failure, NodeRun, Run
+from multinode.core.grid.grid_outcome import judge_run
+from multinode.core.run.run import Failure, NodeRun, Run
 
 
 def run_of(status: str, kind: str | None = None, message: str = "it broke", oom_kills: int | None = None) -> Run:

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster
-from multinode.core.grid import BATCH, CellRecord, Grid, GridRecord
-from multinode.core.grid_outcome import Outcome
-from multinode.core.grid_plan import plan_grid
-from multinode.core.grid_state import (
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.grid.grid import BATCH, CellRecord, Grid, GridRecord
+from multinode.core.grid.grid_outcome import Outcome
+from multinode.core.grid.grid_plan import plan_grid
+from multinode.core.grid.grid_state import (
     begin,
     due_turns,
     give_up,
@@ -19,7 +19,7 @@ from multinode.core.grid_state import (
     skip_larger,
     without_runs,
 )
-from multinode.core.hostfile import parse_hostfile
+from multinode.core.cluster.hostfile import parse_hostfile
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 MEASURED = Outcome(state="measured")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid_values import override_text, parse_axes, parse_counts
-from multinode.core.job import parse_overrides
+from multinode.core.grid.grid_values import override_text, parse_axes, parse_counts
+from multinode.core.job.job import parse_overrides
 from multinode.errors import JobError, UsageError
 
 TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.hostfile import parse_hostfile, render_hostfile
-from multinode.core.hostfile_keys import KEYS
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.hostfile import parse_hostfile, render_hostfile
+from multinode.core.cluster.hostfile_keys import KEYS
 from multinode.errors import HostfileError
 
 ROOT = Path(__file__).parents[2]

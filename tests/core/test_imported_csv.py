@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.imported_columns import COLUMNS
-from multinode.core.imported_csv import parse_csv_table
-from multinode.core.imported_table import Extras, ImportedTable
-from multinode.core.rounded import exactly, parse_rounded
+from multinode.core.grid.imported_columns import COLUMNS
+from multinode.core.grid.imported_csv import parse_csv_table
+from multinode.core.grid.imported_table import Extras, ImportedTable
+from multinode.core.text.rounded import exactly, parse_rounded
 from multinode.errors import UsageError
 
 HOW_TO = Path(__file__).parents[2] / "docs/how-to/compare-gpus-by-price.md"

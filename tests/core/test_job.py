@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.job import (
+from multinode.core.job.job import (
     Job,
     LlamaFactoryJob,
     ScriptJob,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from multinode.core.collective_test import CollectiveTest, Message
-from multinode.core.job import LlamaFactoryJob, ScriptJob
-from multinode.core.job_files import JobFiles, job_files
+from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.job.job import LlamaFactoryJob, ScriptJob
+from multinode.core.run.job_files import JobFiles, job_files
 
 
 def files(local: tuple[str, ...] = (), **config: Any) -> JobFiles:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.log import clean_log, last_lines
+from multinode.core.run.log import clean_log, last_lines
 
 
 @pytest.mark.parametrize(

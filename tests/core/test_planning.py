@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest, Message
-from multinode.core.device_test import DeviceTest
-from multinode.core.engines.engine import Engine
-from multinode.core.facts import Gpu, Interface, NodeFacts, Route
-from multinode.core.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.plan import LaunchPlan, TraceWindow
-from multinode.core.planning import LaunchOptions, plan_launch, workers_per_node
-from multinode.core.surroundings import Surroundings
-from multinode.core.synthetic import with_synthetic
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.device_test import DeviceTest
+from multinode.core.run.engines.engine import Engine
+from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.core.run.plan import LaunchPlan, TraceWindow
+from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
+from multinode.core.job.surroundings import Surroundings
+from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.prices import Price, Prices, parse_prices
+from multinode.core.cluster.prices import Price, Prices, parse_prices
 from multinode.errors import UsageError
 
 SAMPLE = """\

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.ranges import expand_ranges
+from multinode.core.cluster.ranges import expand_ranges
 
 
 @pytest.mark.parametrize(

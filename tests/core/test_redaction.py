@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.command import Command, render_command, shown_environment
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.core.redaction import redact_cluster, redact_plan
-from multinode.core.secret_values import FORWARDED, REDACTED
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.run.command import Command, render_command, shown_environment
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.run.redaction import redact_cluster, redact_plan
+from multinode.core.text.secret_values import FORWARDED, REDACTED
 
 ENV = {"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "db_password": "s3cret", "NCCL_DEBUG": "INFO"}
 

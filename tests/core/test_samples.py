@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.samples import CardBytes, LossSample, NicSample, Sample, StepSample, parse_samples
+from multinode.core.run.samples import CardBytes, LossSample, NicSample, Sample, StepSample, parse_samples
 
 STEP = b'{"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":250.0,"samples":4}\n'
 NIC = (

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from multinode.core.hostfile import parse_hostfile, redact_hostfile
-from multinode.core.secret_values import REDACTED, is_secret, redact, redact_file, redact_text, redact_words
+from multinode.core.cluster.hostfile import parse_hostfile, redact_hostfile
+from multinode.core.text.secret_values import REDACTED, is_secret, redact, redact_file, redact_text, redact_words
 
 SECRET = "s3cr3t"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.sides import Sides, Wish, interleaved, plan_sides
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.comparison.sides import Sides, Wish, interleaved, plan_sides
 from multinode.errors import UsageError
 
 TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.surroundings import Surroundings, parse_surroundings, with_same_threads
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.job.surroundings import Surroundings, parse_surroundings, with_same_threads
 from multinode.errors import UsageError
 
 

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.training_yaml import WrongYaml, dump_yaml, parse_yaml
+from multinode.core.text.training_yaml import WrongYaml, dump_yaml, parse_yaml
 
 
 def wrong(text: str) -> WrongYaml:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.samples import CgroupSample, CpuSample, Sample, parse_samples
+from multinode.core.run.samples import CgroupSample, CpuSample, Sample, parse_samples
 from multinode.errors import UsageError
 from multinode.lab.cgroups import find_groups, find_top
 from multinode.lab.cluster import down_lab, exec_in_node

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.hostfile import parse_hostfile
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.lab.faults import LinkSlow
 from multinode.lab.spec import Lab
-from multinode.preflight.reach import Agenda, Hall
+from multinode.preflight.network.reach import Agenda, Hall
 from multinode.transport.agent import AgentTransport
 from multinode.transport.ssh import SshTransport
 

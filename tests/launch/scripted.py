@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.command import Command
-from multinode.core.plan import LaunchPlan, NodePlan
-from multinode.core.progress import RunProgress
-from multinode.core.run import Run
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.run.command import Command
+from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.progress import RunProgress
+from multinode.core.run.run import Run
 from multinode.errors import ContactLost
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions

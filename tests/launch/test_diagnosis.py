@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run import Failure, NodeRun
+from multinode.core.run.run import Failure, NodeRun
 from multinode.launch.diagnosis import WorkerDeath, classify, find_worker_death
 from multinode.launch.failure import Evidence, first_failure
 

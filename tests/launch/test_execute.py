@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run import Run
+from multinode.core.run.run import Run
 from multinode.errors import MultinodeError
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk

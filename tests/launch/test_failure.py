@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from multinode.core.run import Failure, NodeRun
-from multinode.core.samples import ExceptionSample
+from multinode.core.run.run import Failure, NodeRun
+from multinode.core.run.samples import ExceptionSample
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.failure import Evidence, first_failure
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from multinode.core.run import Failure, NodeRun
+from multinode.core.run.run import Failure, NodeRun
 from multinode.errors import ContactLost
 from multinode.launch.failure import Evidence, first_failure
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run import Failure, NodeRun
-from multinode.core.samples import ExceptionSample, parse_samples
+from multinode.core.run.run import Failure, NodeRun
+from multinode.core.run.samples import ExceptionSample, parse_samples
 from multinode.launch.failure import Evidence, blame_machine, first_failure
 from multinode.launch.machine_faults import FaultWatch
 

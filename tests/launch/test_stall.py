@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run import Run
-from multinode.core.stall import Stall, StallRecord
+from multinode.core.run.run import Run
+from multinode.core.run.stall import Stall, StallRecord
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.progress import NodeProgress
-from multinode.core.run import Failure
-from multinode.core.samples import NicSample, StepSample
+from multinode.core.run.progress import NodeProgress
+from multinode.core.run.run import Failure
+from multinode.core.run.samples import NicSample, StepSample
 from multinode.launch.failure import Evidence, first_failure
 from multinode.launch.timeout_causes import explain_timeout, link_share
 

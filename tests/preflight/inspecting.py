@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.dataplane import Endpoint
-from multinode.core.facts import Gpu, Interface, NodeFacts
-from multinode.core.finding import SEVERITIES, Finding
-from multinode.core.job import LlamaFactoryJob, ScriptJob
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint
+from multinode.core.cluster.facts import Gpu, Interface, NodeFacts
+from multinode.core.check.finding import SEVERITIES, Finding
+from multinode.core.job.job import LlamaFactoryJob, ScriptJob
 from multinode.preflight.inspection import Inspection
 
 PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.collective_test import CollectiveTest, Message
-from multinode.core.facts import Gpu
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.cluster.facts import Gpu
 from multinode.preflight.checks.gpus import (
     check_backend,
     check_counts,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from multinode.core.finding import Rule
+from multinode.core.check.finding import Rule
 from multinode.preflight.grouping import group_findings, listed
 
 RULE = Rule(check="c", severity="note", catches="x", message="{what} on {nodes}", hint="h")

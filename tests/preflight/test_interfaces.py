@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.dataplane import Endpoint
-from multinode.core.facts import Interface, Route
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint
+from multinode.core.cluster.facts import Interface, Route
 from multinode.preflight.catalogue import check_all
 from multinode.preflight.checks.interfaces import (
     check_hostnames,
@@ -17,7 +17,7 @@ from multinode.preflight.checks.interfaces import (
     check_unset_interface,
 )
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.meeting import Attempted, Meeting
+from multinode.preflight.network.meeting import Attempted, Meeting
 
 from .inspecting import but, inspection, only
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.finding import Finding
+from multinode.core.check.finding import Finding
 from multinode.errors import NodeFailed
 from multinode.preflight.launch_checks import check_launch, raise_first_error, with_endpoints
 

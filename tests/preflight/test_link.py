@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.dataplane import Endpoint
+from multinode.core.cluster.dataplane import Endpoint
 from multinode.preflight.checks.link import check_link_health, check_link_speeds, check_link_up, check_mtus
 from multinode.preflight.inspection import Inspection
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.dataplane import Endpoint
-from multinode.core.facts import Interface
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint
+from multinode.core.cluster.facts import Interface
 from multinode.preflight.checks.machine import check_clocks, check_container_network, check_same_machine
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.meeting import Attempted, Meeting
+from multinode.preflight.network.meeting import Attempted, Meeting
 
 from .inspecting import but, inspection, only
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from multinode.core.facts import ContentFact, PathFact
-from multinode.core.job import LlamaFactoryJob
+from multinode.core.cluster.facts import ContentFact, PathFact
+from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.paths import (
     check_contents,
     check_output,

@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.core.facts import Interface
-from multinode.core.finding import Finding
+from multinode.core.cluster.facts import Interface
+from multinode.core.check.finding import Finding
 from multinode.preflight.checks.ports import check_master_port, check_ports
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.meeting import Attempted, Listening, Meeting
+from multinode.preflight.network.meeting import Attempted, Listening, Meeting
 
 from .inspecting import but, inspection, only
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import AuthError, NodeFailed
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.transport.agent import AgentTransport

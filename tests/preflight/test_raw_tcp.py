@@ -6,12 +6,12 @@ from typing import Any, Self, cast
 
 import pytest
 
-from multinode.analyse.pair_speeds import find_odd
-from multinode.analyse.raw_tcp import RawTcp
-from multinode.core.cluster import Node
+from multinode.analyse.nccl_test.pair_speeds import find_odd
+from multinode.analyse.nccl_test.raw_tcp import RawTcp
+from multinode.core.cluster.cluster import Node
 from multinode.preflight import raw_tcp
-from multinode.preflight.meeting import Pinged, Streamed
-from multinode.preflight.pairs import Pair
+from multinode.preflight.network.meeting import Pinged, Streamed
+from multinode.preflight.network.pairs import Pair
 from multinode.transport.agent import AgentTransport
 
 NODES = tuple(Node(name=f"n{index}") for index in range(4))

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.facts import RdmaPort
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.facts import RdmaPort
 from multinode.preflight.checks.rdma import check_locked_memory, check_rdma
 from multinode.preflight.inspection import Inspection
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, MultinodeError, NodeFailed
-from multinode.preflight.meeting import Attempted, Listening, Meeting, Pinged, Streamed
-from multinode.preflight.reach import MAX_PINGS, Agenda, Hall, hold_meeting
+from multinode.preflight.network.meeting import Attempted, Listening, Meeting, Pinged, Streamed
+from multinode.preflight.network.reach import MAX_PINGS, Agenda, Hall, hold_meeting
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive
 from multinode.transport.fake import FakeTransport

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from multinode.core.facts import Gpu
-from multinode.core.job import LlamaFactoryJob
+from multinode.core.cluster.facts import Gpu
+from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.resources import (
     check_disk,
     check_limits,

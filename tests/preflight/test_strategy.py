@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.facts import Gpu
-from multinode.core.finding import Finding
-from multinode.core.job import LlamaFactoryJob
+from multinode.core.cluster.facts import Gpu
+from multinode.core.check.finding import Finding
+from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.strategy import check_strategy
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.meeting import Meeting, Streamed
+from multinode.preflight.network.meeting import Meeting, Streamed
 from tests.analyse.trainings import LLAMA_3_8B, TINY
 
 from .inspecting import but, inspection, only

@@ -5,9 +5,9 @@ from itertools import permutations
 
 import pytest
 
-from multinode.preflight.meeting import Streamed
-from multinode.preflight.pairs import Pair
-from multinode.preflight.stream_rounds import repeat_slow, stream_all
+from multinode.preflight.network.meeting import Streamed
+from multinode.preflight.network.pairs import Pair
+from multinode.preflight.network.stream_rounds import repeat_slow, stream_all
 
 NAMES = "abcde"
 LEAST = dict.fromkeys(permutations(NAMES, 2), 0.66)

@@ -5,10 +5,10 @@ from itertools import permutations
 
 import pytest
 
-from multinode.core.finding import Finding
+from multinode.core.check.finding import Finding
 from multinode.preflight.checks.streams import check_streams, least_speeds
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.meeting import Meeting, Streamed
+from multinode.preflight.network.meeting import Meeting, Streamed
 
 from .inspecting import inspection, only
 from .test_link import linked

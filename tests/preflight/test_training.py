@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.job import LlamaFactoryJob
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.training import (
     check_arguments,
     check_batch_size,

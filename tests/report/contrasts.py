@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.advice import Advice, Change, Tried
-from multinode.analyse.back_test import Trial, back_test
-from multinode.analyse.bottleneck import Bottleneck
-from multinode.analyse.break_even import BreakEven, Needed, NodeGain
-from multinode.analyse.carried_network import Doubt
-from multinode.analyse.contrast_figures import Contrast, CurvePoint, Loss, NodeSpeed, Side
-from multinode.analyse.cost_model import StepParts
-from multinode.analyse.forecast import Forecast, Outlook
-from multinode.analyse.ranged import Ranged, ranged, ratio
-from multinode.analyse.seen_traffic import BytesPerStep
-from multinode.analyse.spread import Spread
-from multinode.analyse.step_split import WorkerSplit
-from multinode.analyse.workload import Settings
-from multinode.core.run import NodeRun, Run
+from multinode.analyse.advice.advice import Advice, Change, Tried
+from multinode.analyse.prediction.back_test import Trial, back_test
+from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
+from multinode.analyse.prediction.carried_network import Doubt
+from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Loss, NodeSpeed, Side
+from multinode.analyse.prediction.cost_model import StepParts
+from multinode.analyse.prediction.forecast import Forecast, Outlook
+from multinode.analyse.stats.ranged import Ranged, ranged, ratio
+from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.job.workload import Settings
+from multinode.core.run.run import NodeRun, Run
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
 

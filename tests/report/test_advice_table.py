@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 from rich.console import Console
 
-from multinode.analyse.advice import Advice, Counsel, Tried
-from multinode.analyse.bottleneck import Bottleneck
-from multinode.analyse.cost_model import StepParts
-from multinode.analyse.forecast import Outlook
-from multinode.report.advice_table import advice_lines, advice_table
+from multinode.analyse.advice.advice import Advice, Counsel, Tried
+from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.prediction.cost_model import StepParts
+from multinode.analyse.prediction.forecast import Outlook
+from multinode.report.advice.advice_table import advice_lines, advice_table
 
 OUTLOOK = Outlook(
     link_gbit_per_s=0.1,

@@ -5,12 +5,12 @@ from typing import Any
 
 from rich.console import Console
 
-from multinode.analyse.bench_figures import BenchReport
-from multinode.analyse.bench_nodes import BenchPart
-from multinode.report.bench_table import bench_sheets
-from multinode.report.bench_text import bench_lines
-from multinode.report.sheet import Sheet
-from multinode.report.summary_table import sheet_table
+from multinode.analyse.bench.bench_figures import BenchReport
+from multinode.analyse.bench.bench_nodes import BenchPart
+from multinode.report.bench.bench_table import bench_sheets
+from multinode.report.bench.bench_text import bench_lines
+from multinode.report.render.sheet import Sheet
+from multinode.report.steps.summary_table import sheet_table
 from tests.analyse.made_up_bench import gpu, limited, on_cpu, on_gpu, part, processors, report, speed, speeds
 
 HELD = report(

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.cells import CellRow, CellTable
-from multinode.report.cell_charts import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
+from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.report.grid.cell_charts import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 

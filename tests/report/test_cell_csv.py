@@ -6,8 +6,8 @@ import io
 import msgspec
 import pytest
 
-from multinode.analyse.cells import CellTable
-from multinode.report.cell_csv import cell_csv
+from multinode.analyse.grid.cells import CellTable
+from multinode.report.grid.cell_csv import cell_csv
 from tests.report.cells import PUBLISHED, SWEEP, renamed, swept
 
 

@@ -4,8 +4,8 @@ import re
 
 import msgspec
 
-from multinode.analyse.cells import CellTable, Cheapest
-from multinode.report.cell_page import cell_page
+from multinode.analyse.grid.cells import CellTable, Cheapest
+from multinode.report.grid.cell_page import cell_page
 from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun, run_page
 from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, measured_cell, renamed, swept

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.analyse.cell_table import with_notes
-from multinode.analyse.cell_values import VALUES, our_name
-from multinode.analyse.cell_view import Look, look_at
-from multinode.analyse.cells import CellRow, CellTable, Cheapest
-from multinode.analyse.ranged import Ranged
-from multinode.report.cell_columns import cell_columns
-from multinode.report.cell_markdown import cell_markdown
-from multinode.report.cell_sheet import (
+from multinode.analyse.grid.cell_table import with_notes
+from multinode.analyse.grid.cell_values import VALUES, our_name
+from multinode.analyse.grid.cell_view import Look, look_at
+from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
+from multinode.analyse.stats.ranged import Ranged
+from multinode.report.grid.cell_columns import cell_columns
+from multinode.report.grid.cell_markdown import cell_markdown
+from multinode.report.grid.cell_sheet import (
     cells_sheet,
     cells_terminal,
     constants_line,

@@ -5,8 +5,8 @@ import io
 import msgspec
 from rich.console import Console
 
-from multinode.analyse.contrast_figures import Contrast
-from multinode.report.contrast_table import contrast_lines, contrast_table
+from multinode.analyse.comparison.contrast_figures import Contrast
+from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
 from tests.report.contrasts import CONTRAST, CURVE, side
 
 

@@ -6,8 +6,8 @@ import io
 import msgspec
 import pytest
 
-from multinode.analyse.observed import observe
-from multinode.report.export import FILES, csv_files
+from multinode.analyse.run.observed import observe
+from multinode.report.steps.export import FILES, csv_files
 from tests.report.observing import RUN, STEPS, collective_samples, observed
 
 

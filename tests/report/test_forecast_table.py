@@ -5,10 +5,10 @@ import io
 import msgspec
 from rich.console import Console
 
-from multinode.analyse.evidence import gather
-from multinode.analyse.forecast import Ask, Forecast
-from multinode.analyse.scenarios import make_forecast
-from multinode.report.forecast_table import forecast_lines, forecast_table
+from multinode.analyse.prediction.evidence import gather
+from multinode.analyse.prediction.forecast import Ask, Forecast
+from multinode.analyse.prediction.scenarios import make_forecast
+from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 
 EVIDENCE = gather(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.report.foreign_text import plain
+from multinode.report.render.foreign_text import plain
 
 
 @pytest.mark.parametrize(

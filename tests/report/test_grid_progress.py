@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster
-from multinode.core.grid import BATCH, CellRecord, Grid, GridRecord
-from multinode.core.grid_plan import plan_grid
-from multinode.core.hostfile import parse_hostfile
-from multinode.report.grid_progress import about, cell_line, end_line, left_s, plan_lines, state_line
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.grid.grid import BATCH, CellRecord, Grid, GridRecord
+from multinode.core.grid.grid_plan import plan_grid
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.report.grid.grid_progress import about, cell_line, end_line, left_s, plan_lines, state_line
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 GRID = Grid(settings={BATCH: (4, 1), "finetuning_type": ("lora", "full")}, nodes=(2,), workers_per_node=(1,), repeats=2)

@@ -4,13 +4,13 @@ import json
 
 import msgspec
 
-from multinode.analyse.bottleneck import Bottleneck
-from multinode.analyse.spread import Spread
-from multinode.analyse.stragglers import Straggler
-from multinode.analyse.summary import Summary
-from multinode.core.run import Failure, NodeRun, Run
-from multinode.core.stall import Stall
-from multinode.report.launch_document import launch_document, launch_sentence, launch_verdict
+from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.stragglers import Straggler
+from multinode.analyse.steps.summary import Summary
+from multinode.core.run.run import Failure, NodeRun, Run
+from multinode.core.run.stall import Stall
+from multinode.report.run.launch_document import launch_document, launch_sentence, launch_verdict
 
 RUN = Run(
     run_id="20260102-030405-abcd",

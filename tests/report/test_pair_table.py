@@ -7,8 +7,8 @@ from itertools import permutations
 import pytest
 from rich.console import Console
 
-from multinode.analyse.pair_speeds import Odd, PairSpeed, find_odd
-from multinode.report.pair_table import pair_table
+from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, find_odd
+from multinode.report.nccl_test.pair_table import pair_table
 
 
 def measured(names: Sequence[str], speed: Callable[[str, str], float | None]) -> tuple[PairSpeed, ...]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.command import Command
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.report.plan_text import plan_text
+from multinode.core.run.command import Command
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.report.run.plan_text import plan_text
 
 
 @pytest.fixture

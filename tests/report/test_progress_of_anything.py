@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from multinode.core.collective_test import CollectiveTest, sweep_messages
-from multinode.core.profile_samples import DdpSample, DeviceWaitSample, ModelSample
-from multinode.core.progress import NodeProgress, RunProgress, advance_node
-from multinode.core.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
-from multinode.report.progress_table import progress_line, progress_table
+from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
+from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
+from multinode.core.run.progress import NodeProgress, RunProgress, advance_node
+from multinode.core.run.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
+from multinode.report.run.progress_table import progress_line, progress_table
 
 _WIDTH = 160
 _TEST = CollectiveTest(messages=sweep_messages(["all_reduce"], (1024, 2048)))

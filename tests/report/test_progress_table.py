@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.core.progress import CardProgress, NodeProgress, RunProgress, TrainingTime
-from multinode.core.recent_steps import RecentSteps
-from multinode.core.samples import GpuSample, NicSample
-from multinode.core.stall import Stall
-from multinode.report.progress_table import progress_line, progress_table
+from multinode.core.run.progress import CardProgress, NodeProgress, RunProgress, TrainingTime
+from multinode.core.run.recent_steps import RecentSteps
+from multinode.core.run.samples import GpuSample, NicSample
+from multinode.core.run.stall import Stall
+from multinode.report.run.progress_table import progress_line, progress_table
 
 READ = NicSample(time_s=0, mono_ns=0, ifname="eth0", rx_bytes=0, tx_bytes=0)
 WAITING = NodeProgress(name="box2", node_rank=1, ranks=(2, 3))

@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.observed import Observed, ObservedNode, observe
-from multinode.analyse.step_split import StepSplit
-from multinode.core.samples import LossSample
-from multinode.report.run_charts import label, loss_chart, split_chart, step_time_chart
-from multinode.report.thinning import MOST_POINTS
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.steps.step_split import StepSplit
+from multinode.core.run.samples import LossSample
+from multinode.report.steps.run_charts import label, loss_chart, split_chart, step_time_chart
+from multinode.report.render.thinning import MOST_POINTS
 from tests.report.observing import NAMES, STEPS, SUMMARY, observed
 
 

@@ -5,8 +5,8 @@ import io
 import msgspec
 from rich.console import Console
 
-from multinode.core.run import Failure, Run
-from multinode.report.run_table import run_table
+from multinode.core.run.run import Failure, Run
+from multinode.report.run.run_table import run_table
 from tests.report.observing import RUN
 
 

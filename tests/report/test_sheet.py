@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.report.sheet import few
+from multinode.report.render.sheet import few
 
 
 @pytest.mark.parametrize(

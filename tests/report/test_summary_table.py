@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.analyse.machine_use import CardUse, NodeUse
-from multinode.analyse.seen_traffic import SeenCall
-from multinode.analyse.step_split import StepSplit
-from multinode.analyse.summary import Comm, Summary
-from multinode.report.summary_table import summary_tables
+from multinode.analyse.telemetry.machine_use import CardUse, NodeUse
+from multinode.analyse.traffic.seen_traffic import SeenCall
+from multinode.analyse.steps.step_split import StepSplit
+from multinode.analyse.steps.summary import Comm, Summary
+from multinode.report.steps.summary_table import summary_tables
 from tests.report.observing import SUMMARY
 
 BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from multinode.report.sweep_chart import sweep_chart, sweep_page
+from multinode.report.nccl_test.sweep_chart import sweep_chart, sweep_page
 from tests.report.test_nccl_tests_text import row
 
 

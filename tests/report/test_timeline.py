@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.observed import ObservedNode, observe
-from multinode.core.samples import CpuSample
-from multinode.report.timeline import timeline
+from multinode.analyse.run.observed import ObservedNode, observe
+from multinode.core.run.samples import CpuSample
+from multinode.report.steps.timeline import timeline
 from tests.report.observing import observed
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import HostfileError, UsageError
 from multinode.store.hostfile import find_hosts, load_hostfile
 from multinode.store.settings import Defaults, Settings

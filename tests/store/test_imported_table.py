@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.imported_table import Extras
+from multinode.core.grid.imported_table import Extras
 from multinode.errors import UsageError
 from multinode.store.imported_table import load_imported_table
 

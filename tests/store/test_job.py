@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.deepspeed_edit import parse_deepspeed_edits
-from multinode.core.job import job_paths
+from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
+from multinode.core.job.job import job_paths
 from multinode.errors import JobError, UsageError
 from multinode.store.job import load_job
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run import Run
+from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory, list_runs, runs_root
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 
 _SSHD = "/usr/sbin/sshd"
 _DEADLINE_S = 20.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive

@@ -8,7 +8,7 @@ import fabric
 import msgspec
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.transport.connection import make_connection
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node, local_cluster
-from multinode.core.collective_test import CollectiveTest, Message
-from multinode.core.planning import LaunchOptions, plan_launch
+from multinode.core.cluster.cluster import Cluster, Node, local_cluster
+from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import ContactLost, NodeFailed
 from multinode.preflight.probe import Questions, probe
 from multinode.transport.agent import AgentStream, AgentTransport, Record

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, MultinodeError, NodeFailed
 from multinode.transport.outcomes import MAX_THREADS, gather
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, NodeError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.outcomes import gather

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import load_archive

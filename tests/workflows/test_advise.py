@@ -7,24 +7,24 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from multinode.analyse.advice import Counsel
-from multinode.analyse.calibration import Work
-from multinode.analyse.gpu_use import GpuUse
-from multinode.analyse.machine_use import NodeUse
-from multinode.analyse.spread import Spread
-from multinode.analyse.step_split import StepSplit, WorkerSplit
-from multinode.analyse.stragglers import Straggler
-from multinode.analyse.summary import Summary
-from multinode.analyse.traffic import Load, Strategy
-from multinode.analyse.workload import Settings, Workload
+from multinode.analyse.advice.advice import Counsel
+from multinode.analyse.prediction.calibration import Work
+from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.machine_use import NodeUse
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
+from multinode.analyse.steps.stragglers import Straggler
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.analyse.job.workload import Settings, Workload
 from multinode.cli.main import build_app
-from multinode.core.command import Command
-from multinode.core.hostfile import parse_hostfile
-from multinode.core.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.core.run import Run
+from multinode.core.run.command import Command
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.run.run import Run
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.advise import advise_runs, measured_job
+from multinode.workflows.advice.advise import advise_runs, measured_job
 
 NAMES = ("a", "b")
 G = 14_767_104

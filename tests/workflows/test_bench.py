@@ -12,21 +12,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.device_test import DeviceTest
-from multinode.core.planning import LaunchOptions
-from multinode.core.progress import RunProgress
-from multinode.core.run import Run
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.measure.device_test import DeviceTest
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.run.progress import RunProgress
+from multinode.core.run.run import Run
 from multinode.errors import ConnectError, Interrupted, RunFailed
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.archive import load_archive
 from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
-from multinode.workflows.bench import bench
-from multinode.workflows.bench_store import load_bench
-from multinode.workflows.launch import Launch, Outside
-from multinode.workflows.runs import load_run
+from multinode.workflows.bench.bench import bench
+from multinode.workflows.bench.bench_store import load_bench
+from multinode.workflows.run.launch import Launch, Outside
+from multinode.workflows.run.runs import load_run
 from tests.torch_stand_in import put_torch
 from tests.warm import free_port
 

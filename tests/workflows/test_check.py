@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.check import CheckOptions, CheckReport, check_cluster
+from multinode.workflows.check.check import CheckOptions, CheckReport, check_cluster
 
 CLUSTER = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
 PORTS = [29500, 40000]

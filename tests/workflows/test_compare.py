@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.workflows.compare import load_side_run
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.workflows.comparison.compare import load_side_run
 from tests.analyse.stored import training_record
 from tests.workflows.test_predict import store
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.errors import UsageError
-from multinode.workflows.contrast import cut_job
+from multinode.workflows.comparison.contrast import cut_job
 
 EPOCHS = parse_llamafactory("model_name_or_path: m\nstage: sft\nnum_train_epochs: 3\n", "sft.yaml")
 SHORT = parse_llamafactory("model_name_or_path: m\nstage: sft\nmax_steps: 12\n", "sft.yaml")

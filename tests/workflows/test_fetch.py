@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Node
+from multinode.core.cluster.cluster import Node
 from multinode.errors import MultinodeError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.fetch import Fetched, Wanted, fetch_files
+from multinode.workflows.run.fetch import Fetched, Wanted, fetch_files
 
 END = {"kind": "fetched"}
 

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.facts import Gpu, GpuProcess, NodeFacts
-from multinode.core.hostfile import parse_hostfile
-from multinode.core.job import ScriptJob
-from multinode.core.plan import LaunchPlan
-from multinode.core.planning import LaunchOptions, plan_launch
-from multinode.core.run import Run
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.job.job import ScriptJob
+from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.core.run.run import Run
 from multinode.errors import Interrupted
 from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.free_gpus import find_holder, wait_for_gpus
-from multinode.workflows.launch import Launch, Outside, Prepared
-from multinode.workflows.sweep_cell import measure_cell
+from multinode.workflows.run.free_gpus import find_holder, wait_for_gpus
+from multinode.workflows.run.launch import Launch, Outside, Prepared
+from multinode.workflows.grid.sweep_cell import measure_cell
 
 CLUSTER: Cluster = parse_hostfile("a gpus=6,7 addr=10.0.0.1\nb gpus=1,6 addr=10.0.0.2\n", "hosts")
 JOB = ScriptJob(argv=("train.py",))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.transport.agent import AgentTransport
 from multinode.transport.archive import AgentArchive
 from multinode.transport.fake import FakeTransport

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster import Cluster, Node
-from multinode.core.engines.engine import Engine
-from multinode.core.hostfile import parse_hostfile
-from multinode.core.job import Job, ScriptJob, parse_llamafactory
-from multinode.core.planning import LaunchOptions
-from multinode.core.surroundings import Surroundings
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.run.engines.engine import Engine
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.job.surroundings import Surroundings
 from multinode.errors import NodeFailed
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.launch import Launch, Outside, prepare, probe_nodes
+from multinode.workflows.run.launch import Launch, Outside, prepare, probe_nodes
 
 CLUSTER: Cluster = parse_hostfile("a addr=10.0.0.1\n", "hosts")
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.command import Command
-from multinode.core.device_samples import SpeedSample
-from multinode.core.plan import LaunchPlan, NodePlan
+from multinode.core.run.command import Command
+from multinode.core.run.device_samples import SpeedSample
+from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.observe import observe_run
+from multinode.workflows.run.observe import observe_run
 
 # Of one worker; two of them are more than is kept of one.
 RECORDS = 26_000

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.forecast import Ask
-from multinode.analyse.record import Record
-from multinode.core.run import NodeRun, Run
+from multinode.analyse.prediction.forecast import Ask
+from multinode.analyse.prediction.record import Record
+from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.predict import evidence_of, forecast_figures, forecast_runs
+from multinode.workflows.prediction.predict import evidence_of, forecast_figures, forecast_runs
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 
 

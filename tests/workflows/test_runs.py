@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from multinode.analyse.summary import Summary
+from multinode.analyse.steps.summary import Summary
 from multinode.cli.main import build_app
-from multinode.core.run import NodeRun, Run
+from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.runs import choose_logs, choose_nodes, load_run, load_runs, node_logs
+from multinode.workflows.run.runs import choose_logs, choose_nodes, load_run, load_runs, node_logs
 
 RUN = Run(
     run_id="20260102-aa",

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster import local_cluster
-from multinode.core.engines.engine import Engine
-from multinode.core.job import Job, ScriptJob, parse_llamafactory
-from multinode.core.planning import LaunchOptions
-from multinode.core.surroundings import Surroundings
+from multinode.core.cluster.cluster import local_cluster
+from multinode.core.run.engines.engine import Engine
+from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.job.surroundings import Surroundings
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.local import LocalTransport
-from multinode.workflows.launch import Launch, Outside, launch
+from multinode.workflows.run.launch import Launch, Outside, launch
 
 SECRET = "s3cr3t-0f-this-test"
 # Tells what it was given by its digest, and which files of the run hold it while the run goes on.

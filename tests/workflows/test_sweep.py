@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.grid import GridRecord
-from multinode.core.job import LlamaFactoryJob, ScriptJob
-from multinode.core.run import Run
+from multinode.core.grid.grid import GridRecord
+from multinode.core.job.job import LlamaFactoryJob, ScriptJob
+from multinode.core.run.run import Run
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.sweep import Resume, find_finished, require_plannable, sweep
+from multinode.workflows.grid.sweep import Resume, find_finished, require_plannable, sweep
 from tests.workflows.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
 
 BATCHES: dict[str, tuple[Any, ...]] = {BATCH: (4, 1, 2)}

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.grid import GridRecord
-from multinode.core.grid_state import begin
-from multinode.core.run import Run
-from multinode.core.samples import StepSample
+from multinode.core.grid.grid import GridRecord
+from multinode.core.grid.grid_state import begin
+from multinode.core.run.run import Run
+from multinode.core.run.samples import StepSample
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.sweep_cell import AskedGrid, cell_launch
-from multinode.workflows.sweep_store import GRID_FILE
+from multinode.workflows.grid.sweep_cell import AskedGrid, cell_launch
+from multinode.workflows.grid.sweep_store import GRID_FILE
 from tests.workflows.sweeping import BATCH, OUT_OF_MEMORY, Elsewhere, End, keep_run, sweep_of
 
 ASKED = sweep_of({BATCH: (1, 2, 4)})

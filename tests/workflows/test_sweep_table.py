@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.cell_view import Look
-from multinode.analyse.cells import CellTable
-from multinode.core.grid import CellRecord, GridRecord
-from multinode.core.plan import LaunchPlan
-from multinode.core.prices import Price, Prices
-from multinode.core.run import Run
+from multinode.analyse.grid.cell_view import Look
+from multinode.analyse.grid.cells import CellTable
+from multinode.core.grid.grid import CellRecord, GridRecord
+from multinode.core.run.plan import LaunchPlan
+from multinode.core.cluster.prices import Price, Prices
+from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
-from multinode.report.cell_sheet import constants_line, lead
+from multinode.report.grid.cell_sheet import constants_line, lead
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.sweep_table import View, build_table, load_table, load_tables
+from multinode.workflows.grid.sweep_table import View, build_table, load_table, load_tables
 from tests.report.cells import GPU, PUBLISHED, SWEEP_RUN
 from tests.workflows.stored_sweep import CELLS, store_sweep
 

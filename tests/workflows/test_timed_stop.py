@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.progress import NodeProgress, RunProgress
+from multinode.core.run.progress import NodeProgress, RunProgress
 from multinode.launch.stop_request import StopRequest
-from multinode.report.progress_table import progress_line
+from multinode.report.run.progress_table import progress_line
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.launch import Outside
-from multinode.workflows.timed_stop import STEPS_WITHOUT_END, TimedStop, with_time_limit
+from multinode.workflows.run.launch import Outside
+from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, TimedStop, with_time_limit
 
 
 def at_step(step: int | None, total_steps: int | None = STEPS_WITHOUT_END) -> RunProgress:

@@ -20,7 +20,7 @@ __all__ = ["Meter", "Steps"]
 _SOURCES = ("trainer", "deepspeed", "optimizer")
 
 Meter = Callable[[int], Dict[str, Any]]
-"""Called with its number at the end of each step; returns fields of the step's record (core/samples.py)."""
+"""Called with its number at the end of each step; returns fields of the step's record (core/run/samples.py)."""
 
 
 class Steps:

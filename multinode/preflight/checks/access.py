@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from multinode.core.finding import Finding, Rule
+from multinode.core.check.finding import Finding, Rule
 from multinode.errors import MultinodeError
 from multinode.transport.refusals import REFUSALS
 

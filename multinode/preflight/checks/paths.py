@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from multinode.core.cluster import Node
-from multinode.core.command import destination, ssh_words
-from multinode.core.facts import ContentFact, NodeFacts, PathFact
-from multinode.core.finding import Finding, Rule
-from multinode.core.job import LlamaFactoryJob
-from multinode.core.job_files import job_files
+from multinode.core.cluster.cluster import Node
+from multinode.core.run.command import destination, ssh_words
+from multinode.core.cluster.facts import ContentFact, NodeFacts, PathFact
+from multinode.core.check.finding import Finding, Rule
+from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.run.job_files import job_files
 from multinode.preflight.inspection import Inspection
 
 __all__ = ["check_contents", "check_output", "check_paths", "check_revisions", "check_shared", "check_workdir"]

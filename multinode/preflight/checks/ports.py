@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from multinode.core.facts import NodeFacts
-from multinode.core.finding import Finding, Rule
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.check.finding import Finding, Rule
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.meeting import Attempted
+from multinode.preflight.network.meeting import Attempted
 
 __all__ = ["check_master_port", "check_ports"]
 

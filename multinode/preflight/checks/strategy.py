@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.traffic import Layout, Load, Strategy, card_bytes, card_time_s, step_exchanges
-from multinode.analyse.training import SMALL_RANK, STAGES, Training, read_training
-from multinode.core.finding import Finding, Rule
-from multinode.core.job import LlamaFactoryJob
-from multinode.core.planning import workers_per_node
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy, card_bytes, card_time_s, step_exchanges
+from multinode.analyse.job.training import SMALL_RANK, STAGES, Training, read_training
+from multinode.core.check.finding import Finding, Rule
+from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.units import format_duration, format_rate, goodput_gb_per_s

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from multinode.core.deepspeed import DeepSpeedConfig, parse_deepspeed
-from multinode.core.finding import Finding, Rule
-from multinode.core.job import LlamaFactoryJob
-from multinode.core.planning import workers_per_node
+from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.core.check.finding import Finding, Rule
+from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.units import format_duration

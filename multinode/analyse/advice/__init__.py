@@ -1,0 +1,1 @@
+"""Which change of a measured training pays: levers, situations and their ranking."""

@@ -1,0 +1,258 @@
+"""Advice: which change pays, by how much, and what it costs; ranked by the predicted gain. Pure.
+
+Asks `predict` for each lever and for the best pairs; which levers there are is not decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.analyse.prediction.carried_network import Doubt, widest
+from multinode.analyse.advice.cluster_levers import cluster_levers
+from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.advice.levers import setting_levers
+from multinode.analyse.advice.situation import Change, Lever, Situation, fits, joined, more_memory_gib, sample_bytes
+from multinode.analyse.advice.strategy_levers import strategy_levers
+from multinode.analyse.job.workload import Settings
+from multinode.errors import UsageError
+
+__all__ = ["Advice", "Change", "Counsel", "Tried", "advise", "advise_notes"]
+
+# Settings that go together; of two of one kind there is but one.
+_COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
+_MOST_PAIRS = 2
+# What a combination accumulates: beyond, the optimisation is another one.
+_ACCUMULATED = (1, 4)
+# Not two runs of one training agree better.
+_LEAST_DOUBT = 0.02
+# Of a step, what a user would notice.
+_NOTICEABLE = 0.05
+# Nobody waits for more than this part of a step for a node that still takes part.
+_MOST_WAIT = 0.9
+# A change that gives less is not worth a line, unless it says what does not help.
+_WORTH_A_LINE = 0.01
+_ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """An advice that was followed in a short run.
+
+    Attributes:
+        run_id: the run, the last of several repeats.
+        samples_per_s: measured; the median of the repeats.
+        gain: measured, over the run without the change.
+        error: predicted gain over the measured one, less 1.
+        is_covered: whether the measured gain lies within the predicted interval.
+        reason: why there are no figures; else empty.
+    """
+
+    run_id: str | None = None
+    samples_per_s: float | None = None
+    gain: float | None = None
+    error: float | None = None
+    is_covered: bool | None = None
+    reason: str = ""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One change and what it would give.
+
+    Attributes:
+        name: in a few words, unique: `gradient accumulation 4`.
+        gain: predicted samples/s over those of today.
+        interval: of the gain: low, high.
+        outlook: the scenario behind it.
+        memory_gib: that a worker needs more, or less; None is unknown.
+        fits: whether the GPUs have room for it; None is unknown.
+        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none.
+        change: how a machine makes it; None where it takes a person (a switch, a card).
+        command: the exact command or YAML lines for a person.
+        why: why it pays or does not, in a sentence with figures.
+        tried: what a short run of it gave.
+    """
+
+    name: str
+    gain: float
+    interval: tuple[float, float]
+    outlook: Outlook
+    memory_gib: float | None = None
+    fits: bool | None = None
+    meaning: str
+    change: Change | None = None
+    command: str
+    why: str = ""
+    tried: Tried | None = None
+
+
+class Counsel(msgspec.Struct, frozen=True, kw_only=True):
+    """What `advise --json` prints; `advice.json`.
+
+    Attributes:
+        schema: `multinode.advise/1`.
+        runs: stored runs that the predictions were made from, by their ids.
+        sources: the same, a sentence each.
+        settings: of the training as it stands.
+        today: the training as it stands, predicted.
+        measured_samples_per_s: of the same; None where it was not measured.
+        advice: best first; what does not fit the GPUs last.
+        notes: what no prediction can be made of, and what had to be taken for granted, a sentence each.
+        today_tried: the training as it stands in a short run, where advice was tried.
+    """
+
+    schema: str = "multinode.advise/1"
+    runs: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    settings: Settings = Settings()
+    today: Outlook
+    measured_samples_per_s: float | None = None
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...] = ()
+    today_tried: Tried | None = None
+
+
+def advise(today: Situation) -> tuple[Advice, ...]:
+    """Every lever that applies and the best pairs of them, by their predicted gain, the largest first.
+
+    What the GPUs have no room for comes last, whatever it would gain.
+
+    Raises:
+        UsageError: today's traffic cannot be told.
+    """
+    try:
+        now = today.outlook()
+        levers = [*setting_levers(today), *strategy_levers(today), *cluster_levers(today)]
+        given = [_advice(today, now, lever) for lever in levers]
+        given += _best_pairs(today, now, levers, given)
+    except ValueError as error:
+        raise UsageError(
+            f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
+        ) from error
+    return tuple(sorted((one for one in given if one is not None), key=lambda one: (one.fits is False, -one.gain)))
+
+
+def advise_notes(today: Situation) -> tuple[str, ...]:
+    """What the figures do not cover, a sentence each."""
+    costs, scenario = today.calibration.costs, today.scenario
+    notes = list(today.calibration.notes)
+    now = today.outlook()
+    waiting = scenario.accumulation * costs.data_ms
+    if waiting > _NOTICEABLE * now.step_time_ms:
+        notes.append(
+            f"a step waits {waiting:.3g} ms ({waiting / now.step_time_ms:.0%}) for batches: more workers may load them "
+            "(--set dataloader_num_workers=4); what that gives cannot be predicted"
+        )
+    notes += [
+        f"the others wait {one.late_ms:.3g} ms a step ({one.share:.0%}) for {one.node}: {one.hint or one.cause}; "
+        f"without that wait the training would be up to {1 / (1 - min(one.share, _MOST_WAIT)):.2f} times as fast"
+        for one in today.stragglers
+    ]
+    return tuple(notes)
+
+
+def _advice(today: Situation, now: Outlook, lever: Lever) -> Advice | None:
+    """None where it gives too little to be worth a line."""
+    then = lever.after.outlook()
+    gain = then.samples_per_s / now.samples_per_s
+    if gain < 1 + _WORTH_A_LINE and lever.kind not in _ALWAYS:
+        return None
+    return Advice(
+        name=lever.name,
+        gain=gain,
+        interval=_interval(today, now, then, lever.doubt),
+        outlook=then,
+        memory_gib=more_memory_gib(today, lever),
+        fits=fits(today, lever),
+        meaning=lever.meaning,
+        change=lever.change,
+        command=lever.command,
+        why=_why(today, now, lever, then),
+    )
+
+
+def _interval(today: Situation, now: Outlook, then: Outlook, doubt: float) -> tuple[float, float]:
+    """Both predictions at the same end of what they do not know, which is mostly the same: a rate, a hidden share.
+
+    What only the second one does not know counts on top, upwards and downwards; so does the model's own error where
+    today was measured.
+    """
+    gains = [then.samples_per_s / now.samples_per_s]
+    gains += [end / start for end, start in zip(then.interval, now.interval, strict=True)]
+    if today.measured_samples_per_s:
+        gains.append(then.samples_per_s / today.measured_samples_per_s)
+    own_error = max((one.relative for one in then.doubts if one.part == "step"), default=0.0)
+    stretch = (1 + max(doubt, own_error, _LEAST_DOUBT)) * _own_doubts(now.doubts, then.doubts)
+    return min(gains) / stretch, max(gains) * stretch
+
+
+def _own_doubts(shared: Sequence[Doubt], doubts: Sequence[Doubt]) -> float:
+    """What the second of two predictions doubts beyond the first, part by part, as a factor."""
+    parts = {one.part for one in doubts} - {"step"}
+    return math.prod(max(1.0, widest(doubts, part) / widest(shared, part)) for part in parts)
+
+
+def _why(today: Situation, now: Outlook, lever: Lever, then: Outlook) -> str:
+    """The same quantities before and after."""
+    told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
+    if then.nodes > 1:
+        sent, before = _mb(sample_bytes(lever.after)), _mb(sample_bytes(today))
+        was = f" instead of {before}" if sent != before else ""
+        told += (
+            f"; a worker sends {sent} a sample{was}, and {_exposed(then):.0%} of the step is exposed communication "
+            f"instead of {_exposed(now):.0%}"
+        )
+    return f"{told}; {lever.remark}" if lever.remark else told
+
+
+def _mb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.3g} MB"
+
+
+def _exposed(outlook: Outlook) -> float:
+    return outlook.parts.exposed_ms / outlook.step_time_ms
+
+
+def _best_pairs(
+    today: Situation, now: Outlook, levers: Sequence[Lever], alone: Sequence[Advice | None]
+) -> list[Advice]:
+    """The best combinations of two settings, of those that fit and are better than either."""
+    gains = {one.name: one.gain for one in alone if one is not None}
+    pairs: dict[frozenset[str], Advice] = {}
+    for first in levers:
+        if not _combines(first, today):
+            continue
+        for second in (*setting_levers(first.after), *strategy_levers(first.after)):
+            names = frozenset({first.name, second.name})
+            if names in pairs or second.kind == first.kind or not _combines(second, first.after):
+                continue
+            found = _advice(today, now, _paired(first, second))
+            if found is None or found.fits is False:
+                continue
+            if found.gain > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE):
+                pairs[names] = found
+    return sorted(pairs.values(), key=lambda one: -one.gain)[:_MOST_PAIRS]
+
+
+def _combines(lever: Lever, before: Situation) -> bool:
+    more = lever.after.scenario.accumulation / before.scenario.accumulation
+    return lever.kind in _COMBINED and lever.change is not None and more in _ACCUMULATED
+
+
+def _paired(first: Lever, second: Lever) -> Lever:
+    meanings = [meaning for meaning in (first.meaning, second.meaning) if meaning != "nothing"]
+    extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
+    change = joined(first.change or Change(), second.change or Change())
+    # What accumulation alone does not cut, it may cut together with another strategy.
+    remarks = [one.remark for one in (first, second) if one.remark and one.kind != "accumulation"]
+    return Lever(
+        name=f"{first.name} + {second.name}",
+        kind="pair",
+        after=second.after,
+        change=change,
+        meaning="; ".join(meanings) or "nothing",
+        extra_gib=extra,
+        doubt=(1 + first.doubt) * (1 + second.doubt) - 1,
+        remark="; ".join(remarks),
+    )

@@ -1,0 +1,207 @@
+"""Levers of a training's own settings: what its gradients travel as, accumulation, batch, overlap, buckets, LoRA. Pure.
+
+What shares the model out is `strategy_levers`, what concerns nodes and links `cluster_levers`. Judges no gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from multinode.analyse.advice.situation import Change, Lever, Situation, batch_edits, sample_bytes
+from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.prediction.variants import vary
+from multinode.errors import UsageError
+
+__all__ = ["setting_levers"]
+
+_BYTES_PER_GIB = 1 << 30
+_MIB = 1 << 20
+_FP32_BYTES, _HALF_BYTES = 4, 2
+_MULTIPLES = (2, 4, 8)
+_REDUCED_ONCE = frozenset({Strategy.DDP, Strategy.ZERO1})
+_DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
+_ROUNDED = {
+    "fp16": "gradients are rounded to 11 bits; one above 65504 overflows",
+    "bf16": "gradients are rounded to 8 bits",
+}
+# Casting to half and back takes time that nothing has measured.
+_CAST_DOUBT = 0.05
+# torch's DDP fills buckets of 25 MiB; four times that is where a slow network no longer feels the number of messages.
+_LARGE_BUCKET_MIB = 100
+_FEW_CALLS = 2
+_LORA_RANK = 8
+_replace = msgspec.structs.replace
+
+
+def setting_levers(situation: Situation) -> Iterator[Lever]:
+    """Those that apply."""
+    if situation.scenario.layout.workers > 1:
+        yield from _compress(situation)
+        yield from _accumulate(situation)
+        yield from _overlap(situation)
+        yield from _larger_buckets(situation)
+    yield from _larger_batch(situation)
+    yield from _lora(situation)
+
+
+def _compress(situation: Situation) -> Iterator[Lever]:
+    """DDP's hook: only there, and only where gradients travel as fp32."""
+    settings, load = situation.settings, situation.calibration.work.load
+    wide = load.gradient_bytes == _FP32_BYTES and situation.scenario.gradient_factor == 1
+    if situation.scenario.strategy is not Strategy.DDP or settings.grad_compress is not None or not wide:
+        return
+    dtype = "bf16" if settings.precision == "bf16" else "fp16"
+    yield Lever(
+        name=f"gradients as {dtype}",
+        kind="gradients",
+        after=_replace(situation, settings=_replace(settings, grad_compress=dtype), measured_samples_per_s=None),
+        change=Change(grad_compress=dtype),
+        meaning=_ROUNDED[dtype],
+        # On a slow network the copies of all buckets are on their way at once.
+        extra_gib=load.trainable * _HALF_BYTES / _BYTES_PER_GIB,
+        doubt=_CAST_DOUBT,
+    )
+
+
+def _accumulate(situation: Situation) -> Iterator[Lever]:
+    helps = situation.scenario.strategy in _REDUCED_ONCE
+    for multiple in _MULTIPLES if helps else _MULTIPLES[1:2]:
+        lever = _accumulated(situation, multiple)
+        yield lever if helps else _replace(lever, remark=_reduced_always(situation, lever.after))
+
+
+def _accumulated(situation: Situation, multiple: int) -> Lever:
+    accumulation = situation.scenario.accumulation * multiple
+    after = _replace(
+        situation,
+        scenario=_replace(situation.scenario, accumulation=accumulation),
+        settings=_replace(situation.settings, accumulation=accumulation),
+        measured_samples_per_s=None,
+    )
+    change = Change(
+        overrides=(f"gradient_accumulation_steps={accumulation}",),
+        deepspeed=batch_edits(after),
+    )
+    return Lever(
+        name=f"gradient accumulation {accumulation}",
+        kind="accumulation",
+        after=after,
+        change=None if situation.is_script else change,
+        by_hand=f"{accumulation} micro-batches a step in your script, all but the last of them under no_sync()",
+        meaning=_larger_global(situation, multiple),
+    )
+
+
+def _reduced_always(before: Situation, after: Situation) -> str:
+    strategy = before.scenario.strategy
+    old, new = sample_bytes(before) / 1e6, sample_bytes(after) / 1e6
+    engine = "DeepSpeed" if strategy in _DEEPSPEED else "FSDP"
+    told = f"{old:.3g} MB a sample before and {new:.3g} MB after"
+    if strategy is Strategy.ZERO2:
+        told += ", less by the gathering of the updated parameters alone, which is once a step"
+    return (
+        f"under {strategy} accumulation does not cut the traffic of a sample as it does under DDP: {engine} reduces "
+        f"the gradients of every micro-batch, {told}"
+    )
+
+
+def _overlap(situation: Situation) -> Iterator[Lever]:
+    deepspeed, load = situation.deepspeed, situation.calibration.work.load
+    if deepspeed is None or situation.scenario.strategy not in _DEEPSPEED or situation.scenario.overlap:
+        return
+    # A second buffer of a whole bucket (stage_1_and_2.py); without a known size of the bucket none is told.
+    elements = deepspeed.reduce_bucket_elements
+    extra = None if elements is None else elements * load.gradient_bytes / _BYTES_PER_GIB
+    after = _replace(
+        situation,
+        scenario=_replace(situation.scenario, overlap=True),
+        settings=_replace(situation.settings, overlap=True),
+        deepspeed=_replace(deepspeed, overlap_comm=True),
+        measured_samples_per_s=None,
+    )
+    yield Lever(
+        name="overlap_comm",
+        kind="overlap",
+        after=after,
+        change=None if situation.is_script else Change(deepspeed=("zero_optimization.overlap_comm=true",)),
+        by_hand='"overlap_comm": true under "zero_optimization" of your DeepSpeed JSON',
+        extra_gib=extra,
+        remark="one bucket as large as all gradients has nothing to hide behind: a smaller reduce_bucket_size helps it",
+    )
+
+
+def _larger_buckets(situation: Situation) -> Iterator[Lever]:
+    """Where a step makes many calls, each of which costs a message's time."""
+    scenario, work = situation.scenario, situation.calibration.work
+    if scenario.strategy is not Strategy.DDP or scenario.bucket_bytes is not None:
+        return
+    calls = [call for call in work.calls_of(scenario.strategy, scenario.layout) if call.collective == "all_reduce"]
+    if sum(call.times for call in calls) <= _FEW_CALLS:
+        return
+    size = _LARGE_BUCKET_MIB * _MIB
+    yield Lever(
+        name=f"buckets of {_LARGE_BUCKET_MIB} MiB",
+        kind="buckets",
+        after=_replace(situation, scenario=_replace(scenario, bucket_bytes=size), measured_samples_per_s=None),
+        change=None if situation.is_script else Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
+        by_hand=f"DistributedDataParallel(..., bucket_cap_mb={_LARGE_BUCKET_MIB})",
+        remark="fewer messages, which begin later",
+    )
+
+
+def _larger_batch(situation: Situation) -> Iterator[Lever]:
+    batch = situation.scenario.per_device_batch * 2
+    after = _replace(
+        situation,
+        scenario=_replace(situation.scenario, per_device_batch=batch),
+        settings=_replace(situation.settings, per_device_batch=int(batch)),
+        measured_samples_per_s=None,
+    )
+    change = Change(overrides=(f"per_device_train_batch_size={batch:g}",), deepspeed=batch_edits(after))
+    yield Lever(
+        name=f"per-device batch {batch:g}",
+        kind="batch",
+        # Of a batch that is no whole number none was asked for.
+        after=after,
+        change=None if situation.is_script or batch != int(batch) else change,
+        by_hand=f"{batch:g} samples a micro-batch in your script",
+        meaning=_larger_global(situation, 2),
+        extra_gib=None,
+        remark="activations take about twice the memory",
+    )
+
+
+def _lora(situation: Situation) -> Iterator[Lever]:
+    settings, subject = situation.settings, situation.subject
+    if settings.method != "full" or subject is None or situation.is_script:
+        return
+    try:
+        calibration = vary(
+            situation.calibration, subject, strategy=situation.scenario.strategy, method=f"lora:{_LORA_RANK}"
+        )
+    except UsageError:
+        # Of a model whose shape is not known nothing can be told.
+        return
+    trainable = calibration.work.load.trainable
+    yield Lever(
+        name=f"LoRA of rank {_LORA_RANK}",
+        kind="method",
+        after=_replace(
+            situation,
+            calibration=calibration,
+            settings=_replace(settings, method="lora", lora_rank=_LORA_RANK),
+            measured_samples_per_s=None,
+        ),
+        change=Change(overrides=("finetuning_type=lora", f"lora_rank={_LORA_RANK}")),
+        meaning=f"another training: an adapter of {trainable / 1e6:.3g} M parameters instead of the whole model",
+    )
+
+
+def _larger_global(situation: Situation, multiple: int) -> str:
+    samples = situation.scenario.samples
+    return (
+        f"global batch {samples * multiple:g} instead of {samples:g}: fewer optimizer steps an epoch, and the learning "
+        "rate may have to follow"
+    )

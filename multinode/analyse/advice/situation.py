@@ -1,0 +1,264 @@
+"""Situation: a training as it stands, with what is known of its room; and Levers, which each lead to another one. Pure.
+
+Which levers there are is `levers`, `strategy_levers` and `cluster_levers`; what one gains is `advice`'s.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import msgspec
+
+from multinode.analyse.prediction.calibration import Calibration
+from multinode.analyse.prediction.cost_model import passing_bytes, with_gradients
+from multinode.analyse.prediction.forecast import Outlook, gradient_factor, outlook_of
+from multinode.analyse.job.memory_need import Keeping, MemoryNeed, memory_need
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.steps.stragglers import Straggler
+from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.prediction.variants import Subject, method_of
+from multinode.analyse.job.workload import Settings
+from multinode.core.job.deepspeed import DeepSpeedConfig
+from multinode.core.job.deepspeed_edit import fixed_edits
+
+__all__ = [
+    "Change",
+    "Lever",
+    "Room",
+    "Situation",
+    "batch_edits",
+    "expected_gib",
+    "fits",
+    "joined",
+    "more_memory_gib",
+    "need_of",
+    "options_of",
+    "sample_bytes",
+]
+
+_QUANTISED_BITS = 4
+_DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
+# GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.
+_USABLE = 0.95
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change as a machine can make it.
+
+    Attributes:
+        overrides: `KEY=VALUE` for `--set`.
+        deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
+        grad_compress: for `--grad-compress`.
+        nodes: first nodes of the hostfile that are used; None is as many as today.
+        workers_per_node: on each; likewise.
+    """
+
+    overrides: tuple[str, ...] = ()
+    deepspeed: tuple[str, ...] = ()
+    grad_compress: str | None = None
+    nodes: int | None = None
+    workers_per_node: int | None = None
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the GPUs.
+
+    Attributes:
+        total_gib: of the smallest GPU.
+        peak_gib: the most that a worker had allocated in a run in just these settings; None is unknown.
+    """
+
+    total_gib: float
+    peak_gib: float | None = None
+
+    @property
+    def usable_gib(self) -> float:
+        """What a worker can have of it."""
+        return self.total_gib * _USABLE
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """A training in its settings.
+
+    Attributes:
+        calibration: what its steps cost.
+        scenario: its settings, as far as the model has them; its gradients' factor is without `--grad-compress`.
+        settings: all of them.
+        subject: what was trained when its costs were measured; None is unknown.
+        deepspeed: its DeepSpeed configuration; None without one.
+        room: of its GPUs; None is unknown, or no GPUs.
+        slots: of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown.
+        measured_samples_per_s: of exactly this; None where it was not measured.
+        stragglers: nodes that the others waited for.
+    """
+
+    calibration: Calibration
+    scenario: Scenario
+    settings: Settings = Settings()
+    subject: Subject | None = None
+    deepspeed: DeepSpeedConfig | None = None
+    room: Room | None = None
+    slots: tuple[int | None, ...] = ()
+    measured_samples_per_s: float | None = None
+    stragglers: tuple[Straggler, ...] = ()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a script, whose settings only its author can change."""
+        return self.settings.command is not None
+
+    def outlook(self) -> Outlook:
+        """The situation, predicted.
+
+        Raises:
+            ValueError: the strategy gathers all parameters, and how many there are is not known.
+        """
+        return outlook_of(
+            self.calibration,
+            self.scenario,
+            method=method_of(self.settings),
+            grad_compress=self.settings.grad_compress,
+            measured=self.measured_samples_per_s is not None,
+        )
+
+
+class Lever(msgspec.Struct, frozen=True, kw_only=True):
+    """One change and where it leads.
+
+    Attributes:
+        name: in a few words, unique.
+        kind: what it moves; two of one kind exclude each other.
+        after: the situation with it.
+        change: how a machine makes it; None where it takes a person.
+        by_hand: what a person does where no machine can.
+        meaning: what it changes in the training's meaning, or its price; `nothing` where it changes none.
+        extra_gib: memory of a worker beyond that of its states; None is unknown.
+        doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10 %.
+        remark: what the figures do not say, a sentence.
+    """
+
+    name: str
+    kind: str
+    after: Situation
+    change: Change | None = None
+    by_hand: str = ""
+    meaning: str = "nothing"
+    extra_gib: float | None = 0.0
+    doubt: float = 0.0
+    remark: str = ""
+
+    @property
+    def command(self) -> str:
+        """What a person types or does."""
+        return options_of(self.change) if self.change is not None else self.by_hand
+
+
+def options_of(change: Change) -> str:
+    """The change as options of `multinode launch`, quoted for a shell."""
+    words: list[str] = []
+    if change.nodes is not None:
+        words += ["--nodes", str(change.nodes)]
+    if change.workers_per_node is not None:
+        words += ["--workers-per-node", str(change.workers_per_node)]
+    if change.grad_compress is not None:
+        words += ["--grad-compress", change.grad_compress]
+    for override in change.overrides:
+        words += ["--set", override]
+    for edit in change.deepspeed:
+        words += ["--deepspeed-set", edit]
+    return shlex.join(words)
+
+
+def joined(first: Change, second: Change) -> Change:
+    """Both changes; of what both set, the second counts."""
+    return Change(
+        overrides=(*first.overrides, *second.overrides),
+        # A job without DeepSpeed has no configuration to edit.
+        deepspeed=() if "deepspeed=null" in second.overrides else (*first.deepspeed, *second.deepspeed),
+        grad_compress=second.grad_compress or first.grad_compress,
+        nodes=second.nodes if second.nodes is not None else first.nodes,
+        workers_per_node=second.workers_per_node or first.workers_per_node,
+    )
+
+
+def need_of(situation: Situation) -> MemoryNeed | None:
+    """What the states of the model take of a worker; None where the model's size is not known."""
+    settings, scenario, deepspeed = situation.settings, situation.scenario, situation.deepspeed
+    sharing = deepspeed if scenario.strategy in _DEEPSPEED else None
+    quantised = settings.method is not None and settings.method.startswith("qlora")
+    keeping = Keeping(
+        half=settings.precision in {"bf16", "fp16"},
+        frozen_bits=_QUANTISED_BITS if quantised else None,
+        optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
+        # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
+        parameters_elsewhere=sharing is not None
+        and sharing.offload_parameters is not None
+        and scenario.strategy is Strategy.ZERO3,
+    )
+    return memory_need(scenario.strategy, situation.calibration.work.load, scenario.layout, keeping)
+
+
+def more_memory_gib(before: Situation, lever: Lever) -> float | None:
+    """What a worker needs more with it, or less; None where that is not known."""
+    if lever.extra_gib is None:
+        return None
+    old, new = need_of(before), need_of(lever.after)
+    if old is None or new is None:
+        # Without the model's size, only what leaves the states alone can be told.
+        same = before.scenario.strategy is lever.after.scenario.strategy
+        same = same and before.scenario.layout == lever.after.scenario.layout
+        return lever.extra_gib if same and before.settings.method == lever.after.settings.method else None
+    return new.total_gib - old.total_gib + lever.extra_gib
+
+
+def expected_gib(before: Situation, lever: Lever) -> float | None:
+    """What a worker will have allocated with it; the model's states alone where no peak was measured; None is unknown.
+
+    Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same ratio.
+    """
+    peak = before.room.peak_gib if before.room is not None else None
+    old, new, more = need_of(before), need_of(lever.after), more_memory_gib(before, lever)
+    if peak is None or more is None:
+        return new.total_gib if peak is None and new is not None else None
+    if old is not None and new is not None and old.total_gib > peak:
+        return peak * new.total_gib / old.total_gib
+    return peak + more
+
+
+def fits(before: Situation, lever: Lever) -> bool | None:
+    """Whether the GPUs have room for it; None where that is not known. What takes no more than today fits as today."""
+    more, expected = more_memory_gib(before, lever), expected_gib(before, lever)
+    if before.room is None or more is None:
+        return None
+    if more > 0 and expected is not None and expected > before.room.usable_gib:
+        return False
+    # Without activations, what fits so far is no promise.
+    return None if before.room.peak_gib is None else True
+
+
+def batch_edits(situation: Situation) -> tuple[str, ...]:
+    """Edits of a DeepSpeed JSON that fixes another batch than the situation has."""
+    batch, scenario = situation.scenario.per_device_batch, situation.scenario
+    if situation.deepspeed is None or batch != int(batch):
+        return ()
+    return fixed_edits(
+        situation.deepspeed,
+        per_device_batch=int(batch),
+        accumulation=scenario.accumulation,
+        workers=scenario.layout.workers,
+    )
+
+
+def sample_bytes(situation: Situation) -> float:
+    """Bytes that a worker sends for each of its samples, and receives as many, in rings over all workers.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    scenario, work = situation.scenario, situation.calibration.work
+    factor = scenario.gradient_factor
+    if situation.settings.grad_compress is not None:
+        factor *= gradient_factor(work.load)
+    calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), factor)
+    samples = scenario.per_device_batch * scenario.accumulation
+    return passing_bytes(calls, scenario.accumulation, scenario.layout.workers) / samples

@@ -1,0 +1,1 @@
+"""Measured devices: which is slow, which dropped, and what explains it."""

@@ -1,0 +1,192 @@
+"""Bench nodes: from what the workers of `bench` recorded to nodes, workers, tests and speeds. Judges nothing. Pure.
+
+Nodes are not trusted: what cannot be is left out, and of what was not asked for nothing is taken.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from multinode.analyse.bench.bench_figures import BenchNode, BenchTest, BenchWorker, Speed, WorkerUse
+from multinode.analyse.bench.bench_use import find_holders, use_in
+from multinode.analyse.bench.bench_work import TestKey, key_of, sheet_of, work_of
+from multinode.analyse.stats.counter_rates import Span, is_moment
+from multinode.analyse.stats.spread import spread_of
+from multinode.core.text.credible import credible_us
+from multinode.core.run.device_samples import DeviceSample, SpeedSample
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.run.samples import Sample
+
+__all__ = ["BenchPart", "bench_nodes"]
+
+_Kind = TypeVar("_Kind")
+
+_MOST_TESTS = 100
+_LONGEST_TEXT = 100
+_LONGEST_ERROR = 300
+_DEVICES = frozenset({"cpu", "cuda"})
+# Of any unit a test has: nothing that will be built is faster.
+_FASTEST = 1e7
+_BYTES_PER_MIB = 1 << 20
+
+
+class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One node in one phase.
+
+    Attributes:
+        phase: of PHASES.
+        node: the node's name; `node_rank` its node rank.
+        run_id: of its run; None where it never began.
+        ranks: of its workers in that run.
+        gpus: theirs, by local rank; None where it has none.
+        facts: of the node; None is unknown.
+        samples: that came home.
+        error: why it did not end well; None where it did.
+    """
+
+    phase: str
+    node: str
+    node_rank: int
+    run_id: str | None = None
+    ranks: tuple[int, ...] = ()
+    gpus: tuple[int, ...] | None = None
+    facts: NodeFacts | None = None
+    samples: tuple[Sample, ...] = ()
+    error: str | None = None
+
+
+def bench_nodes(parts: Sequence[BenchPart]) -> tuple[BenchNode, ...]:
+    """The nodes, in node-rank order, each with what all its parts say."""
+    by_rank: dict[int, list[BenchPart]] = {}
+    for part in parts:
+        by_rank.setdefault(part.node_rank, []).append(part)
+    return tuple(_node(by_rank[node_rank]) for node_rank in sorted(by_rank))
+
+
+def _node(parts: Sequence[BenchPart]) -> BenchNode:
+    ranks = sorted({rank for part in parts for rank in part.ranks})
+    workers = (_worker(rank, parts) for rank in ranks)
+    return BenchNode(
+        node=parts[0].node,
+        node_rank=parts[0].node_rank,
+        workers=tuple(worker for worker in workers if worker is not None),
+        runs={part.phase: part.run_id for part in parts if part.run_id is not None},
+        failures={part.phase: part.error for part in parts if part.error is not None},
+    )
+
+
+def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
+    """What it is and did; None where it never said on what it measures."""
+    told = [one for part in parts for one in _of(part, DeviceSample) if one.rank == rank and one.device in _DEVICES]
+    if not told:
+        return None
+    about = told[0]
+    part = next(part for part in parts if rank in part.ranks)
+    place = part.ranks.index(rank)
+    gpu = part.gpus[place] if about.device == "cuda" and part.gpus and place < len(part.gpus) else None
+    timed = {one.phase: [speed for speed in _of(one, SpeedSample) if speed.rank == rank] for one in parts}
+    return BenchWorker(
+        rank=rank,
+        device=about.device,
+        name=_text(about.name),
+        gpu=gpu,
+        threads=about.threads,
+        cores=about.cores,
+        node_cores=about.node_cores,
+        capability=_text(about.capability),
+        torch=_text(about.torch),
+        cuda=_text(about.cuda),
+        tests=_tests(about, timed),
+        use=_uses(parts, timed, gpu),
+        gpu_holders=find_holders(part.facts, gpu),
+    )
+
+
+def _of(part: BenchPart, kind: type[_Kind]) -> list[_Kind]:
+    return [sample for sample in part.samples if isinstance(sample, kind)]
+
+
+def _text(value: str | None) -> str | None:
+    return value[:_LONGEST_TEXT] if value is not None else None
+
+
+def _tests(about: DeviceSample, timed: Mapping[str, Sequence[SpeedSample]]) -> tuple[BenchTest, ...]:
+    by_key: dict[TestKey, dict[str, list[SpeedSample]]] = {}
+    for phase, samples in timed.items():
+        for sample in samples:
+            key = key_of(sample)
+            if key is not None and (key in by_key or len(by_key) < _MOST_TESTS):
+                by_key.setdefault(key, {}).setdefault(phase, []).append(sample)
+    return tuple(_test(about, key, phases) for key, phases in by_key.items())
+
+
+def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[SpeedSample]]) -> BenchTest:
+    sheet = sheet_of(about.device, about.name, key)
+    samples = [sample for one in phases.values() for sample in one]
+    work = work_of(samples[0])
+    speeds = {phase: _speed(one, sheet.peak) for phase, one in phases.items()}
+    errors = [sample.error for sample in samples if sample.error]
+    return BenchTest(
+        kind=key.kind,
+        name=key.name,
+        label=key.label,
+        dtype=key.dtype,
+        size=key.size or _buffer(samples[0]),
+        unit=work.unit if work is not None else "",
+        peak=sheet.peak,
+        peak_source=sheet.source,
+        peak_reason=sheet.reason,
+        alone=speeds.get("alone"),
+        together=speeds.get("together"),
+        error=errors[0][:_LONGEST_ERROR] if errors else None,
+    )
+
+
+def _buffer(sample: SpeedSample) -> str:
+    return f"{(sample.size or 0) * (sample.width_bytes or 0) / _BYTES_PER_MIB:.0f} MiB"
+
+
+def _speed(samples: Iterable[SpeedSample], peak: float | None) -> Speed | None:
+    """By the median of all timings of all repeats; buffers may have differed in size, so that rates are compared."""
+    rates: list[float] = []
+    for sample in samples:
+        work = work_of(sample)
+        times_us = [time_us for time_us in map(credible_us, sample.times_us) if time_us]
+        if work is not None:
+            rates += [work.amount / work.scale / (time_us / 1e6) for time_us in times_us]
+    rates = [rate for rate in rates if 0 < rate <= _FASTEST]
+    if not rates:
+        return None
+    value = statistics.median(rates)
+    return Speed(
+        value=value,
+        cv=spread_of(rates).cv,
+        timings=len(rates),
+        of_peak=value / peak if peak is not None else None,
+    )
+
+
+def _uses(
+    parts: Sequence[BenchPart], timed: Mapping[str, Sequence[SpeedSample]], gpu: int | None
+) -> dict[str, WorkerUse]:
+    uses = {}
+    for part in parts:
+        span = _span(timed[part.phase])
+        if span is not None:
+            uses[part.phase] = use_in(part.samples, span, gpu)
+    return uses
+
+
+def _span(samples: Iterable[SpeedSample]) -> Span | None:
+    """From the beginning of the first timing to the end of the last one."""
+    ends = [
+        (one.began_mono_ns, one.ended_mono_ns)
+        for one in samples
+        if one.began_mono_ns is not None and one.ended_mono_ns is not None
+    ]
+    ends = [(began, ended) for began, ended in ends if is_moment(began) and is_moment(ended) and began < ended]
+    return Span(start_ns=min(one[0] for one in ends), end_ns=max(one[1] for one in ends)) if ends else None

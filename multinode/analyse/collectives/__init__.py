@@ -1,0 +1,1 @@
+"""Collectives: algorithms and their bus factors, and what a strategy sends in a step."""

@@ -1,0 +1,255 @@
+"""Algorithms: what each backend really sends for a collective, between ranks and through the cards of nodes.
+
+The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; counters are read by `path_proof`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from multinode.analyse.collectives.collectives import bus_factor
+
+__all__ = [
+    "Algorithm",
+    "Layout",
+    "NodeFlow",
+    "algorithms_of",
+    "card_factor",
+    "link_share",
+    "node_flows",
+    "protocols_of",
+    "rank_flows",
+    "worker_factor",
+]
+
+Flows = dict[tuple[int, int], float]
+"""By sender and receiver, what is sent in one call, as a part of S."""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers on nodes; torchrun's ranks lie node by node."""
+
+    nodes: int
+    workers_per_node: int = 1
+
+    @property
+    def workers(self) -> int:
+        """n, all of them."""
+        return self.nodes * self.workers_per_node
+
+
+class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call moves at one node, in parts of S.
+
+    Attributes:
+        sent: to other nodes; likewise `received`.
+        inside: from worker to worker of the node.
+    """
+
+    sent: float
+    received: float
+    inside: float
+
+
+class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
+    """One way in which a backend makes a collective.
+
+    Attributes:
+        name: of the algorithm.
+        source: where that can be read.
+        flows: of so many nodes with so many workers each.
+        in_turns: whether two workers that send each other a large message do so one after the other.
+    """
+
+    name: str
+    source: str
+    flows: Callable[[Layout], Flows]
+    in_turns: bool = False
+
+
+def _ring(passes: float, shared: int) -> Callable[[Layout], Flows]:
+    """Each rank sends to the next one alone: `passes` times S, less what it has already of `shared` equal shares."""
+
+    def flows(layout: Layout) -> Flows:
+        ranks = layout.workers
+        sent = passes * (ranks - 1) / ranks if shared else passes
+        return {(rank, (rank + 1) % ranks): sent for rank in range(ranks)} if ranks > 1 else {}
+
+    return flows
+
+
+def _pairs(layout: Layout) -> Flows:
+    """Each rank sends every other one its share."""
+    ranks = layout.workers
+    return {(one, other): 1 / ranks for one in range(ranks) for other in range(ranks) if one != other}
+
+
+def _binomial_tree(layout: Layout) -> Flows:
+    """The ranks that have it double: in step i, each rank below 2**i sends to the one 2**i further on."""
+    return {(rank - (1 << (rank.bit_length() - 1)), rank): 1.0 for rank in range(1, layout.workers)}
+
+
+def _chain(layout: Layout) -> Flows:
+    """The ring, begun at the root and not closed."""
+    return {(rank, rank + 1): 1.0 for rank in range(layout.workers - 1)}
+
+
+def _double_tree(layout: Layout) -> Flows:
+    """Two trees over the nodes with half of S each, up and down; in each node a chain from its first worker."""
+    flows: Flows = {}
+    nodes, workers = layout.nodes, layout.workers_per_node
+    for node in range(1, nodes):
+        parent = _tree_parent(node, nodes)
+        # The second tree is the first one mirrored, or for an odd number of nodes moved on by one.
+        second = (
+            (nodes - 1 - node, nodes - 1 - parent) if nodes % 2 == 0 else ((node + 1) % nodes, (parent + 1) % nodes)
+        )
+        for child, above in ((node, parent), second):
+            for edge in ((child * workers, above * workers), (above * workers, child * workers)):
+                flows[edge] = flows.get(edge, 0.0) + 0.5
+    for first in range(0, layout.workers, workers):
+        for rank in range(first, first + workers - 1):
+            flows[rank, rank + 1] = flows[rank + 1, rank] = 1.0
+    return flows
+
+
+def _tree_parent(node: int, nodes: int) -> int:
+    """Of a tree that is numbered in order, with root 0: leaves are odd, each level above has one more zero bit."""
+    low = node & -node
+    above = (node ^ low) | (low << 1)
+    return above if above < nodes else node ^ low
+
+
+_GLOO_RING = "gloo/allreduce.cc (ring, the default)"
+_NCCL_RING = "nccl/src/device/{}.h (ring)"
+
+# Gloo's part was measured as well: torch 2.13, S = 16 MiB, counters of the cards of virtual nodes at 1 Gbit/s, parts of
+# S that a node sent (and received, where that differs); the greatest deviation from this table was 0.02 %.
+#   nodes x workers   all_reduce, reduce_scatter   all_gather   all_to_all   sendrecv   broadcast
+#   2 x 1             1.000                        0.500        0.500        1.000      1/0 0/1
+#   3 x 1             1.334                        0.667        0.667        1.000      2/0 0/1 0/1
+#   4 x 1             1.500                        0.750        0.750        1.000      2/0 1/1 0/1 0/1
+#   5 x 1             1.600                        0.800        0.800        1.000      3/0 1/1 0/1 0/1 0/1
+#   6 x 1             1.667                        0.833        0.833        1.000      3/0 2/1 0/1 0/1 0/1 0/1
+#   2 x 2             1.500                        0.750        1.000        1.000      2/0 0/2
+#     inside, on lo   1.500                        0.750        0.500        1.000      1 0
+# Gloo has one connection for each two workers. Where each of them has a large message for the other (all_to_all, and
+# the rings of two workers), 2 to 32 MiB took as long as one after the other: measured 0.49 to 0.54 of the link one way
+# for all_to_all and sendrecv, 0.57 to 0.67 for all_gather. All-reduce goes in small parts, and fills both ways.
+_TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
+    "gloo": {
+        "all_reduce": (Algorithm(name="ring", source=_GLOO_RING, flows=_ring(2, shared=True)),),
+        "all_gather": (Algorithm(name="ring", source="gloo/allgather.cc", flows=_ring(1, shared=True), in_turns=True),),
+        "reduce_scatter": (
+            Algorithm(
+                name="ring of an all-reduce",
+                source="torch's ProcessGroupGloo.cpp: it reduces to all and then takes a part; " + _GLOO_RING,
+                flows=_ring(2, shared=True),
+            ),
+        ),
+        "broadcast": (Algorithm(name="binomial tree", source="gloo/broadcast.cc", flows=_binomial_tree),),
+        "all_to_all": (Algorithm(name="pairs", source="gloo/alltoall.cc", flows=_pairs, in_turns=True),),
+        "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False), in_turns=True),),
+    },
+    "nccl": {
+        "all_reduce": (
+            Algorithm(name="ring", source=_NCCL_RING.format("all_reduce"), flows=_ring(2, shared=True)),
+            Algorithm(name="tree", source="nccl/src/graph/trees.cc (double binary tree)", flows=_double_tree),
+        ),
+        "all_gather": (Algorithm(name="ring", source=_NCCL_RING.format("all_gather"), flows=_ring(1, shared=True)),),
+        "reduce_scatter": (
+            Algorithm(name="ring", source=_NCCL_RING.format("reduce_scatter"), flows=_ring(1, shared=True)),
+        ),
+        "broadcast": (Algorithm(name="ring", source=_NCCL_RING.format("broadcast"), flows=_chain),),
+        "all_to_all": (
+            Algorithm(name="pairs", source="torch's NCCLUtils.cpp: a send and a receive for each pair", flows=_pairs),
+        ),
+        "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False)),),
+    },
+}
+
+
+# Bytes on the wire for a byte of payload. LL sends a flag of 4 bytes with each 4, LL128 one of 8 with each 120
+# (nccl/src/include/device.h: ncclLLFifoLine, NCCL_LL128_DATAELEMS). NCCL takes them for what is small.
+_PROTOCOLS: Mapping[str, Mapping[str, float]] = {"nccl": {"Simple": 1.0, "LL128": 16 / 15, "LL": 2.0}}
+
+
+def protocols_of(backend: str) -> Mapping[str, float]:
+    """By the protocol's name, bytes that it sends for a byte of payload; a nameless one where there is no choice."""
+    return _PROTOCOLS.get(backend, {"": 1.0})
+
+
+def algorithms_of(backend: str, collective: str) -> tuple[Algorithm, ...]:
+    """What the backend may run for it, the usual one first; empty where that is not known."""
+    return _TABLE.get(backend, {}).get(collective, ())
+
+
+def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str | None = None) -> Flows:
+    """By sender and receiver, the part of S that goes from one to the other in a call; broadcast's root is rank 0.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        collective: which.
+        layout: the workers; NCCL's tree is one of nodes, its ring runs through the ranks in their order.
+        algorithm: by its name; the backend's usual one without.
+
+    Raises:
+        ValueError: the backend has no such collective, or makes it in no such way.
+    """
+    for known in algorithms_of(backend, collective):
+        if algorithm in {None, known.name}:
+            return known.flows(layout)
+    raise ValueError(f"unknown: {collective} of {backend}" + (f" as {algorithm}" if algorithm else ""))
+
+
+def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
+    """The same by node: what its card sends and receives, and what stays inside, in parts of S."""
+    sent, received, inside = ([0.0] * layout.nodes for _ in range(3))
+    for (source, target), part in flows.items():
+        start, end = source // layout.workers_per_node, target // layout.workers_per_node
+        if start == end:
+            inside[start] += part
+        else:
+            sent[start] += part
+            received[end] += part
+    return tuple(
+        NodeFlow(sent=out, received=back, inside=kept) for out, back, kept in zip(sent, received, inside, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def card_factor(backend: str, collective: str, layout: Layout) -> float:
+    """The part of S that passes the busiest card one way in a call; busbw's factor where the backend is unknown.
+
+    Raises:
+        ValueError: the collective is unknown.
+    """
+    known = algorithms_of(backend, collective)
+    if not known:
+        return bus_factor(collective, layout.workers)
+    nodes = node_flows(known[0].flows(layout), layout)
+    return max(max(node.sent, node.received) for node in nodes)
+
+
+def link_share(backend: str, collective: str, layout: Layout) -> float:
+    """The share of a link, one way, that the backend gets for it at the least where nothing is wrong."""
+    known = algorithms_of(backend, collective)
+    if not known or not known[0].in_turns:
+        return 1.0
+    flows = known[0].flows(layout)
+    return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
+
+
+def worker_factor(backend: str, collective: str, ranks: int) -> float:
+    """The part of S that the busiest of so many workers sends in a call.
+
+    Raises:
+        ValueError: the backend has no such collective.
+    """
+    sent: dict[int, float] = {}
+    for (source, _), part in rank_flows(backend, collective, Layout(nodes=ranks)).items():
+        sent[source] = sent.get(source, 0.0) + part
+    return max(sent.values(), default=0.0)

@@ -1,0 +1,162 @@
+"""Traffic of a training step: which collectives a strategy makes, and what of them crosses a worker and a node's card.
+
+Pure numbers from sizes that are given. Whether the traffic hides behind the computation is not decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from multinode.analyse.collectives.algorithms import Layout, worker_factor
+
+__all__ = [
+    "Exchange",
+    "Layout",
+    "Load",
+    "Reach",
+    "Strategy",
+    "card_bytes",
+    "card_time_s",
+    "step_exchanges",
+    "worker_bytes",
+]
+
+_BYTES_PER_GB = 1e9
+
+
+class Strategy(enum.StrEnum):
+    """How parameters, gradients and optimizer state are spread over the workers."""
+
+    DDP = "DDP"
+    ZERO1 = "ZeRO-1"
+    ZERO2 = "ZeRO-2"
+    ZERO3 = "ZeRO-3"
+    FSDP = "FSDP"
+    SHARD_GRAD_OP = "FSDP SHARD_GRAD_OP"
+    HYBRID_SHARD = "FSDP hybrid shard"
+
+
+class Reach(enum.StrEnum):
+    """Whom an exchange joins: all workers, those of one node, or those of one local rank across the nodes."""
+
+    WORLD = "world"
+    NODE = "node"
+    ACROSS = "across"
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training has to move.
+
+    Attributes:
+        parameters: of the model, frozen ones included; None where that is not known, which DDP, ZeRO-1 and ZeRO-2 do
+            not need.
+        trainable: parameters that are trained.
+        parameter_bytes: bytes of one parameter on the wire.
+        gradient_bytes: bytes of one gradient element on the wire.
+        accumulation: K, micro-batches in an optimizer step.
+    """
+
+    parameters: int | None
+    trainable: int
+    parameter_bytes: int
+    gradient_bytes: int
+    accumulation: int = 1
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of collective in a step.
+
+    Attributes:
+        op: as in `bus_factor`.
+        size_bytes: S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes a call.
+        times: calls of this size in an optimizer step; a call stands for all buckets that it is cut into.
+        reach: whom it joins.
+    """
+
+    op: str
+    size_bytes: float
+    times: int = 1
+    reach: Reach = Reach.WORLD
+
+
+def step_exchanges(strategy: Strategy, load: Load, layout: Layout) -> tuple[Exchange, ...]:
+    """The collectives of one optimizer step.
+
+    With G the bytes of the trainable gradients, P those of all parameters and T of the trainable ones, K micro-batches:
+
+    - DDP, also DeepSpeed's ZeRO-0: all-reduce G, once a step (2G in a ring).
+    - ZeRO-1: all-reduce G, all-gather T, once. DeepSpeed all-reduces (`use_multi_rank_bucket_allreduce`) where the
+      paper (Rajbhandari et al. 2020) reduce-scatters.
+    - ZeRO-2: K times all-reduce G (DeepSpeed reduces each micro-batch, DeepSpeed#373), all-gather T once.
+    - ZeRO-3, FSDP: K times all-gather P in the forward and in the backward pass, reduce-scatter G.
+    - FSDP SHARD_GRAD_OP: K times all-gather P once, reduce-scatter G.
+    - FSDP hybrid shard: as FSDP inside each node; between the nodes one all-reduce of each worker's share of G.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    gradients = float(load.trainable * load.gradient_bytes)
+    k = load.accumulation
+    if strategy in {Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2}:
+        reduced = Exchange(op="all_reduce", size_bytes=gradients, times=k if strategy is Strategy.ZERO2 else 1)
+        updated = Exchange(op="all_gather", size_bytes=float(load.trainable * load.parameter_bytes))
+        return (reduced,) if strategy is Strategy.DDP else (reduced, updated)
+    if load.parameters is None:
+        raise ValueError(f"{strategy} gathers all parameters, and their number is not known")
+    gathers = k if strategy is Strategy.SHARD_GRAD_OP else 2 * k
+    reach = Reach.NODE if strategy is Strategy.HYBRID_SHARD else Reach.WORLD
+    weights = float(load.parameters * load.parameter_bytes)
+    sharded = (
+        Exchange(op="all_gather", size_bytes=weights, times=gathers, reach=reach),
+        Exchange(op="reduce_scatter", size_bytes=gradients, times=k, reach=reach),
+    )
+    if strategy is not Strategy.HYBRID_SHARD:
+        return sharded
+    share = gradients / layout.workers_per_node
+    return (*sharded, Exchange(op="all_reduce", size_bytes=share, reach=Reach.ACROSS))
+
+
+def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
+    """Bytes that one worker sends in these, and receives as many: times x factor(op, ranks) x S, rings throughout.
+
+    Args:
+        exchanges: of a step.
+        layout: the workers.
+        gloo: whether gloo makes them, whose reduce-scatter moves as much as an all-reduce.
+    """
+    ranks = {Reach.WORLD: layout.workers, Reach.NODE: layout.workers_per_node, Reach.ACROSS: layout.nodes}
+    return sum(_ring_bytes(one, ranks[one.reach], gloo=gloo) for one in exchanges)
+
+
+def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
+    """Bytes that a node's network card sends in these, and receives as many.
+
+    A ring over all n workers enters and leaves a node once, however many workers it has, so the card carries what one
+    worker sends: factor(op, n) x S. (NCCL's tree over k nodes has factor(op, k), which is less by 1/2 to 1 in (n-1)/n.)
+    What stays in a node does not reach the card; a ring across the nodes runs once for each local rank.
+    """
+    total = 0.0
+    for one in exchanges:
+        if layout.nodes == 1 or one.reach is Reach.NODE:
+            continue
+        across = one.reach is Reach.ACROSS
+        ranks = layout.nodes if across else layout.workers
+        total += _ring_bytes(one, ranks, gloo=gloo) * (layout.workers_per_node if across else 1)
+    return total
+
+
+def card_time_s(size_bytes: float, goodput_gb_per_s: float) -> float:
+    """Seconds that a card needs for them, sending and receiving at once; start-up and waiting not counted.
+
+    Args:
+        size_bytes: what it sends.
+        goodput_gb_per_s: payload that it carries in one direction, 1e9 bytes a second.
+    """
+    return size_bytes / (goodput_gb_per_s * _BYTES_PER_GB)
+
+
+def _ring_bytes(one: Exchange, ranks: int, *, gloo: bool) -> float:
+    return one.times * worker_factor("gloo" if gloo else "nccl", one.op, ranks) * one.size_bytes

@@ -1,0 +1,1 @@
+"""One side of a comparison against the other: speed-up, loss and its cause, fairness, verdict."""

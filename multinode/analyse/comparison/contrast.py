@@ -1,0 +1,132 @@
+"""compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
+
+Sides are made by `contrast_side`, causes found by `contrast_loss`, words by `contrast_verdict`, marks by `fairness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.analyse.comparison.comparable_steps import Case
+from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
+from multinode.analyse.comparison.contrast_loss import find_loss
+from multinode.analyse.comparison.contrast_side import SideRun, make_side
+from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
+from multinode.analyse.comparison.fairness import find_differences
+from multinode.analyse.stats.ranged import ratio
+from multinode.analyse.comparison.whole_job import with_whole_job
+from multinode.errors import UsageError
+
+__all__ = ["SideRun", "Terms", "compare", "make_side"]
+
+_SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared: see the attributes of the same names in `Contrast`."""
+
+    mode: str
+    why: str
+    job: str
+    rule: str
+
+
+def compare(sides: Sequence[Side], terms: Terms) -> Contrast:
+    """Contrast the candidate with the baseline; further sides make a curve, and tell slow nodes from slow networks.
+
+    Args:
+        sides: each with its role; one is the baseline and one the candidate.
+        terms: what is compared, and why so.
+
+    Raises:
+        UsageError: there is no baseline, or no candidate.
+    """
+    sides = with_whole_job(sides, _of_role(sides, "candidate"))
+    baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
+    alone = _alone(sides, baseline)
+    speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
+    contrast = Contrast(
+        mode=terms.mode,
+        why=terms.why,
+        job=terms.job,
+        baseline=baseline,
+        candidate=candidate,
+        others=tuple(side for side in sides if side is not baseline and side is not candidate),
+        speedup=speedup,
+        efficiency=speedup.value / (candidate.world_size / baseline.world_size),
+        scaling=_SCALING.get(terms.mode) or _scaling(baseline, candidate),
+        curve=_curve(sides),
+        each_node=_each_node(alone),
+        loss=find_loss(Case(baseline=baseline, candidate=candidate, alone=alone, mode=terms.mode)),
+        verdict="",
+        differences=_differences(sides, baseline, terms.mode),
+        rule=terms.rule,
+    )
+    return msgspec.structs.replace(contrast, verdict=give_verdict(contrast), reasons=give_reasons(contrast))
+
+
+def _of_role(sides: Sequence[Side], role: str) -> Side:
+    found = next((side for side in sides if side.role == role), None)
+    if found is None:
+        raise UsageError(f"there is no {role} to compare", hint="a contrast has a baseline and a candidate")
+    return found
+
+
+def _alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
+    """Every node by itself, in the order of the nodes; empty where fewer than two were measured so."""
+    alone = [side for side in sides if side.role == "each-node"]
+    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
+        alone.insert(0, baseline)
+    return tuple(alone) if len(alone) > 1 else ()
+
+
+def _scaling(baseline: Side, candidate: Side) -> str:
+    """Of two stored runs: by their workers, else by what is the same in a step: the samples of all, or of each."""
+    if baseline.world_size == candidate.world_size:
+        return "same workers"
+    return "strong" if baseline.global_batch == candidate.global_batch is not None else "weak"
+
+
+def _curve(sides: Sequence[Side]) -> tuple[CurvePoint, ...]:
+    if all(side.role != "point" for side in sides):
+        return ()
+    ordered = sorted((side for side in sides if side.role != "each-node"), key=lambda side: side.nodes)
+    return tuple(_point(side, ordered[0]) for side in ordered)
+
+
+def _point(side: Side, fewest: Side) -> CurvePoint:
+    speedup = ratio(side.samples_per_s, fewest.samples_per_s)
+    if side is fewest:
+        # Over itself it is 1, however much its repeats scatter.
+        speedup = msgspec.structs.replace(speedup, low=1.0, high=1.0)
+    return CurvePoint(
+        nodes=side.nodes,
+        world_size=side.world_size,
+        samples_per_s=side.samples_per_s,
+        speedup=speedup,
+        efficiency=speedup.value / (side.world_size / fewest.world_size),
+    )
+
+
+def _each_node(alone: Sequence[Side]) -> tuple[NodeSpeed, ...]:
+    fastest = max((side.samples_per_s.value for side in alone), default=1.0)
+    return tuple(
+        NodeSpeed(
+            node=side.node_names[0],
+            samples_per_s=side.samples_per_s,
+            step_time_ms=side.step_time_ms,
+            relative=side.samples_per_s.value / fastest,
+        )
+        for side in alone
+    )
+
+
+def _differences(sides: Sequence[Side], baseline: Side, mode: str) -> tuple[str, ...]:
+    """Of every side from the baseline."""
+    found: list[str] = []
+    for side in sides:
+        if side is not baseline:
+            found += find_differences(baseline, side, mode)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,190 @@
+"""Contrast and its sides: the figures of one node against many. Data only: `contrast` makes them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.analyse.advice.advice import Advice
+from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.prediction.forecast import Forecast
+from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.job.workload import Settings, Whole
+
+__all__ = ["Contrast", "CurvePoint", "Loss", "NodeSpeed", "Side"]
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """The same job on some nodes, measured once or several times; None comes with a reason in `missing`.
+
+    Attributes:
+        role: `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to
+            tell a slow node from a slow network).
+        run_ids: its runs, one a repeat.
+        node_names: its nodes.
+        nodes: how many; `workers_per_node` on each; `world_size` in all.
+        settings: of the training; None is unknown.
+        global_batch: samples of an optimizer step, of all workers.
+        versions: of torch, the engine and NCCL, by package.
+        samples_per_s: nominal, of all workers, over the steady state.
+        tokens_per_s: padding counted; `tgs` of one worker.
+        step_time_ms: of an optimizer step: the repeats' medians.
+        step_spread: of the steps of the repeat that scattered most.
+        steady_steps: how many steps count, of all repeats.
+        split: where a step's time goes, mean of the repeats.
+        exposed_ms: communication that nothing hid; `exposed_share` of the step.
+        bytes_per_step: of the last repeat.
+        bottleneck: of the last repeat.
+        link_gbit_per_s: of its slowest node's card, as the plan has it; None on one node, or unknown.
+        stragglers: nodes that a repeat names, the latest first.
+        late_ms: what the others wait for the latest of them, mean of the repeats; 0 where none is.
+        power_w: of all its GPUs; `energy_j_per_sample` theirs.
+        price_per_hour: of its nodes together.
+        whole: what the job asks for when it is not cut short.
+        dataset_samples: samples of the data set, as the training had it.
+        whole_s: time that the user's whole job would take; `whole_cost` its price.
+        cost_per_million_tokens: price of a million tokens, padding counted.
+        disturbances: other load and thermals that were seen, a sentence each.
+        missing: reason by name of every figure that is None.
+    """
+
+    role: str
+    run_ids: tuple[str, ...]
+    node_names: tuple[str, ...]
+    nodes: int
+    workers_per_node: int
+    world_size: int
+    settings: Settings | None = None
+    global_batch: int | None = None
+    versions: dict[str, str] = {}
+    samples_per_s: Ranged
+    tokens_per_s: Ranged | None = None
+    tgs: Ranged | None = None
+    step_time_ms: Ranged
+    step_spread: Spread
+    steady_steps: int
+    split: WorkerSplit | None = None
+    exposed_ms: Ranged | None = None
+    exposed_share: float | None = None
+    bytes_per_step: BytesPerStep = BytesPerStep()
+    bottleneck: Bottleneck
+    link_gbit_per_s: float | None = None
+    stragglers: tuple[str, ...] = ()
+    late_ms: float | None = None
+    power_w: float | None = None
+    energy_j_per_sample: float | None = None
+    price_per_hour: float | None = None
+    whole: Whole = Whole()
+    dataset_samples: int | None = None
+    whole_s: Ranged | None = None
+    whole_cost: float | None = None
+    cost_per_million_tokens: float | None = None
+    disturbances: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a scaling curve.
+
+    Attributes:
+        nodes: how many; `world_size` workers in all.
+        samples_per_s: measured.
+        speedup: over the side with the fewest nodes.
+        efficiency: speed-up over the ratio of workers; of a curve with the same workers, the speed-up itself.
+    """
+
+    nodes: int
+    world_size: int
+    samples_per_s: Ranged
+    speedup: Ranged
+    efficiency: float
+
+
+class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """One node alone.
+
+    Attributes:
+        node: its name.
+        samples_per_s: measured.
+        step_time_ms: likewise.
+        relative: its samples/s over those of the fastest node.
+    """
+
+    node: str
+    samples_per_s: Ranged
+    step_time_ms: Ranged
+    relative: float
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step of the candidate costs beyond what a free network and equal nodes would, in ms; None is unknown.
+
+    Attributes:
+        ideal_ms: the candidate's step if the network were free and each node as fast as the fastest alone.
+        node: the slowest node; None where none stands out. `relative` its speed, of the fastest's or the others'.
+        node_ms: what it adds.
+        network_ms: communication exposed on the candidate beyond the baseline's own.
+        other_ms: what neither explains; below zero where they explain too much.
+        cause: `network`, `node`, `none` (the candidate loses nothing that a user would notice) or `unknown`.
+        sentence: the same in one sentence.
+    """
+
+    ideal_ms: float | None = None
+    node: str | None = None
+    relative: float | None = None
+    node_ms: float | None = None
+    network_ms: float | None = None
+    other_ms: float | None = None
+    cause: str = "unknown"
+    sentence: str = ""
+
+
+class Contrast(msgspec.Struct, frozen=True, kw_only=True):
+    """One node against many; `contrast.json`.
+
+    Attributes:
+        schema: `multinode.contrast/2`.
+        mode: `same-workers` (as many workers on both sides), `scale-out` (every node full, the same batch a worker),
+            `fixed-global-batch` (every node full, the same samples a step) or `compare` (two stored runs).
+        why: why this mode.
+        job: the job in a few words.
+        baseline: the side with fewer nodes.
+        candidate: that with more.
+        others: further sides.
+        speedup: samples/s of the candidate over the baseline's.
+        efficiency: speed-up over the ratio of workers: 1 is a network that costs nothing.
+        scaling: which efficiency that is: `weak` (the same batch a worker), `strong` (the same samples a step) or
+            `same workers`.
+        curve: by nodes; empty without sides in between.
+        each_node: every node alone; empty where that was not asked for.
+        loss: where the candidate's time goes.
+        verdict: one plain sentence.
+        reasons: three more, with the figures behind it.
+        differences: what differs between the sides and is not under comparison, a sentence each.
+        forecast: what other networks and settings would give, by these runs; None with `forecast_reason`.
+        advice: what would change the verdict, best first.
+        rule: which steps count.
+    """
+
+    schema: str = "multinode.contrast/2"
+    mode: str
+    why: str
+    job: str
+    baseline: Side
+    candidate: Side
+    others: tuple[Side, ...] = ()
+    speedup: Ranged
+    efficiency: float
+    scaling: str
+    curve: tuple[CurvePoint, ...] = ()
+    each_node: tuple[NodeSpeed, ...] = ()
+    loss: Loss = Loss()
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+    forecast: Forecast | None = None
+    forecast_reason: str = ""
+    advice: tuple[Advice, ...] = ()
+    rule: str

@@ -1,0 +1,179 @@
+"""make_table: rows -> CellTable; several tables as one; relative to a baseline. Pure.
+
+Which rows are shown, and in what order, is `cell_view`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from multinode.analyse.job.cell_batch import BATCH_WORDS
+from multinode.analyse.grid.cell_fill import fill_rows
+from multinode.analyse.grid.cell_row import MeasuredCell, make_row
+from multinode.analyse.grid.cell_values import has_speed
+from multinode.analyse.grid.cell_whole import with_whole_job
+from multinode.analyse.grid.cell_work import currencies, differing, listed, other_work
+from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.stats.ranged import Ranged, ratio
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.job.workload import Whole
+from multinode.errors import UsageError
+
+__all__ = ["SweptCells", "combine", "make_table", "relative_to", "table_of_sweep", "with_notes"]
+
+_IMPORTED = "Imported rows were measured elsewhere, by rules that are not known here."
+_CURRENCIES = "Prices are in "
+# How the notes begin that follow from the rows alone.
+_GENERAL = (BATCH_WORDS, "Rows differ in ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
+
+
+class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep has measured so far.
+
+    Attributes:
+        run_id: its own.
+        job: in a few words.
+        cells: in the order of its grid.
+        worker_batch: as GridRecord has it.
+        most_workers: of its largest cell, whether that is measured or not; None is not known.
+    """
+
+    run_id: str
+    job: str
+    cells: tuple[MeasuredCell, ...]
+    worker_batch: int | None = None
+    most_workers: int | None = None
+
+
+def table_of_sweep(sweep: SweptCells) -> CellTable:
+    """The table of a sweep: a row a cell, whatever became of it."""
+    rows = fill_rows([make_row(cell) for cell in sweep.cells])
+    whole = next((cell.whole for cell in sweep.cells if cell.whole != Whole()), Whole())
+    rows, told = with_whole_job(rows, whole, sweep.worker_batch, sweep.most_workers)
+    table = CellTable(
+        run_id=sweep.run_id,
+        job=sweep.job,
+        rule=_rule([run.summary for cell in sweep.cells for run in cell.runs]),
+        cells=rows,
+        notes=(told,) if told else (),
+    )
+    return make_table(table)
+
+
+def make_table(table: CellTable) -> CellTable:
+    """The same table as it is stored and shown: relative to its first row that has a speed, its batches explained."""
+    return relative_to(with_notes(table))
+
+
+def with_notes(table: CellTable) -> CellTable:
+    """The table with the notes that its rows give occasion to, in the place of those of other rows."""
+    kept = (note for note in table.notes if not note.startswith(_GENERAL))
+    return msgspec.structs.replace(table, notes=tuple(dict.fromkeys((*kept, *_general(table.cells)))))
+
+
+def combine(tables: Sequence[CellTable]) -> CellTable:
+    """Several tables below each other in one; a label that two of them have gets its run's id."""
+    if len(tables) == 1:
+        return tables[0]
+    labels = Counter(row.label for table in tables for row in table.cells)
+    rows = [
+        row if labels[row.label] == 1 else msgspec.structs.replace(row, label=f"{row.label} ({table.run_id})")
+        for table in tables
+        for row in table.cells
+    ]
+    return make_table(
+        CellTable(
+            run_id=",".join(table.run_id for table in tables),
+            job=", ".join(dict.fromkeys(table.job for table in tables)),
+            rule="; ".join(dict.fromkeys(table.rule for table in tables if table.rule)),
+            cells=tuple(rows),
+            notes=tuple(note for table in tables for note in _own_notes(table, tables)),
+        )
+    )
+
+
+def relative_to(table: CellTable, label: str | None = None) -> CellTable:
+    """The table with every row's speed over that of the baseline.
+
+    Args:
+        table: the table.
+        label: of the baseline; None takes the first row that has a speed.
+
+    Raises:
+        UsageError: there is no such row, or it has no speed.
+    """
+    baseline = _find(table.cells, label) if label is not None else next(filter(has_speed, table.cells), None)
+    rows = tuple(msgspec.structs.replace(row, relative=_relative(row, baseline)) for row in table.cells)
+    return msgspec.structs.replace(table, baseline=baseline.label if baseline is not None else None, cells=rows)
+
+
+def _find(rows: Sequence[CellRow], label: str) -> CellRow:
+    row = next((row for row in rows if row.label == label), None)
+    if row is None:
+        raise UsageError(
+            f"the table has no row {label!r}", hint=f"its rows are: {', '.join(row.label for row in rows)}"
+        )
+    if not has_speed(row):
+        fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
+        raise UsageError(f"row {label!r} has no samples/s to compare with: {row.state}", hint=f"these have: {fast}")
+    return row
+
+
+def _relative(row: CellRow, baseline: CellRow | None) -> Ranged | None:
+    if baseline is None or row.samples_per_s is None or baseline.samples_per_s is None or not has_speed(row):
+        return None
+    if row is baseline:
+        # Over itself it is 1, however much its repeats scatter.
+        return Ranged(value=1.0, low=1.0, high=1.0, repeats=row.samples_per_s.repeats)
+    return ratio(row.samples_per_s, baseline.samples_per_s)
+
+
+def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[str]:
+    """Without those that follow from any rows; what is not said of every table is said to be of this one."""
+    for note in table.notes:
+        if not note.startswith(_GENERAL):
+            yield note if all(note in other.notes for other in tables) else f"{table.run_id}: {note}"
+
+
+def _rule(summaries: Sequence[Summary]) -> str:
+    """The rule of all runs; of runs that made different numbers of steps, what became of those."""
+    rules = dict.fromkeys(one.rule for one in summaries if one.rule)
+    if len(rules) <= 1:
+        return next(iter(rules), "")
+    dropped, made = _span(one.steps - one.steady_steps for one in summaries), _span(one.steps for one in summaries)
+    return f"the first steps of each run are warm-up and do not count: {dropped} of {made}"
+
+
+def _span(counts: Iterable[int]) -> str:
+    ordered = sorted(counts)
+    least, most = ordered[0], ordered[-1]
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _general(rows: Sequence[CellRow]) -> list[str]:
+    """What rows give occasion to say: the batch in other words, and what is no comparison of like with like."""
+    said = []
+    if any(row.global_batch is not None or row.settings.per_device_batch is not None for row in rows):
+        said.append(BATCH_WORDS)
+    fast = [row for row in rows if has_speed(row)]
+    work = other_work(fast)
+    if work:
+        said.append(f"Rows {work}: {_so(fast)}.")
+    if any(row.source == "imported" for row in rows):
+        said.append(_IMPORTED)
+    paid = [currency or "a currency that is not told" for currency in currencies(rows)]
+    if len(paid) > 1:
+        said.append(f"{_CURRENCIES}{listed(paid)}: what is paid in one is no measure of the other.")
+    return said
+
+
+def _so(rows: Sequence[CellRow]) -> str:
+    """What follows for their speeds from rows that are not known to be of the same work."""
+    names = differing(rows)
+    if not names:
+        return "a sample may not be the same work in each, and samples/s may compare different work"
+    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s compare different work"
+    return f"a sample is not the same work in each, so {tokens}"

@@ -1,0 +1,302 @@
+"""explain_stall: from what all nodes said of a run that hangs, which rank is behind and why. Pure.
+
+Knows states, stacks, steps and queues; what is done about it is not decided here.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from multinode.analyse.hang.stacks import Frame, Standpoint, parse_main_thread, standpoint
+from multinode.core.run.stall import NodeDiagnosis, ProcessDiagnosis
+
+__all__ = ["Explanation", "explain_stall"]
+
+_SPINS = 0.5  # share of a processor from which on a process is said to compute
+_MOST_FRAMES = 20
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is behind a stall; fields as in `core.stall.Stall`."""
+
+    message: str
+    hint: str | None = None
+    node: str | None = None
+    node_rank: int | None = None
+    rank: int | None = None
+    stack: str = ""
+
+
+class _Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that should be there."""
+
+    rank: int
+    node: NodeDiagnosis
+    process: ProcessDiagnosis | None
+    frames: tuple[Frame, ...]
+    where: Standpoint | None
+    step: int | None
+
+    @property
+    def state(self) -> str | None:
+        return self.process.state if self.process is not None else None
+
+    @property
+    def waits(self) -> bool:
+        return self.where is not None and self.where.waits_in is not None
+
+
+def explain_stall(nodes: Sequence[NodeDiagnosis]) -> Explanation:
+    """Say which rank is behind.
+
+    The surest sign decides: a worker that is stopped; one that is gone; one that the kernel holds; a node that does not
+    answer; one worker outside of any collective while others wait in one; workers in different collectives; one with
+    fewer steps than the rest; a connection on which nothing gets through. Without any of these nobody is blamed.
+    """
+    ranks = [_rank(node, number) for node in nodes if node.error is None for number in node.ranks]
+    found = (explanation for explain in _CAUSES if (explanation := explain(nodes, ranks)) is not None)
+    return next(found, None) or _unexplained(ranks)
+
+
+def _rank(node: NodeDiagnosis, number: int) -> _Rank:
+    process = next((process for process in node.processes if process.rank == number), None)
+    frames = parse_main_thread(process.stack) if process is not None and process.stack else ()
+    step = next((last.step for last in node.last_steps if last.rank == number), None)
+    return _Rank(rank=number, node=node, process=process, frames=frames, where=standpoint(frames), step=step)
+
+
+def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    found = [one for one in ranks if one.state in {"T", "t"}]
+    if not found:
+        return None
+    first = found[0]
+    if first.state == "t":
+        cause = "held by a debugger (state t)"
+        hint = f"end the debugger, or let it go on; it traces pid {_pid(first)} on {first.node.node}"
+    else:
+        cause = "stopped (state T): somebody sent {} SIGSTOP".format("it" if len(found) == 1 else "them")
+        pids = " ".join(str(_pid(one)) for one in found if one.node is first.node)
+        hint = f"let it go on, on {first.node.node}: kill -CONT {pids}"
+    return _blame(first, f"{_names(found)} {_are(found)} {cause}{_others(ranks, found)}", hint)
+
+
+def _launcher_stopped(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanation | None:
+    for node in nodes:
+        for process in node.processes:
+            if process.role == "launcher" and process.state == "T":
+                return Explanation(
+                    message=f"the launcher on {node.node} ({process.command}, pid {process.pid}) is stopped (state T): "
+                    "somebody sent it SIGSTOP",
+                    hint=f"let it go on, on {node.node}: kill -CONT {process.pid}",
+                    node=node.node,
+                    node_rank=node.node_rank,
+                )
+    return None
+
+
+def _gone(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    found = [one for one in ranks if one.state in {None, "Z", "X"}]
+    if not found:
+        return None
+    first = found[0]
+    if len(found) == len(ranks) and all(one.step is None for one in found):
+        return Explanation(
+            message="no worker has started on any node: the launchers wait for each other",
+            hint="a port between the nodes may be closed, or they disagree on the rendezvous: multinode check",
+        )
+    never = all(one.state is None and one.step is None for one in found)
+    ended = "no process any more: it ended" if len(found) == 1 else "no process any more: they ended"
+    cause = "no process: it was not started, or is gone" if never else ended + _after(found)
+    return _blame(first, f"{_names(found)} {_have(found)} {cause}{_others(ranks, found)}", _log_hint(first))
+
+
+def _uninterruptible(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    # Twice in a row: a moment of it belongs to every disk access.
+    found = [one for one in ranks if one.process and one.process.state == one.process.state_before == "D"]
+    if not found:
+        return None
+    first = found[0]
+    where = f", in {first.process.wchan}" if first.process and first.process.wchan else ""
+    message = (
+        f"{_names(found)} {_are(found)} in uninterruptible sleep (state D{where}): a disk, a network file system or a "
+        f"driver on that node does not answer{_others(ranks, found)}"
+    )
+    return _blame(first, message, f"what the kernel says, on {first.node.node}: dmesg -T | tail; df -h")
+
+
+def _silent_node(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanation | None:
+    silent = next((node for node in nodes if node.error is not None), None)
+    if silent is None:
+        return None
+    return Explanation(
+        message=f"{silent.node} could not be asked what its ranks do: {silent.error}",
+        hint=f"is it alive? try: ssh {silent.node} uptime",
+        node=silent.node,
+        node_rank=silent.node_rank,
+    )
+
+
+def _elsewhere(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    """Some ranks stand outside of what the others wait in."""
+    found = [one for one in ranks if one.where is not None and not one.waits]
+    if not found or not any(one.waits for one in ranks):
+        return None
+    first = found[0]
+    place = first.where.place if first.where is not None else ""
+    message = f"{_names(found)} {_are(found)} in {place}{_busy(first)}{_behind(ranks, found)}"
+    hint = "its whole stack is in stall.json; where it only is slow, --stall makes us more patient"
+    return _blame(first, message + _others(ranks, found), hint)
+
+
+def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    """All wait, and not in the same thing."""
+    words = collections.Counter(one.where.waits_in for one in ranks if one.where is not None and one.waits)
+    if len(words) < 2 or sum(words.values()) < len(ranks):  # noqa: PLR2004 - two make a disagreement
+        return None
+    rarest = min(words, key=lambda word: (words[word], str(word)))
+    found = [one for one in ranks if one.where is not None and one.where.waits_in == rarest]
+    hint = "every rank must come to the same collectives in the same order; see where each stands in stall.json"
+    return _blame(
+        found[0], f"{_names(found)} {_wait(found)} in {rarest}{_behind(ranks, found)}{_others(ranks, found)}", hint
+    )
+
+
+def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    steps = [one.step or 0 for one in ranks]
+    if not steps or min(steps) == max(steps):
+        return None
+    found = [one for one in ranks if (one.step or 0) == min(steps)]
+    first = found[0]
+    where = f" and {_wait([first])} in {first.where.waits_in}" if first.where is not None and first.waits else ""
+    message = f"{_names(found)} {_are(found)} behind at step {min(steps)} of {max(steps)}{where}"
+    return _blame(first, message + _others(ranks, found), "where it stands is in stall.json")
+
+
+def _connection(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+    """All are at the same point, and a connection carries nothing."""
+    for one in ranks:
+        for peer in one.process.sockets.listed if one.process and one.process.sockets else ():
+            if peer.state == "connecting":
+                how = f"tries to connect to {peer.peer} in vain"
+            elif peer.send_queue_bytes:
+                how = f"has {peer.send_queue_bytes} bytes for {peer.peer} that do not get through"
+            else:
+                continue
+            message = f"rank {one.rank} on {one.node.node} {how}{_all_wait(ranks)}"
+            return _blame(one, message, "the network between the nodes: multinode check")
+    return None
+
+
+_CAUSES: tuple[Callable[[Sequence[NodeDiagnosis], Sequence[_Rank]], Explanation | None], ...] = (
+    _stopped,
+    _gone,
+    _uninterruptible,
+    _launcher_stopped,
+    _silent_node,
+    _elsewhere,
+    _disagreement,
+    _fewest_steps,
+    _connection,
+)
+
+
+def _unexplained(ranks: Sequence[_Rank]) -> Explanation:
+    words = {one.where.waits_in for one in ranks if one.where is not None and one.waits}
+    if len(words) == 1 and all(one.waits for one in ranks):
+        message = f"all {len(ranks)} ranks wait in {words.pop()}, and none is behind"
+        return Explanation(message=message, hint="the network between the nodes, or the backend: multinode check")
+    places = {one.where.place for one in ranks if one.where is not None}
+    if len(places) == 1 and all(one.where is not None for one in ranks):
+        return Explanation(
+            message=f"all {len(ranks)} ranks are in {places.pop()}",
+            hint="where this only takes long, --stall makes us more patient",
+        )
+    unknown = [one for one in ranks if one.where is None]
+    reason = next((one.process.stack_missing for one in unknown if one.process and one.process.stack_missing), None)
+    why = f" ({_names(unknown)} could not show a stack: {reason})" if reason else ""
+    return Explanation(
+        message=f"no rank is told to be behind by its state, its stack or its steps{why}",
+        hint="what each process does is in stall.json",
+    )
+
+
+def _blame(one: _Rank, message: str, hint: str) -> Explanation:
+    return Explanation(
+        message=message,
+        hint=hint,
+        node=one.node.node,
+        node_rank=one.node.node_rank,
+        rank=one.rank,
+        stack="\n".join(f"{frame.path}:{frame.line} in {frame.name}" for frame in one.frames[:_MOST_FRAMES]),
+    )
+
+
+def _pid(one: _Rank) -> int | None:
+    return one.process.pid if one.process is not None else None
+
+
+def _log_hint(one: _Rank) -> str:
+    return f"its last words: multinode logs last --node {one.node.node}"
+
+
+def _names(found: Sequence[_Rank]) -> str:
+    """`rank 3 on node1`, `ranks 2, 3 on node1`, `ranks 1, 3 (node0, node1)`."""
+    nodes = list(dict.fromkeys(one.node.node for one in found))
+    numbers = ", ".join(str(one.rank) for one in found)
+    ranks = f"rank {numbers}" if len(found) == 1 else f"ranks {numbers}"
+    return f"{ranks} on {nodes[0]}" if len(nodes) == 1 else f"{ranks} ({', '.join(nodes)})"
+
+
+def _others(ranks: Sequence[_Rank], found: Sequence[_Rank]) -> str:
+    """`; the other 3 ranks wait in all_reduce`; empty where that is not known."""
+    others = [one for one in ranks if one not in found]
+    words = [one.where.waits_in for one in others if one.where is not None and one.where.waits_in is not None]
+    if not words:
+        return ""
+    (word, count), *more = collections.Counter(words).most_common()
+    if count < len(others):
+        who = f"{count} of the other {len(others)} ranks {'waits' if count == 1 else 'wait'}"
+    else:
+        who = "the other rank waits" if count == 1 else f"the other {count} ranks wait"
+    return f"; {who} in {word}{' and others elsewhere' if more else ''}"
+
+
+def _all_wait(ranks: Sequence[_Rank]) -> str:
+    words = {one.where.waits_in for one in ranks if one.where is not None}
+    return f"; all {len(ranks)} ranks wait in {words.pop()}" if len(words) == 1 and None not in words else ""
+
+
+def _after(found: Sequence[_Rank]) -> str:
+    steps = {one.step for one in found if one.step is not None}
+    return f" after step {steps.pop()}" if len(steps) == 1 else ""
+
+
+def _behind(ranks: Sequence[_Rank], found: Sequence[_Rank]) -> str:
+    """`, at step 41 where the others have done 42`; empty where they do not differ."""
+    mine = {one.step for one in found}
+    theirs = {one.step for one in ranks if one not in found}
+    if len(mine) != 1 or len(theirs) != 1 or mine == theirs or None in mine | theirs:
+        return ""
+    return f", at step {mine.pop()} where the others have done {theirs.pop()}"
+
+
+def _busy(one: _Rank) -> str:
+    process = one.process
+    if process is None or process.cpu_s is None or not process.looked_s:
+        return ""
+    return ", computing" if process.cpu_s / process.looked_s >= _SPINS else ", idle"
+
+
+def _are(found: Sequence[_Rank]) -> str:
+    return "is" if len(found) == 1 else "are"
+
+
+def _have(found: Sequence[_Rank]) -> str:
+    return "has" if len(found) == 1 else "have"
+
+
+def _wait(found: Sequence[_Rank]) -> str:
+    return "waits" if len(found) == 1 else "wait"

@@ -1,0 +1,225 @@
+"""Training: what a LLaMA-Factory job trains and how it shares the model out, as far as its traffic depends on it.
+
+Reads the job and the model's config.json, which are given. What the traffic costs is not judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.errors import JobError
+
+__all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_trained", "read_training", "refuse_unknown"]
+
+STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+"""Of ZeRO, by their numbers."""
+SMALL_RANK = 8
+"""Rank of an adapter where the job names none, as LLaMA-Factory has it."""
+
+# Stages whose model is the base alone, in a forward and a backward pass.
+_PLAIN_STAGES = frozenset({"pt", "sft"})
+# Keys that change what is trained or what is sent in ways that are not known here.
+_UNKNOWN_KEYS = (
+    "additional_target",
+    "adapter_name_or_path",
+    "quantization_bit",
+    "use_dora",
+    "use_galore",
+    "use_apollo",
+    "use_badam",
+    "use_llama_pro",
+    "use_ray",
+    "use_kt",
+    "use_mca",
+    "resize_vocab",
+    "new_special_tokens",
+    "add_tokens",
+    "tensor_parallel_size",
+)
+_FSDP = {
+    "full_shard": Strategy.FSDP,
+    "shard_grad_op": Strategy.SHARD_GRAD_OP,
+    "hybrid_shard": Strategy.HYBRID_SHARD,
+}
+_FP32_BYTES, _HALF_BYTES = 4, 2
+_MEASURE_SIZES = "sizes of your own can be measured as well: multinode nccl-test -b 1M -e 64M"
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter.
+
+    Attributes:
+        rank: of its matrices.
+        targets: names of the modules that it is put on; `all` alone is every linear module.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a LLaMA-Factory training decides its traffic.
+
+    Attributes:
+        strategy: how the model is shared out.
+        shape: of the model.
+        adapter: what is trained instead of the whole model; None where the whole model is.
+        settings: of DeepSpeed; None without it.
+        load: what it moves.
+        small: what it would move under DDP with its adapter, or with one of SMALL_RANK where it trains the whole model.
+    """
+
+    strategy: Strategy
+    shape: ModelShape
+    adapter: Adapter | None = None
+    settings: DeepSpeedConfig | None = None
+    load: Load
+    small: Load
+
+    @property
+    def lora(self) -> bool:
+        """Whether an adapter is trained instead of the whole model."""
+        return self.adapter is not None
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        steps = self.load.accumulation
+        accumulated = f", {steps} accumulation steps" if steps > 1 else ""
+        return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
+
+
+def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Training:
+    """What the job trains and how.
+
+    Args:
+        job: the job.
+        model: the model's config.json; None where nobody could read it.
+
+    Raises:
+        JobError: the model, or what is done with it, is not known here; the message says which.
+    """
+    config = job.config
+    shape = _read_shape(job, model)
+    refuse_unknown(job)
+    settings = parse_deepspeed(job.deepspeed_text) if job.deepspeed_text is not None else None
+    strategy = _strategy(job, settings)
+    adapter, trainable = read_trained(job, shape)
+    half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
+    load = Load(
+        parameters=shape.parameters + (trainable if adapter is not None else 0),
+        trainable=trainable,
+        parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
+        gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
+        accumulation=config.get("gradient_accumulation_steps", 1),
+    )
+    small = msgspec.structs.replace(
+        load,
+        trainable=trainable if adapter is not None else _adapter_size(shape, SMALL_RANK, ("all",)),
+        gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
+    )
+    return Training(strategy=strategy, shape=shape, adapter=adapter, settings=settings, load=load, small=small)
+
+
+def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelShape:
+    name = job.config.get("model_name_or_path")
+    if model is None:
+        raise JobError(
+            f"{job.config_path}: how large the messages are depends on {name}, and its config.json could not be read",
+            hint="name a directory that holds config.json, here or on the nodes: --set model_name_or_path=DIRECTORY; "
+            + _MEASURE_SIZES,
+        )
+    shape = parse_model(model)
+    if shape is None:
+        kind = model.get("model_type")
+        raise JobError(
+            f"{job.config_path}: the parameters of {name} are not known: its config.json says model_type {kind!r}, "
+            "and only dense text models that are built like Llama can be counted",
+            hint=_MEASURE_SIZES,
+        )
+    return shape
+
+
+def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> None:
+    """Refuse what is done with the model in ways that are not known here.
+
+    Args:
+        job: the job.
+        besides: keys that do not matter to the caller.
+
+    Raises:
+        JobError: it has such a key, or another stage than pre-training and supervised fine-tuning.
+    """
+    config = job.config
+    key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
+    stage = config.get("stage", "sft")
+    if key is None and not (isinstance(stage, str) and stage in _PLAIN_STAGES):
+        key = "stage"
+    steps = config.get("gradient_accumulation_steps", 1)
+    if key is None and (type(steps) is not int or steps < 1):
+        key = "gradient_accumulation_steps"
+    if key is not None:
+        raise _unknown(job, key)
+
+
+def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strategy:
+    fsdp = job.config.get("fsdp")
+    if job.config.get("deepspeed") is not None:
+        if settings is None or fsdp:
+            raise _unknown(job, "fsdp" if fsdp else "deepspeed")
+        return STAGES[settings.stage]
+    if not fsdp:
+        return Strategy.DDP
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    found = next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
+    if found is None:
+        raise _unknown(job, "fsdp")
+    return found
+
+
+def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
+    """The adapter, None where the whole model is trained, and how many parameters are trained.
+
+    Raises:
+        JobError: what is trained is not known here.
+    """
+    kind = job.config.get("finetuning_type", "lora")
+    if kind == "full":
+        return None, shape.parameters
+    if kind != "lora":
+        raise _unknown(job, "finetuning_type")
+    rank, targets = job.config.get("lora_rank", SMALL_RANK), job.config.get("lora_target", "all")
+    if type(rank) is not int or rank < 1:
+        raise _unknown(job, "lora_rank")
+    names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else ()
+    trainable = lora_parameters(shape, rank, names)
+    if trainable is None:
+        raise _unknown(job, "lora_target")
+    return Adapter(rank=rank, targets=names), trainable
+
+
+def _adapter_size(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
+    return lora_parameters(shape, rank, targets) or 0
+
+
+def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:
+    """Of one element on the wire: LLaMA-Factory trains in fp32 under DDP; DeepSpeed and FSDP send in the half type."""
+    if settings is not None and settings.communication_bytes is not None:
+        return settings.communication_bytes
+    if settings is None and strategy is Strategy.DDP:
+        return _HALF_BYTES if config.get("pure_bf16") is True else _FP32_BYTES
+    return _HALF_BYTES if half else _FP32_BYTES
+
+
+def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
+    said = f"{key}: {job.config[key]}" if key in job.config else key
+    return JobError(
+        f"{job.config_path}: what a training with {said} computes and sends is not known here", hint=_MEASURE_SIZES
+    )

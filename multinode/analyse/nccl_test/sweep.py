@@ -1,0 +1,370 @@
+"""summarise_sweep: samples, plan, facts and raw TCP -> SweepReport: everything that `nccl-test` can tell of a run.
+
+Puts together what its neighbours find; owns no figure of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share
+from multinode.analyse.collectives.collectives import CollectiveRow, collective_rows, with_shares
+from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
+from multinode.analyse.nccl_test.pair_speeds import Odd, fastest_of, find_odd
+from multinode.analyse.nccl_test.path_proof import PathProof, prove_path
+from multinode.analyse.nccl_test.raw_tcp import RawTcp
+from multinode.analyse.job.step_estimate import estimate_step_us
+from multinode.analyse.job.step_messages import StepMessage, StepMessages
+from multinode.analyse.nccl_test.sweep_changes import NodeState, SweepChanges, SweepRecord, node_state
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve
+from multinode.analyse.nccl_test.sweep_evidence import SweepEvidence, slowest_gb_per_s
+from multinode.analyse.nccl_test.sweep_verdict import Verdict, judge_sweep
+from multinode.core.measure.collective_test import DTYPE_BYTES, REDOPS, CollectiveTest
+from multinode.core.cluster.facts import Interface, NodeFacts
+from multinode.core.run.log import clean_log
+from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
+from multinode.units import format_count, goodput_gb_per_s
+
+__all__ = ["StepEstimate", "SweepReport", "estimate_step", "link_ceilings", "summarise_sweep"]
+
+_ETHERNET_MTU = 1500
+_BITS_PER_BYTE = 8
+_LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
+# A curve through fewer sizes would be no more than they are.
+_LEAST_SIZES = 2
+
+
+class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer step of a training sends, and what that takes by the sweep.
+
+    Attributes:
+        training: in a few words.
+        messages: the calls of a step.
+        step_us: what they take one after the other, as if nothing hid behind the computation; None where a time could
+            not be told.
+        notes: where the truth is known to differ.
+    """
+
+    training: str
+    messages: tuple[StepMessage, ...]
+    step_us: float | None
+    notes: tuple[str, ...] = ()
+
+
+class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `nccl-test --json` prints; `nccl-test.json` of the run.
+
+    Attributes:
+        schema: `multinode.nccl-test/1`.
+        run_id: the run.
+        backend: `nccl` or `gloo`, as the workers chose it.
+        timer: `cuda` (CUDA events) or `clock`.
+        world_size: workers in all, over `nodes` nodes.
+        devices: a line for each worker, in the order of ranks.
+        test: what was asked for.
+        link_gbit_per_s: the slowest card's rate; None where one does not tell, or there is one node.
+        mtu: the smallest of the cards, in bytes; likewise.
+        ceiling_gb_per_s: payload that TCP carries over such a link at best.
+        tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
+            connections as were best; None where it was not tried.
+        rows: a row a message.
+        curves: time over size, by collective, where several sizes were measured.
+        tcp: raw TCP between the nodes.
+        odd: what is odd between pairs of nodes.
+        path: which cards carried it.
+        nccl: how NCCL connected, by its own log; None with gloo.
+        like: the training whose messages were measured; None where sizes were given.
+        verdict: whether this is normal, and what to look at if not.
+        changes: since the earlier sweep that it was to be compared with; None where there is none.
+        states: what of each node bears on its speed, for later comparisons.
+        directory: where everything lies.
+    """
+
+    schema: str = "multinode.nccl-test/1"
+    run_id: str
+    backend: str
+    timer: str = "clock"
+    world_size: int
+    nodes: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    test: CollectiveTest
+    link_gbit_per_s: float | None = None
+    mtu: int | None = None
+    ceiling_gb_per_s: float | None = None
+    tcp_gb_per_s: float | None = None
+    rows: tuple[CollectiveRow, ...]
+    curves: dict[str, SweepCurve] = {}
+    tcp: RawTcp = RawTcp()
+    odd: tuple[Odd, ...] = ()
+    path: PathProof | None = None
+    nccl: NcclPath | None = None
+    like: StepEstimate | None = None
+    verdict: Verdict
+    changes: SweepChanges | None = None
+    states: tuple[NodeState, ...] = ()
+    directory: str
+
+    @property
+    def title(self) -> str:
+        """Who measured, in a few words."""
+        nodes = format_count(len(self.nodes), "node")
+        return f"{self.backend}, {self.world_size} workers on {nodes}"
+
+    @property
+    def record(self) -> SweepRecord:
+        """What later sweeps are compared with."""
+        return SweepRecord(
+            run_id=self.run_id,
+            rows=self.rows,
+            nodes=self.states,
+            backend=self.backend,
+            workers_per_node=self.world_size // max(1, len(self.nodes)),
+        )
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """Bounds of busbw, in GB/s, by their names."""
+        levels = {"what TCP can carry over the link": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s}
+        return {name: level for name, level in levels.items() if level is not None}
+
+
+class _Network(msgspec.Struct, frozen=True, kw_only=True):
+    """The cards of the data plane, as far as nodes tell; empty of a single node, whose workers use none."""
+
+    cards: dict[str, Interface]
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        rates = [card.speed_gbit_per_s for card in self.cards.values()]
+        known = [rate for rate in rates if rate]
+        return min(known) if known and len(known) == len(rates) else None
+
+    @property
+    def mtu(self) -> int | None:
+        return min((card.mtu for card in self.cards.values() if card.mtu), default=None)
+
+    @property
+    def ceiling_gb_per_s(self) -> float | None:
+        link = self.link_gbit_per_s
+        return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
+
+    @property
+    def ceilings_gbit_per_s(self) -> dict[str, float] | None:
+        ceilings = {
+            name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
+            for name, card in self.cards.items()
+            if card.speed_gbit_per_s
+        }
+        return ceilings or None
+
+
+def link_ceilings(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, float] | None:
+    """Payload in Gbit/s that the card of each node carries, by node whose link is known; None where none is.
+
+    Args:
+        nodes: with the card that each uses.
+        facts: of the nodes, by name.
+    """
+    return _network(nodes, facts).ceilings_gbit_per_s
+
+
+def summarise_sweep(
+    plan: LaunchPlan,
+    facts: Mapping[str, NodeFacts],
+    tcp: RawTcp,
+    samples: Mapping[int, Sequence[Sample]],
+    directory: str,
+) -> SweepReport:
+    """All that can be told of a collective test that has run.
+
+    Args:
+        plan: with the test in it.
+        facts: of the nodes, by name.
+        tcp: what raw TCP reached.
+        samples: by node rank.
+        directory: the run's.
+
+    Raises:
+        TypeError: the plan is of another job.
+    """
+    if not isinstance(plan.test, CollectiveTest):
+        raise TypeError(f"run {plan.run_id} is no collective test")
+    network = _network(plan.nodes, facts)
+    layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
+    measured = list(_measured(plan, samples))
+    workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
+    backend = next((worker.backend for worker in workers), "unknown")
+    tcp_gb_per_s = slowest_gb_per_s(fastest_of(tcp.one, tcp.several))
+    nccl = _nccl(samples.values())
+    rows = collective_rows(measured, plan.world_size)
+    path = prove_path(
+        measured,
+        cards={node.node_rank: node.ifname for node in plan.nodes},
+        layout=layout,
+        backend=backend,
+        node_names=[node.node for node in plan.nodes],
+    )
+    over_rdma = path.over_rdma or (nccl is not None and nccl.network == "IB")
+    if path.ok is not False and not over_rdma:
+        # What took another way is no share of this one.
+        rows = with_shares(rows, network.ceiling_gb_per_s, tcp_gb_per_s)
+    odd = find_odd(tcp.pairs, network.ceilings_gbit_per_s) if tcp.pairs else ()
+    evidence = SweepEvidence(
+        rows=rows,
+        nodes=len(plan.nodes),
+        over_rdma=over_rdma,
+        backend=backend,
+        ranks=plan.world_size,
+        card_factors=_card_factors(rows, backend, layout),
+        link_shares={row.collective: link_share(backend, row.collective, layout) for row in rows},
+        link_gbit_per_s=network.link_gbit_per_s,
+        mtu=network.mtu,
+        tcp_one=tcp.one,
+        tcp_many=tcp.several,
+        latency_us={(one.source, one.target): one.median_us for one in tcp.latency if one.median_us is not None},
+        odd=odd,
+        path_ok=path.ok,
+        path_sentences=path.sentences,
+        wait_share_by_node=_wait_shares(plan, measured),
+        busy_percent_by_node=_busy(plan, samples),
+        duplex_by_node={name: card.duplex for name, card in network.cards.items() if card.duplex},
+        mtu_by_node={name: card.mtu for name, card in network.cards.items() if card.mtu},
+        link_by_node={name: card.speed_gbit_per_s for name, card in network.cards.items() if card.speed_gbit_per_s},
+    )
+    return SweepReport(
+        run_id=plan.run_id,
+        backend=backend,
+        timer=next((worker.timer for worker in workers), "clock"),
+        world_size=plan.world_size,
+        nodes=tuple(node.node for node in plan.nodes),
+        devices=_devices(plan, workers),
+        test=plan.test,
+        link_gbit_per_s=network.link_gbit_per_s,
+        mtu=network.mtu,
+        ceiling_gb_per_s=network.ceiling_gb_per_s,
+        tcp_gb_per_s=tcp_gb_per_s,
+        rows=rows,
+        curves=_curves(rows),
+        tcp=tcp,
+        odd=odd,
+        path=path,
+        nccl=nccl,
+        verdict=judge_sweep(evidence),
+        states=tuple(node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
+        directory=directory,
+    )
+
+
+def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Mapping[str, SweepCurve]) -> StepEstimate:
+    """What the messages of a step take: by the curve of each collective, or the one size that was measured of it."""
+    single = {row.collective: row for row in rows}
+
+    def time_of(collective: str, size_bytes: int) -> float | None:
+        if collective in curves:
+            return curves[collective].predict_us(size_bytes)
+        row = single.get(collective)
+        # One size tells of larger ones by proportion, and of smaller ones that they take no longer.
+        return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
+
+    return StepEstimate(
+        training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of), notes=step.notes
+    )
+
+
+def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
+    """What the workers measured, as far as it can be what they were asked for: nodes may say anything."""
+    messages = plan.test.messages if isinstance(plan.test, CollectiveTest) else ()
+    seen: set[tuple[int, int]] = set()
+    for node in plan.nodes:
+        for sample in samples.get(node.node_rank, ()):
+            if not isinstance(sample, CollectiveSample) or sample.rank not in node.ranks:
+                continue
+            asked = messages[sample.index] if 0 <= sample.index < len(messages) else None
+            if asked is None or asked.collective != sample.collective or (sample.rank, sample.index) in seen:
+                continue
+            # Rounded down to what divides among the workers, and up to an element for each of them.
+            most = max(asked.size_bytes, plan.world_size * _LARGEST_ELEMENT_BYTES)
+            known = sample.dtype in DTYPE_BYTES and sample.redop in {*REDOPS, "none"}
+            if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
+                seen.add((sample.rank, sample.index))
+                yield sample
+
+
+def _network(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> _Network:
+    cards = {}
+    for node in nodes if len(nodes) > 1 else ():
+        found = facts.get(node.node)
+        card = next((one for one in found.interfaces if one.name == node.ifname), None) if found else None
+        if card is not None:
+            cards[node.node] = card
+    return _Network(cards=cards)
+
+
+def _card_factors(rows: Sequence[CollectiveRow], backend: str, layout: Layout) -> dict[str, float]:
+    if layout.nodes == 1:
+        return {}
+    return {row.collective: card_factor(backend, row.collective, layout) for row in rows}
+
+
+def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SweepCurve]:
+    points: dict[str, dict[int, float]] = {}
+    for row in rows:
+        points.setdefault(row.collective, {})[row.size_bytes] = row.time_us
+    return {name: fit_curve(sorted(mine.items())) for name, mine in points.items() if len(mine) >= _LEAST_SIZES}
+
+
+def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[str, float]:
+    """Of the operations' time, what the workers of a node waited for others: the median over messages."""
+    by_message: dict[int, dict[int, CollectiveSample]] = {}
+    for sample in samples:
+        # A root waits for nobody, however slow the others or the network are.
+        if sample.collective != "broadcast":
+            by_message.setdefault(sample.index, {})[sample.rank] = sample
+    shares: dict[int, list[float]] = {}
+    for workers in by_message.values():
+        if len(workers) == plan.world_size:
+            for iteration in zip(*(worker.times_us for worker in workers.values()), strict=False):
+                fastest, slowest = min(iteration), max(iteration)
+                for rank, time_us in zip(workers, iteration, strict=True):
+                    if slowest > 0:
+                        shares.setdefault(rank, []).append((time_us - fastest) / slowest)
+    return {
+        node.node: min(statistics.median(shares[rank]) for rank in node.ranks)
+        for node in plan.nodes
+        if all(rank in shares for rank in node.ranks)
+    }
+
+
+def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str, float]:
+    busy = {
+        node.node: [
+            sample.busy_percent
+            for sample in samples.get(node.node_rank, ())
+            if isinstance(sample, CpuSample) and sample.busy_percent is not None
+        ]
+        for node in plan.nodes
+    }
+    return {name: statistics.median(values) for name, values in busy.items() if values}
+
+
+def _devices(plan: LaunchPlan, workers: Iterable[BenchmarkSample]) -> tuple[str, ...]:
+    names = {rank: node.node for node in plan.nodes for rank in node.ranks}
+    return tuple(
+        clean_log(f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}")
+        for worker in sorted(workers, key=lambda worker: worker.rank)
+    )
+
+
+def _nccl(samples: Iterable[Sequence[Sample]]) -> NcclPath | None:
+    return parse_nccl_log(
+        clean_log(line)
+        for each in samples
+        for sample in each
+        if isinstance(sample, NcclSample)
+        for line in sample.lines
+    )

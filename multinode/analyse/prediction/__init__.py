@@ -1,0 +1,1 @@
+"""Predictions: the cost model, its calibration, scenarios, forecasts, break-even and back-test."""

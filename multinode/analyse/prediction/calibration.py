@@ -1,0 +1,316 @@
+"""calibrate: stored runs -> Calibration: what a step costs without a network between nodes, and how it overlaps. Pure.
+
+Reads summaries alone; the network comes from an nccl-test. What follows from it for other networks is `predict`'s.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from multinode.analyse.prediction.carried_network import CarriedNetwork, Doubt, Link, comm_times
+from multinode.analyse.prediction.cost_model import (
+    CommTimes,
+    StepCall,
+    StepCosts,
+    bucketed_overlap,
+    calls_of_strategy,
+    late_ms,
+    step_parts,
+    with_gradients,
+)
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.errors import UsageError
+
+__all__ = ["Calibration", "Measured", "Residual", "Work", "calibrate", "calibrate_without_single", "gradient_factor"]
+
+_MS_PER_S = 1e3
+_HALF_BYTES = 2
+# Of a worker's own work, where it is known from a run whose network had its part in every figure.
+_UNSEEN_ALONE = 0.05
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained.
+
+    Attributes:
+        strategy: as the calibrating runs share the model out.
+        load: what it moves; its accumulation does not matter.
+        bucket_bytes: the most that a reduction carries at once; None is no limit.
+        calls: of a step by strategy, where they are known as the engine cuts them; of others they follow from `load`.
+    """
+
+    strategy: Strategy
+    load: Load
+    bucket_bytes: float | None = None
+    calls: dict[Strategy, tuple[StepCall, ...]] = {}
+
+    def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[StepCall, ...]:
+        """The calls of a step, as they are known best.
+
+        Raises:
+            ValueError: the strategy gathers all parameters, and how many there are is not known.
+        """
+        known = self.calls.get(strategy)
+        return known or calls_of_strategy(strategy, self.load, layout, bucket_bytes=self.bucket_bytes)
+
+    def is_cut(self, strategy: Strategy) -> bool:
+        """Whether its calls are single ones; else one stands for all buckets, and tells nothing of the last."""
+        return self.bucket_bytes is not None or bool(self.calls.get(strategy))
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored run and where it ran.
+
+    Attributes:
+        summary: its figures.
+        layout: its workers.
+        link: between its nodes; None is the one that the network was measured on.
+        grad_compress: whether a hook sent its gradients as two bytes an element.
+        overlap: whether computation was allowed to hide communication.
+    """
+
+    summary: Summary
+    layout: Layout
+    link: Link | None = None
+    grad_compress: bool = False
+    overlap: bool = True
+
+
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run on several nodes took beyond what the model makes of all else: it is carried on to others on several.
+
+    Attributes:
+        at: what it ran as; None is nothing that can be asked for.
+        comm: what its calls took, as a part of what the network's figures say; at most 1.
+        extra_ms: of a step, exposed communication beyond the model's; as `sent_bytes` that a worker sent in it.
+        sent_bytes: likewise.
+        own: what its workers' own work and their waiting for each other took, in times of that on one node.
+        size: how far off the model was without it, 1 being a step of twice or half the time.
+        left: how far off it is with it.
+    """
+
+    at: Scenario | None = None
+    comm: float = 1.0
+    extra_ms: float = 0.0
+    sent_bytes: float = 0.0
+    own: float = 1.0
+    size: float = 0.0
+    left: float = 0.0
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a prediction starts from.
+
+    Attributes:
+        costs: of a step, without communication.
+        local_ms: exposed communication of a step of one node, among its own workers.
+        layout: of the run that they were measured in.
+        per_device_batch: samples of a micro-batch, of one worker.
+        accumulation: micro-batches a step.
+        work: what is trained.
+        network: what was measured of, or is known of, the network between the nodes.
+        scatter: cv of the step times that it was made from.
+        tokens_per_sample: padded; None is unknown.
+        notes: what had to be taken for granted, a sentence each.
+        doubts: of every prediction that is made from it, beside those that the scenario brings.
+        residual: of the run on several nodes; of none the model is what it is.
+    """
+
+    costs: StepCosts
+    local_ms: float = 0.0
+    layout: Layout
+    per_device_batch: float
+    accumulation: int = 1
+    work: Work
+    network: CarriedNetwork
+    scatter: float = 0.0
+    tokens_per_sample: float | None = None
+    notes: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    residual: Residual = Residual()
+
+    def known_workers(self, nodes: int) -> int:
+        """The most workers on a node of a run that tells of so many nodes."""
+        several = self.residual.at.layout.workers_per_node if nodes > 1 and self.residual.at is not None else 1
+        return max(self.layout.workers_per_node, several)
+
+
+def calibrate(single: Measured, work: Work, network: CarriedNetwork, several: Measured | None = None) -> Calibration:
+    """What a run on one node tells, and, where there is one, a run on several.
+
+    The single run gives compute, data, optimizer and host; its own workers' communication is taken out. The run on
+    several nodes gives the overlap alone.
+
+    Raises:
+        UsageError: a run has no steady step or no samples a second, the single one ran on several nodes, or the network
+            was measured on one.
+    """
+    summary = single.summary
+    if single.layout.nodes != 1:
+        raise UsageError(
+            f"run {summary.run_id} ran on {single.layout.nodes} nodes: it does not tell what a step costs without them",
+            hint="add a run on one node: multinode contrast makes one",
+        )
+    seen = _calibrated(single, work, network)
+    return seen if several is None else _with_overlap(seen, several)
+
+
+def calibrate_without_single(several: Measured, work: Work, network: CarriedNetwork) -> Calibration:
+    """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
+
+    Raises:
+        UsageError: as `calibrate`; or the run does not tell what was exposed.
+    """
+    summary = several.summary
+    mean = summary.split.mean
+    if mean is None or mean.exposed_ms is None:
+        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+        raise UsageError(
+            f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
+            hint="add a run on one node: multinode contrast makes one",
+        )
+    seen = _calibrated(several, work, network)
+    alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
+    note = (
+        f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
+        f"{mean.exposed_ms:.3g} ms of communication that it exposed"
+    )
+    doubt = Doubt(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
+    seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=(doubt,))
+    return _with_overlap(seen, several)
+
+
+def _calibrated(run: Measured, work: Work, network: CarriedNetwork) -> Calibration:
+    if network.layout.nodes == 1:
+        raise UsageError(
+            "the collectives were measured on one node: that tells nothing of a network",
+            hint="measure on several: multinode nccl-test --hosts H",
+        )
+    summary = run.summary
+    accumulation = _accumulation(summary)
+    batch = _batch(summary, run.layout.workers, accumulation)
+    costs, local_ms, notes = _costs(summary, accumulation, run.layout.workers * batch * accumulation)
+    return Calibration(
+        costs=costs,
+        local_ms=local_ms,
+        layout=run.layout,
+        per_device_batch=batch,
+        accumulation=accumulation,
+        work=work,
+        network=network,
+        scatter=summary.step_time_ms.cv if summary.step_time_ms is not None else 0.0,
+        tokens_per_sample=summary.tokens_per_sample,
+        notes=notes,
+    )
+
+
+def _accumulation(summary: Summary) -> int:
+    return max(1, round(summary.micro_steps or 1))
+
+
+def _batch(summary: Summary, workers: int, accumulation: int) -> float:
+    if summary.samples_per_s is None or summary.step_time_ms is None:
+        reason = summary.missing.get("samples_per_s", "it recorded no steady step")
+        raise UsageError(
+            f"run {summary.run_id} tells no samples/s to predict others from: {reason}",
+            hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
+        )
+    mean = summary.split.mean
+    step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
+    samples = summary.samples_per_s * step_ms / _MS_PER_S / (workers * accumulation)
+    if not math.isfinite(samples) or summary.step_time_ms.median <= 0:
+        raise UsageError(f"what the summary of run {summary.run_id} says of its steps cannot be")
+    # A micro-batch has a whole number of samples, unless the last one of an epoch was short.
+    return float(round(samples)) or samples
+
+
+def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
+    """Costs, exposed local communication, and what was taken for granted, of a step of so many samples.
+
+    Its length is by the rate, which is what predictions are of and are held against: a few long steps make the median
+    step shorter than that.
+    """
+    mean, rate = summary.split.mean, summary.samples_per_s
+    step_ms = samples / rate * _MS_PER_S if rate else 0.0
+    if mean is None or mean.exposed_ms is None:
+        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+        note = f"the whole step counts as computing, its own workers' communication included: {reason}"
+        return StepCosts(compute_ms=step_ms / accumulation), 0.0, (note,)
+    scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
+    optimizer_ms, data_ms = mean.optimizer_ms or 0.0, mean.data_ms or 0.0
+    compute_ms, host_ms, notes = _own_ms(mean, optimizer_ms + data_ms)
+    costs = StepCosts(
+        # A step is as long as that of its slowest worker: what the others wait for it is its computing.
+        compute_ms=scale * (compute_ms + (mean.wait_ms or 0.0)) / accumulation,
+        optimizer_ms=scale * optimizer_ms,
+        # The rest of a mean may fall short of nothing, by rounding.
+        host_ms=scale * max(0.0, host_ms),
+        data_ms=scale * data_ms / accumulation,
+    )
+    return costs, scale * mean.exposed_ms, notes
+
+
+def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str, ...]]:
+    """Compute and host; together where the run does not tell them apart."""
+    exposed_ms, wait_ms = mean.exposed_ms or 0.0, mean.wait_ms or 0.0
+    if mean.compute_ms is not None:
+        return mean.compute_ms, mean.host_ms or 0.0, ()
+    rest_ms = max(0.0, mean.step_ms - exposed_ms - wait_ms - known_ms)
+    return rest_ms, 0.0, ("what is neither communication, data nor optimizer counts as computing",)
+
+
+def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
+    """Rho from the exposed communication of a run on several nodes: (C - x) / t_hide.
+
+    Where computation could have hidden all of it, of rho only that is known which hid the rest, and what it leaves
+    exposed beyond its buckets is the tail. Where computation was not allowed to hide, nothing is learnt of rho.
+    """
+    if not several.overlap:
+        return seen
+    summary, costs = several.summary, seen.costs
+    accumulation = _accumulation(summary)
+    factor = gradient_factor(seen.work.load) if several.grad_compress else 1.0
+    calls = with_gradients(seen.work.calls_of(seen.work.strategy, several.layout), factor)
+    comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
+    exposed_ms = _exposed_ms(summary, costs)
+    if exposed_ms is None:
+        return seen
+    hideable_ms = comm.step_ms + accumulation * comm.micro_batch_ms
+    hide_ms = costs.t_hide_ms * (accumulation if comm.micro_batch_ms else 1)
+    exposed_ms = max(0.0, exposed_ms - comm.after_ms)
+    late = late_ms(calls, comm, hide_ms=costs.t_hide_ms, accumulation=accumulation)
+    if not seen.work.is_cut(seen.work.strategy):
+        late = 0.0
+    elif late > exposed_ms:
+        costs = msgspec.structs.replace(costs, lateness=exposed_ms / late)
+    if hideable_ms <= hide_ms:
+        exposed_ms = min(exposed_ms, hideable_ms)
+        least = (hideable_ms - exposed_ms) / hide_ms if hide_ms else 0.0
+        beyond_ms = max(0.0, hideable_ms - max(least, bucketed_overlap(calls)) * hide_ms)
+        tail_ms = max(0.0, exposed_ms - beyond_ms) if exposed_ms > late else 0.0
+        costs = msgspec.structs.replace(costs, tail_ms=tail_ms, least_overlap=least)
+    else:
+        rho = min(1.0, max(0.0, (hideable_ms - exposed_ms) / hide_ms)) if hide_ms else 0.0
+        costs = msgspec.structs.replace(costs, overlap=rho)
+    return msgspec.structs.replace(seen, costs=costs)
+
+
+def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
+    """As it was split; else what the step is longer than the costs without communication. None where neither tells."""
+    mean = summary.split.mean
+    if mean is not None and mean.exposed_ms is not None:
+        return mean.exposed_ms
+    if summary.step_time_ms is None:
+        return None
+    alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary), overlap=0.0)
+    return max(0.0, summary.step_time_ms.median - alone.step_ms)
+
+
+def gradient_factor(load: Load) -> float:
+    """What a hook that sends two bytes an element leaves of the bytes: nothing of gradients that are no wider."""
+    return min(1.0, _HALF_BYTES / load.gradient_bytes)

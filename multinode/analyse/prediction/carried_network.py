@@ -1,0 +1,240 @@
+"""CarriedNetwork: what collectives take on a network that was measured, and on others, by the measured one. Pure.
+
+Owns how a time carries over to another link and to other workers, and how far that may be trusted; no computation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from multinode.analyse.collectives.algorithms import Layout, algorithms_of, card_factor, link_share, node_flows
+from multinode.analyse.prediction.cost_model import CommTimes, StepCall
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.collectives.traffic import Reach
+from multinode.units import format_count, goodput_gb_per_s
+
+__all__ = ["USUAL", "Assumed", "CarriedNetwork", "Doubt", "Link", "comm_times", "network_doubts", "widest"]
+
+_US_PER_MS = 1e3
+_GB_PER_S = 1e-3  # of bytes in a microsecond
+# TCP rarely passes 3 to 5 GB/s, whatever the link.
+_TCP_CAP_GB_PER_S = (3.0, 5.0)
+# Doubts are chosen, and held against published figures by the tests and against measured ones by `back_test`. A slower
+# link is more of a limit than the measured one was; on a faster one something else may be.
+_PER_DOUBLING_SLOWER = 0.02
+_PER_DOUBLING_FASTER = 0.06
+_PER_DOUBLING_OF_NODES = 0.05
+_STATED_RATE = 0.25
+_OTHER_COLLECTIVE = 0.2
+_ALIKE = 0.01
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """The network between the nodes.
+
+    Attributes:
+        gbit_per_s: rate of a node's card, of all its cards together; above zero.
+        mtu: in bytes.
+        rdma: whether collectives go by RDMA (InfiniBand, RoCE) and not by TCP.
+    """
+
+    gbit_per_s: float
+    mtu: int = 1500
+    rdma: bool = False
+
+    @property
+    def goodput_gb_per_s(self) -> float:
+        """Payload that it carries one way, GB/s; of RDMA the rate itself."""
+        return self.gbit_per_s / 8 if self.rdma else goodput_gb_per_s(self.gbit_per_s, self.mtu)
+
+
+class CarriedNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """A network and what was measured on it.
+
+    Attributes:
+        link: that it was measured on, or, without curves, that was stated.
+        layout: the workers that measured, on two nodes at least.
+        backend: `nccl` or `gloo`.
+        curves: time over size by collective; empty where nothing was measured.
+        error: median error of the sweep's sizes when each is held back.
+        cap_gb_per_s: of what the nodes themselves get through TCP, between which bounds.
+    """
+
+    link: Link
+    layout: Layout
+    backend: str = "nccl"
+    curves: dict[str, SweepCurve] = {}
+    error: float = 0.0
+    cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S
+
+
+class Assumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Which end of what is not known is taken.
+
+    Attributes:
+        end: -1 the fast end, 0 the middle, 1 the slow end.
+        stretch: what every call's time is multiplied with.
+    """
+
+    end: int = 0
+    stretch: float = 1.0
+
+
+USUAL = Assumed()
+
+
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason for which an interval is wide.
+
+    Attributes:
+        part: of what: `network`, `compute`, `overlap` or `step`, the whole.
+        relative: how far off that may be, upwards or downwards: 0.1 is 10 %; 0 where it is an end of its own.
+        why: a sentence.
+    """
+
+    part: str
+    relative: float
+    why: str
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a call is to be made, and what is assumed of it."""
+
+    link: Link
+    layout: Layout
+    assumed: Assumed
+
+
+def comm_times(
+    network: CarriedNetwork, calls: Iterable[StepCall], link: Link, layout: Layout, assumed: Assumed = USUAL
+) -> CommTimes:
+    """What the calls of a step take on another link with other workers.
+
+    Of each measured time, alpha stays as it is for every step of the algorithm, and the rest grows with what passes the
+    busiest card and with one over the link's goodput. Calls inside a node are left out.
+    """
+    totals = {"micro_batch_ms": 0.0, "step_ms": 0.0, "after_ms": 0.0}
+    for call in calls:
+        if layout.nodes == 1 or call.reach is Reach.NODE:
+            continue
+        kind = "after_ms" if not call.hideable else "micro_batch_ms" if call.per_micro_batch else "step_ms"
+        place = _Place(link=link, layout=layout, assumed=assumed)
+        totals[kind] += call.times * assumed.stretch * _call_us(network, call, place) / _US_PER_MS
+    return CommTimes(**totals)
+
+
+def network_doubts(network: CarriedNetwork, calls: Sequence[StepCall], link: Link, layout: Layout) -> tuple[Doubt, ...]:
+    """How far off the times may be, by reason; caps and algorithms are ends of their own, and not among them."""
+    if not network.curves:
+        return (_doubt(_STATED_RATE, "no collective was measured: the link's rate is all that is known"),)
+    found = [_doubt(network.error, "sizes held back from the sweep are predicted no better")] if network.error else []
+    doublings = math.log2(link.goodput_gb_per_s / network.link.goodput_gb_per_s)
+    if abs(doublings) > _ALIKE:
+        rate = _PER_DOUBLING_FASTER if doublings > 0 else _PER_DOUBLING_SLOWER
+        way = "faster" if doublings > 0 else "slower"
+        found.append(_doubt(rate * abs(doublings), f"the link is {2 ** abs(doublings):.3g} times {way} than measured"))
+    if layout != network.layout:
+        more = abs(math.log2(layout.nodes / network.layout.nodes))
+        more = max(more, abs(math.log2(layout.workers / network.layout.workers)))
+        found.append(
+            _doubt(
+                _PER_DOUBLING_OF_NODES * more,
+                f"{_told(network.layout)} measured, and {_told(layout)} are asked for",
+            )
+        )
+    others = sorted({call.collective for call in calls} - set(network.curves))
+    if others:
+        found.append(_doubt(_OTHER_COLLECTIVE, f"not measured, but taken from others: {', '.join(others)}"))
+    return tuple(found)
+
+
+def widest(doubts: Iterable[Doubt], part: str) -> float:
+    """All doubts of a part together, as a factor of at least 1."""
+    return math.prod(1 + doubt.relative for doubt in doubts if doubt.part == part)
+
+
+def _doubt(relative: float, why: str) -> Doubt:
+    return Doubt(part="network", relative=relative, why=why)
+
+
+def _told(layout: Layout) -> str:
+    nodes = format_count(layout.nodes, "node")
+    return f"{layout.workers} workers on {nodes}"
+
+
+def _call_us(network: CarriedNetwork, call: StepCall, place: _Place) -> float:
+    """One call of this size there."""
+    if call.reach is Reach.ACROSS:
+        # One ring for each local rank, all through the same cards: as one call of their bytes between single workers.
+        size = call.size_bytes * place.layout.workers_per_node
+        place = msgspec.structs.replace(place, layout=Layout(nodes=place.layout.nodes))
+    else:
+        size = call.size_bytes
+    passing = card_factor(network.backend, call.collective, place.layout) * size
+    if not network.curves:
+        rate = min(place.link.goodput_gb_per_s, _cap(network, place))
+        return passing / rate * _GB_PER_S
+    measured = call.collective if call.collective in network.curves else next(iter(network.curves))
+    alpha_us, rest_us = _alpha_and_rest(network.curves[measured], size)
+    steps = _steps(call.collective, place.layout.workers) / _steps(measured, network.layout.workers)
+    rest_us *= _passes(network, measured, call.collective, place)
+    return alpha_us * steps + _on_link(network, rest_us, passing, place)
+
+
+def _on_link(network: CarriedNetwork, rest_us: float, passing_bytes: float, place: _Place) -> float:
+    """What of a time is bandwidth, on another link."""
+    goodput, measured = place.link.goodput_gb_per_s, network.link.goodput_gb_per_s
+    there_us = rest_us * measured / goodput
+    if place.layout != network.layout:
+        there_us = max(there_us, passing_bytes / goodput * _GB_PER_S)
+    if goodput <= measured:
+        return there_us
+    # The cap is of TCP in general: what was measured here may be better.
+    return max(there_us, min(rest_us, passing_bytes / _cap(network, place) * _GB_PER_S))
+
+
+def _cap(network: CarriedNetwork, place: _Place) -> float:
+    """GB/s that a node gets through its network at best."""
+    if place.link.rdma:
+        return math.inf
+    low, high = network.cap_gb_per_s
+    return {-1: high, 0: math.sqrt(low * high), 1: low}[place.assumed.end]
+
+
+def _alpha_and_rest(curve: SweepCurve, size_bytes: float) -> tuple[float, float]:
+    time_us = curve.predict_us(size_bytes)
+    # An interpolated curve's line is a poor one: its smallest message tells better what every message costs.
+    alpha_us = min(curve.alpha_us if curve.method == "fit" else curve.points[0][1], time_us)
+    return alpha_us, time_us - alpha_us
+
+
+def _passes(network: CarriedNetwork, measured: str, collective: str, place: _Place) -> float:
+    """How many times as much passes the busiest card as in what was measured.
+
+    The backend may have run, and may run, any of its algorithms: the usual one is taken, and the ends are of all.
+    """
+    ours, theirs = (network.backend, collective, place.layout), (network.backend, measured, network.layout)
+    usual = card_factor(*ours) / link_share(*ours) / (card_factor(*theirs) / link_share(*theirs))
+    if place.assumed.end == 0 or place.layout == network.layout or measured != collective:
+        return usual
+    ratios = [usual]
+    for algorithm in algorithms_of(network.backend, collective):
+        there, here = (
+            max(max(node.sent, node.received) for node in node_flows(algorithm.flows(layout), layout))
+            for layout in (place.layout, network.layout)
+        )
+        if here > 0:
+            ratios.append(there / here)
+    return max(ratios) if place.assumed.end > 0 else min(ratios)
+
+
+def _steps(collective: str, ranks: int) -> float:
+    """a(n): messages one after the other; 2 (n - 1) in a ring that reduces and gathers."""
+    if collective == "all_reduce":
+        return 2.0 * max(1, ranks - 1)
+    if collective in {"all_gather", "reduce_scatter", "all_to_all"}:
+        return float(max(1, ranks - 1))
+    return max(1.0, math.log2(max(2, ranks)))

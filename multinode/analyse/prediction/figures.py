@@ -1,0 +1,163 @@
+"""evidence_of_figures: published figures -> the Evidence that they are. Pure.
+
+What is missing is not made up: a figure that predictions need and that is not there is an error.
+"""
+
+from __future__ import annotations
+
+from multinode.analyse.prediction.calibration import Calibration, Measured, Work, calibrate
+from multinode.analyse.prediction.carried_network import Link
+from multinode.analyse.prediction.evidence import Evidence
+from multinode.analyse.prediction.held_runs import Held
+from multinode.analyse.prediction.measured_network import stated_network
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.step_split import StepSplit
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.prediction.variants import Subject
+from multinode.analyse.job.workload import Settings
+from multinode.core.prediction.figures import Figures, Model, Network, Speed
+from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.errors import UsageError
+from multinode.units import goodput_gb_per_s
+
+__all__ = ["evidence_of_figures"]
+
+_MS_PER_S, _MB_PER_GB = 1e3, 1e3
+_HALF_BYTES, _FP32_BYTES = 2, 4
+_STRATEGIES = {
+    "ddp": Strategy.DDP,
+    "zero1": Strategy.ZERO1,
+    "zero2": Strategy.ZERO2,
+    "zero3": Strategy.ZERO3,
+    "fsdp": Strategy.FSDP,
+}
+
+
+def evidence_of_figures(figures: Figures) -> Evidence:
+    """What predictions can start from.
+
+    Raises:
+        UsageError: figures contradict each other, or one that is needed is missing; the message names it.
+    """
+    if figures.single_node.nodes != 1:
+        raise UsageError("single_node.nodes: one node is one", hint="figures of several belong to several_nodes")
+    several = figures.several_nodes
+    if several is not None and several.nodes == 1:
+        raise UsageError("several_nodes.nodes: it is one", hint="figures of one node belong to single_node")
+    strategy = _STRATEGIES[figures.strategy]
+    per_node = (several or figures.single_node).workers_per_node
+    layout = Layout(nodes=several.nodes if several is not None else 2, workers_per_node=per_node)
+    network = stated_network(_link(figures.network), layout, figures.backend)
+    work = Work(strategy=strategy, load=_load(figures, strategy))
+    calibration = calibrate(_measured(figures, figures.single_node, "single_node"), work, network)
+    today = Scenario(
+        link=network.link,
+        layout=layout,
+        per_device_batch=figures.per_device_batch,
+        accumulation=figures.accumulation,
+        strategy=strategy,
+        overlap=figures.overlap,
+    )
+    rate = None if several is None else _measured(figures, several, "several_nodes").summary.samples_per_s
+    held = () if rate is None else (_held(calibration, today, rate),)
+    lora = figures.model.lora
+    return Evidence(
+        calibration=calibration,
+        today=today,
+        subject=Subject(
+            settings=Settings(
+                model=figures.model.name,
+                method="full" if lora is None else "lora",
+                lora_rank=None if lora is None else lora.rank,
+                strategy=str(strategy),
+                precision=figures.precision,
+            ),
+            shape=_shape(figures.model),
+            targets=("all",) if lora is None else lora.targets,
+        ),
+        held=held,
+        sources=(f"published figures: {figures.title}",),
+        notes=(*calibration.notes, "no collective was measured: the link's rate is all that is known of the network"),
+    )
+
+
+def _held(calibration: Calibration, today: Scenario, rate: float) -> Held:
+    layout = today.layout
+    name = f"the published figure of {layout.workers} workers on {layout.nodes} nodes"
+    return Held(name=name, calibration=calibration, scenario=today, samples_per_s=rate)
+
+
+def _link(network: Network) -> Link:
+    if (network.gbit_per_s is None) == (network.payload_mb_per_s is None):
+        raise UsageError("network: exactly one of gbit_per_s and payload_mb_per_s is needed", hint="gbit_per_s: 1")
+    rate = network.gbit_per_s
+    if rate is None:
+        payload_gb_per_s = (network.payload_mb_per_s or 0.0) / _MB_PER_GB
+        rate = payload_gb_per_s * 8 if network.rdma else payload_gb_per_s / goodput_gb_per_s(1.0, network.mtu)
+    return Link(gbit_per_s=rate, mtu=network.mtu, rdma=network.rdma)
+
+
+def _shape(model: Model) -> ModelShape | None:
+    return parse_model(model.shape) if model.shape is not None else None
+
+
+def _load(figures: Figures, strategy: Strategy) -> Load:
+    model, half = figures.model, figures.precision != "fp32"
+    shape = _shape(model)
+    if model.shape is not None and shape is None:
+        raise UsageError(
+            "model.shape: its parameters cannot be counted",
+            hint="model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, "
+            "intermediate_size and vocab_size, as in config.json; or give model.trainable",
+        )
+    if shape is None:
+        parameters, trainable = model.parameters, model.trainable
+    elif model.trainable is not None or model.parameters is not None:
+        raise UsageError("model: with a shape its parameters are counted", hint="leave parameters and trainable out")
+    else:
+        lora = model.lora
+        trainable = shape.parameters if lora is None else lora_parameters(shape, lora.rank, lora.targets)
+        parameters = shape.parameters + (0 if lora is None else trainable or 0)
+    if trainable is None:
+        hint = "model.trainable: how many parameters are trained; or model.shape, and model.lora"
+        raise UsageError("model: how much is trained is not known", hint=hint)
+    if parameters is not None and parameters < trainable:
+        raise UsageError(f"model: {trainable:,} trainable parameters of {parameters:,} cannot be")
+    narrow = half and strategy is not Strategy.DDP
+    return Load(
+        parameters=parameters,
+        trainable=trainable,
+        parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
+        gradient_bytes=figures.gradient_bytes or (_HALF_BYTES if narrow else _FP32_BYTES),
+    )
+
+
+def _measured(figures: Figures, speed: Speed, where: str) -> Measured:
+    """As a run would tell it that recorded nothing but its speed."""
+    layout = Layout(nodes=speed.nodes, workers_per_node=speed.workers_per_node)
+    samples = layout.workers * figures.per_device_batch * figures.accumulation
+    given = (speed.step_time_ms, speed.samples_per_s, speed.runtime_s)
+    if sum(one is not None for one in given) != 1:
+        raise UsageError(f"{where}: exactly one of step_time_ms, samples_per_s and runtime_s is needed")
+    rate = speed.samples_per_s
+    if speed.step_time_ms is not None:
+        rate = samples / speed.step_time_ms * _MS_PER_S
+    elif speed.runtime_s is not None:
+        if figures.samples is None:
+            raise UsageError(f"{where}.runtime_s: how many samples it was is not known", hint="samples: 90000")
+        rate = figures.samples / speed.runtime_s
+    step_ms = samples / (rate or 1.0) * _MS_PER_S
+    summary = Summary(
+        run_id=where,
+        steps=1,
+        steady_steps=1,
+        rule="as published",
+        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.0),
+        samples_per_s=rate,
+        micro_steps=float(figures.accumulation),
+        tokens_per_sample=figures.tokens_per_sample,
+        split=StepSplit(missing={"exposed_ms": "the figures do not tell it apart"}),
+    )
+    return Measured(summary=summary, layout=layout)

@@ -1,0 +1,269 @@
+"""predict: Calibration and Scenario -> Prediction: a step's time on another network or with other settings. Pure.
+
+Composes the cost model; the interval is the same model at both ends of what is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
+from multinode.analyse.prediction.calibration import Calibration, Residual
+from multinode.analyse.prediction.carried_network import Assumed, CarriedNetwork, Doubt, comm_times, network_doubts, widest
+from multinode.analyse.prediction.cost_model import (
+    CommTimes,
+    StepCall,
+    StepParts,
+    bucketed_overlap,
+    late_ms,
+    passing_bytes,
+    step_parts,
+    with_gradients,
+)
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
+from multinode.analyse.collectives.traffic import Reach
+from multinode.units import format_count
+
+__all__ = ["Prediction", "overlap_of", "predict", "sent_bytes"]
+
+_MS_PER_S = 1e3
+# Not two runs of one training agree better.
+_LEAST_DOUBT = 0.02
+_PER_DOUBLING_OF_BATCH = 0.1
+_PER_DOUBLING_OF_ACCUMULATION = 0.03
+# What they exchange inside a node, and take from each other of its memory and its bus.
+_PER_DOUBLING_OF_WORKERS = 0.1
+_OTHER_STRATEGY = 0.1
+_ALIKE = 0.01
+# Of rho, where it was measured: the same training on another day.
+_RHO_DOUBT = 0.1
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scenario gives.
+
+    Attributes:
+        scenario: what was asked for.
+        step_time_ms: of an optimizer step.
+        samples_per_s: of all workers.
+        interval: of samples_per_s: low, high.
+        parts: of the step.
+        bottleneck: what holds it up most, as of a run that was measured.
+        doubts: why the interval is as wide.
+    """
+
+    scenario: Scenario
+    step_time_ms: float
+    samples_per_s: float
+    interval: tuple[float, float]
+    parts: StepParts
+    bottleneck: Bottleneck
+    doubts: tuple[Doubt, ...] = ()
+
+
+class _End(msgspec.Struct, frozen=True, kw_only=True):
+    """One end of what is not known: of the network, and of a worker's own work as a factor."""
+
+    network: Assumed = Assumed()
+    own: float = 1.0
+
+
+def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
+    """A step of the scenario, and how far that can be trusted.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    calls = _calls(calibration, scenario)
+    doubts = _doubts(calibration, scenario, calls)
+    stretch, own = widest(doubts, "network"), widest(doubts, "compute")
+    fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own)
+    slow = _End(network=Assumed(end=1, stretch=stretch), own=own)
+    parts = _parts(calibration, scenario, calls, _End())
+    rates = [scenario.samples / _parts(calibration, scenario, calls, end).step_ms * _MS_PER_S for end in (fast, slow)]
+    rate = scenario.samples / parts.step_ms * _MS_PER_S
+    least = max(doubt.relative for doubt in doubts if doubt.part == "step")
+    return Prediction(
+        scenario=scenario,
+        step_time_ms=parts.step_ms,
+        samples_per_s=rate,
+        interval=(min(rates[1], rate / (1 + least)), max(rates[0], rate * (1 + least))),
+        parts=parts,
+        bottleneck=_bottleneck(parts),
+        doubts=doubts,
+    )
+
+
+def _calls(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]:
+    work = calibration.work
+    if scenario.bucket_bytes is not None:
+        # The calls as the engine cut them are of another size of bucket.
+        work = msgspec.structs.replace(work, bucket_bytes=scenario.bucket_bytes, calls={})
+    return with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
+
+
+def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: _End) -> StepParts:
+    costs, residual = calibration.costs, _residual(calibration, scenario)
+    larger, own = scenario.per_device_batch / calibration.per_device_batch, end.own * residual.own
+    costs = msgspec.structs.replace(
+        costs,
+        compute_ms=costs.compute_ms * larger * own,
+        optimizer_ms=costs.optimizer_ms * own,
+        host_ms=costs.host_ms * own,
+        data_ms=costs.data_ms * larger * own,
+        # Computing that takes longer than thought does not hide more for it.
+        hideable_ms=costs.t_hide_ms * larger,
+    )
+    assumed = msgspec.structs.replace(end.network, stretch=end.network.stretch * residual.comm)
+    comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, assumed)
+    parts = step_parts(
+        costs,
+        comm,
+        accumulation=scenario.accumulation,
+        overlap=_rho(calibration, scenario, calls, end.network.end),
+        late=_late_ms(calibration, scenario, calls, comm) if end.network.end >= 0 else 0.0,
+    )
+    # A ring over all nodes passes between the workers of each as well: it is no faster than theirs alone.
+    exposed_ms = max(parts.exposed_ms, _local_ms(calibration, scenario, calls) * end.own)
+    exposed_ms += _extra_ms(residual, scenario, calls)
+    return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
+
+
+def _residual(calibration: Calibration, scenario: Scenario) -> Residual:
+    """What several nodes took beyond the model; one node, of which the model is made, has none."""
+    return calibration.residual if scenario.layout.nodes > 1 else Residual()
+
+
+def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
+    """By the bytes: the link's rate is in the time of the calls already."""
+    if not residual.extra_ms or not residual.sent_bytes:
+        return residual.extra_ms
+    return residual.extra_ms * sent_bytes(scenario, calls) / residual.sent_bytes
+
+
+def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
+    """Rho: the part of the time beside which communication may run that is used for it; 0 hides nothing.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    return _rho(calibration, scenario, _calls(calibration, scenario), 0)
+
+
+def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
+    """Bytes that a worker sends in a step of the scenario, and receives as many, in rings over all workers."""
+    return passing_bytes(calls, scenario.accumulation, scenario.layout.workers)
+
+
+def _rho(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> float:
+    if not scenario.overlap:
+        return 0.0
+    measured = _measured_rho(calibration, scenario)
+    if measured is not None:
+        return min(1.0, max(0.0, measured - end * _RHO_DOUBT))
+    least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+    return {-1: 1.0, 0: max(least, bucketed_overlap(calls)), 1: max(0.0, least - _RHO_DOUBT)}[end]
+
+
+def _late_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], comm: CommTimes) -> float:
+    if not scenario.overlap or not (scenario.bucket_bytes or calibration.work.is_cut(scenario.strategy)):
+        return 0.0
+    hide_ms = calibration.costs.t_hide_ms * scenario.per_device_batch / calibration.per_device_batch
+    waiting_ms = late_ms(calls, comm, hide_ms=hide_ms, accumulation=scenario.accumulation)
+    return calibration.costs.lateness * waiting_ms
+
+
+def _measured_rho(calibration: Calibration, scenario: Scenario) -> float | None:
+    return calibration.costs.overlap if _is_as_measured(calibration, scenario) else None
+
+
+def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
+    """The overlap is of the calls that it was measured with."""
+    return scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
+
+
+def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
+    """Exposed communication among the workers of one node, by the bytes that a worker sends."""
+    if scenario.layout.workers_per_node == 1 or not calibration.local_ms:
+        return 0.0
+    measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
+    before = passing_bytes(measured, calibration.accumulation, max(2, calibration.layout.workers))
+    inside = [call for call in calls if call.reach is not Reach.ACROSS]
+    now = passing_bytes(inside, scenario.accumulation, scenario.layout.workers_per_node)
+    return calibration.local_ms * now / before if before else calibration.local_ms
+
+
+def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[Doubt, ...]:
+    network = calibration.network
+    between = scenario.layout.nodes > 1
+    scatter = calibration.scatter
+    least = max(scatter, network.error if between else 0.0, _LEAST_DOUBT)
+    found = [Doubt(part="step", relative=least, why=_why_least(scatter, network, between=between))]
+    if scatter:
+        found.append(Doubt(part="compute", relative=scatter, why=f"its step times scatter by {scatter:.0%}"))
+    for name, ratio, rate in (
+        ("the batch", scenario.per_device_batch / calibration.per_device_batch, _PER_DOUBLING_OF_BATCH),
+        ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
+    ):
+        if abs(math.log2(ratio)) > _ALIKE:
+            why = f"{name} is {ratio:.3g} times that of the run that was measured"
+            found.append(Doubt(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
+    found += _doubts_of_workers(calibration, scenario)
+    if scenario.strategy is not calibration.work.strategy:
+        why = f"the engine's own work is that of {calibration.work.strategy}, which was measured"
+        found.append(Doubt(part="compute", relative=_OTHER_STRATEGY, why=why))
+    found += calibration.doubts
+    if not between:
+        return tuple(found)
+    found += _doubts_of_residual(calibration.residual, scenario)
+    found += network_doubts(network, calls, scenario.link, scenario.layout)
+    if scenario.overlap and _measured_rho(calibration, scenario) is None:
+        least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+        start = f"the {least:.0%} that it was seen to use" if least else "nothing"
+        why = f"how much computation hides was not measured: from {start} to all that it could"
+        # It moves rho to its ends, and stretches nothing.
+        found.append(Doubt(part="overlap", relative=0.0, why=why))
+    return tuple(found)
+
+
+def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[Doubt]:
+    """Of more workers on a node than were measured together."""
+    known, asked = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
+    if asked <= known:
+        return []
+    told = format_count(known, "worker")
+    why = f"{told} on a node measured, and {asked} are asked for: what these take from each other is not known"
+    return [Doubt(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
+
+
+def _doubts_of_residual(residual: Residual, scenario: Scenario) -> list[Doubt]:
+    """Of what the model alone missed, wherever it was not measured; and of what it misses all the same."""
+    size = residual.left if scenario == residual.at else max(residual.left, residual.size)
+    if size <= _LEAST_DOUBT:
+        return []
+    why = f"of the run on several nodes the model alone was off by a factor of {1 + size:.3g}"
+    return [Doubt(part="step", relative=size, why=why)]
+
+
+def _why_least(scatter: float, network: CarriedNetwork, *, between: bool) -> str:
+    if between and network.error > max(scatter, _LEAST_DOUBT):
+        return "no narrower than the sweep's own error"
+    return "no narrower than the steps scatter" if scatter > _LEAST_DOUBT else "no two runs agree better"
+
+
+def _bottleneck(parts: StepParts) -> Bottleneck:
+    """By the rule for runs that were measured."""
+    mean = WorkerSplit(
+        rank=-1,
+        step_ms=parts.step_ms,
+        compute_ms=parts.compute_ms,
+        exposed_ms=parts.exposed_ms,
+        data_ms=parts.data_ms,
+        optimizer_ms=parts.optimizer_ms,
+        host_ms=parts.host_ms,
+    )
+    return find_bottleneck(StepSplit(source="model", mean=mean))

@@ -1,0 +1,1 @@
+"""What a run recorded, step by step, and from where on it is steady."""

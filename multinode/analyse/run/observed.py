@@ -1,0 +1,155 @@
+"""Observed: what the nodes recorded of one run, sorted so that the rest of the analysis need not search. Pure.
+
+Which steps count is decided by `steady`; nothing is averaged here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from multinode.analyse.run.steady import find_steady_state
+from multinode.core.text.credible import credible_us
+from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, TraceSample
+from multinode.core.run.samples import LossSample, Sample, StepSample
+
+__all__ = ["Observed", "ObservedNode", "observe"]
+
+_Kind = TypeVar("_Kind")
+# What is told of certain steps. What else a worker said, of its model and its groups, may hold for its next training.
+_OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample, TraceSample)
+
+
+class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node recorded.
+
+    Attributes:
+        name: the node's name.
+        node_rank: its node rank.
+        ranks: its workers' global ranks.
+        ifname: its data-plane interface; None is unknown.
+        link_gbit_per_s: what that interface says of its speed; None is unknown.
+        samples: all of them, in the order of their files.
+        left_out: steps of a worker that are not among them, as they were too many.
+    """
+
+    name: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    ifname: str | None = None
+    link_gbit_per_s: float | None = None
+    samples: tuple[Sample, ...] = ()
+    left_out: int = 0
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Its samples of one kind."""
+        return [sample for sample in self.samples if isinstance(sample, kind)]
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes recorded.
+
+    Attributes:
+        run_id: the run.
+        world_size: workers in all.
+        nodes: in node-rank order; of a worker that began anew, what came since.
+        recorded: steps that were recorded, those included that are not here.
+        steps: by the step's number, ascending, the records of it by rank.
+        counted: the numbers of the steps that count, ascending; those in `steps` that have a time.
+        rule: which those are, in words.
+    """
+
+    run_id: str
+    world_size: int
+    nodes: tuple[ObservedNode, ...]
+    recorded: int
+    steps: dict[int, dict[int, StepSample]]
+    counted: tuple[int, ...]
+    rule: str
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Samples of one kind, of all nodes."""
+        return [sample for node in self.nodes for sample in node.of(kind)]
+
+    @property
+    def counted_steps(self) -> list[dict[int, StepSample]]:
+        """Of the steps that count, the records by rank."""
+        return [self.steps[number] for number in self.counted]
+
+
+def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
+    """Sort what was recorded, and choose the steps that count.
+
+    A node is believed about its own workers alone: a step of a rank that is not on it is passed over. Where a worker's
+    steps began anew (its launcher started it again, or a script trains twice), what came before is left out.
+    """
+    cut = [_without_earlier(node) for node in nodes]
+    rules = ["an earlier training of the same run is left out"] if any(was_cut for _, was_cut in cut) else []
+    nodes = tuple(node for node, _ in cut)
+    steps: dict[int, dict[int, StepSample]] = {}
+    for node in nodes:
+        for sample in node.of(StepSample):
+            if sample.rank in node.ranks:
+                steps.setdefault(sample.step, {})[sample.rank] = _believed(sample)
+    steps = {number: steps[number] for number in sorted(steps)}
+    left_out = max((node.left_out for node in nodes), default=0)
+    if left_out:
+        rules.append(f"of {left_out + len(steps)} steps the last {len(steps)} are looked at")
+    timed = [number for number, workers in steps.items() if _times(workers)]
+    steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
+    counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
+    return Observed(
+        run_id=run_id,
+        world_size=sum(len(node.ranks) for node in nodes),
+        nodes=nodes,
+        recorded=left_out + len(steps),
+        steps=steps,
+        counted=counted,
+        rule="; ".join([rule, *rules]),
+    )
+
+
+def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:
+    """The node without what its workers recorded before they began to count their steps anew, and whether they did."""
+    last: dict[int, StepSample] = {}
+    begins: dict[int, int] = {}
+    for place, sample in enumerate(node.samples):
+        if not isinstance(sample, StepSample):
+            continue
+        before = last.get(sample.rank)
+        if before is not None and sample.step <= before.step and sample.mono_ns > before.mono_ns:
+            begins[sample.rank] = place
+        last[sample.rank] = sample
+    if not begins:
+        return node, False
+    kept = tuple(
+        sample
+        for place, sample in enumerate(node.samples)
+        if not isinstance(sample, _OF_STEPS) or place >= begins.get(sample.rank, 0)
+    )
+    return msgspec.structs.replace(node, samples=kept), True
+
+
+def _believed(sample: StepSample) -> StepSample:
+    """Without a time that cannot be."""
+    return msgspec.structs.replace(sample, step_time_us=credible_us(sample.step_time_us))
+
+
+def _times(workers: dict[int, StepSample]) -> list[float]:
+    return [sample.step_time_us for sample in workers.values() if sample.step_time_us is not None]
+
+
+def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule: str) -> tuple[tuple[int, ...], str]:
+    """Those that no profiler's window has slowed, on any worker: the others waited for it. All, where none is left."""
+    windows = [sample for node in nodes for sample in node.of(TraceSample) if sample.first_step and sample.last_step]
+    if not windows:
+        return tuple(counted), rule
+    first = min(window.first_step or 0 for window in windows) - 1
+    last = max(window.disturbed_to or (window.last_step or 0) + 1 for window in windows)
+    left = tuple(number for number in counted if not first <= number <= last)
+    if not left:
+        return tuple(counted), f"{rule}; the profiler slowed steps {first} to {last}, and there are no others"
+    return left, f"{rule}, nor do steps {first} to {last}, which the profiler slowed"

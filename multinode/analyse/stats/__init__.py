@@ -1,0 +1,1 @@
+"""Ranges, spreads, intervals and rates of counters: the ground of all other subjects."""

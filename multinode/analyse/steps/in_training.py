@@ -1,0 +1,152 @@
+"""In-training bandwidth: what the training's own all-reduces reach, beside nccl-test's at the same sizes. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.analyse.collectives.collectives import bus_factor
+from multinode.analyse.run.observed import Observed
+from multinode.analyse.traffic.seen_models import last_models
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.steps.trace_view import TraceView
+from multinode.core.text.credible import credible_us
+from multinode.core.run.profile_samples import DdpSample
+
+__all__ = ["Alone", "InTraining", "beside", "in_training"]
+
+_GB_PER_S = 1e-3  # of bytes in a microsecond
+_SPOKEN = {
+    "trace": "by the transfers of the profiler's window",
+    "ddp span": "by DDP's counters: first bucket to last, waiting for buckets included, so that it is a lower bound",
+}
+
+
+class Alone(msgspec.Struct, frozen=True, kw_only=True):
+    """What nccl-test measured for the same messages on the same nodes.
+
+    Attributes:
+        run_id: of the nccl-test.
+        busbw_gb_per_s: factor x the bytes of the messages / the sum of their times.
+    """
+
+    run_id: str
+    busbw_gb_per_s: float
+
+
+class InTraining(msgspec.Struct, frozen=True, kw_only=True):
+    """busbw of the training's all-reduces.
+
+    Attributes:
+        busbw_gb_per_s: factor x bytes of a step's all-reduces / the time that they took; None is unknown.
+        sizes_bytes: of a step's all-reduces; empty is unknown.
+        source: `trace` (transfers in a profiler window) or `ddp span` (first bucket to last, waiting for buckets
+            included: a lower bound, good where the link is the limit).
+        alone: nccl-test's figure, where a run of the same nodes and workers is stored.
+        sentence: both in words.
+        reason: why there is none.
+    """
+
+    busbw_gb_per_s: float | None = None
+    sizes_bytes: tuple[int, ...] = ()
+    source: str | None = None
+    alone: Alone | None = None
+    sentence: str = ""
+    reason: str = ""
+
+
+def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
+    """The bandwidth by the best source there is: a window of the profiler, else DDP's counters."""
+    if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
+        return InTraining(reason="one worker has nobody to talk to")
+    if trace is not None and trace.busbw_gb_per_s is not None:
+        return _said(InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes))
+    by_counters = _by_counters(observed)
+    if by_counters.busbw_gb_per_s is not None or trace is None:
+        return _said(by_counters)
+    why = trace.missing.get("busbw_gb_per_s", "it tells none")
+    return InTraining(reason=f"{by_counters.reason}; the profiler's window: {why}")
+
+
+def beside(training: InTraining, run_id: str, curve: SweepCurve, world_size: int) -> InTraining:
+    """The same beside what a sweep of all-reduces measured: the sizes of a step, one after the other.
+
+    Args:
+        training: as `in_training` has it; without sizes it stays as it is.
+        run_id: of the nccl-test.
+        curve: time over size of its all-reduce, of as many workers on the same nodes.
+        world_size: workers in all.
+    """
+    sizes = [size for size in training.sizes_bytes if size > 0]
+    if training.busbw_gb_per_s is None or not sizes:
+        return training
+    took_us = sum(curve.predict_us(size) for size in sizes)
+    if not 0 < took_us < math.inf:
+        return training
+    alone = Alone(run_id=run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
+    return _said(msgspec.structs.replace(training, alone=alone))
+
+
+def _by_counters(observed: Observed) -> InTraining:
+    """A step's buckets over the span of the worker that waited least, the median of the steps that count."""
+    steps = _counters(observed)
+    if not steps:
+        return InTraining(
+            reason="no DDP counters in the steps that count, and only a window of the profiler (--trace) tells"
+        )
+    if any(model.settings.get("comm_hooks") for model in last_models(observed).values()):
+        return InTraining(reason="a communication hook changes what DDP sends: its buckets are not what travels")
+    whole = [list(workers.values()) for workers in steps.values() if len(workers) == observed.world_size]
+    measured = [one for workers in whole if (one := _of_step(workers, observed.world_size)) is not None]
+    if not measured:
+        return InTraining(reason="DDP's counters of no step are those of all workers, or they are impossible")
+    ((sizes, _),) = Counter(sizes for sizes, _ in measured).most_common(1)
+    median = statistics.median(busbw for _, busbw in measured)
+    return InTraining(busbw_gb_per_s=median, source="ddp span", sizes_bytes=sizes)
+
+
+def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
+    """Of the steps that count, by rank: several where there are several DDP modules, or micro-batches reduced alone."""
+    counted = set(observed.counted)
+    steps: dict[int, dict[int, list[DdpSample]]] = {}
+    for node in observed.nodes:
+        for sample in node.of(DdpSample):
+            if sample.step in counted and sample.rank in node.ranks:
+                steps.setdefault(sample.step, {}).setdefault(sample.rank, []).append(sample)
+    return steps
+
+
+def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[tuple[int, ...], float] | None:
+    """The buckets of a step and their busbw, reductions one after the other; None where what a node says cannot be."""
+    sizes = tuple(size for reduction in workers[0] for size in reduction.bucket_sizes_bytes)
+    times_us = [[credible_us(reduction.comm_us) for reduction in reductions] for reductions in workers]
+    spans_us = [math.fsum(time_us for time_us in times if time_us is not None) for times in times_us]
+    if any(None in times for times in times_us) or not sizes or min(sizes) < 0 or sum(sizes) == 0:
+        return None
+    span_us = min(spans_us)
+    if not span_us:
+        return None
+    busbw = _busbw(sizes, span_us, world_size)
+    return (sizes, busbw) if math.isfinite(busbw) else None
+
+
+def _busbw(sizes: Sequence[int], took_us: float, world_size: int) -> float:
+    return bus_factor("all_reduce", world_size) * sum(sizes) / took_us * _GB_PER_S
+
+
+def _said(training: InTraining) -> InTraining:
+    """The same with its sentence."""
+    if training.busbw_gb_per_s is None or training.source is None:
+        return training
+    sentence = f"The training's all-reduces reach {training.busbw_gb_per_s:.3g} GB/s busbw, {_SPOKEN[training.source]}"
+    if training.alone is not None and training.alone.busbw_gb_per_s > 0:
+        share = training.busbw_gb_per_s / training.alone.busbw_gb_per_s
+        sentence += (
+            f"; that is {share:.0%} of the {training.alone.busbw_gb_per_s:.3g} GB/s "
+            f"that nccl-test ({training.alone.run_id}) measured for the same sizes"
+        )
+    return msgspec.structs.replace(training, sentence=sentence + ".")

@@ -1,0 +1,147 @@
+"""Throughput: samples and tokens a second over the steps that count. Pure.
+
+Which steps count is `steady`'s; what the figures mean for a GPU is `flops`'.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from multinode.analyse.run.observed import Observed
+from multinode.analyse.traffic.seen_models import last_models
+from multinode.core.text.credible import credible_count, credible_us
+from multinode.core.run.samples import StepSample
+
+__all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]
+
+
+# On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
+# the change of that delay: of fewer steps than this it is too large a part.
+_LEAST_LATE_STEPS = 50
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a training is; sums over sums, never means of rates.
+
+    A step that a worker did not record is left out for that worker alone, time and work both: each worker's rate stays
+    its own work over its own time.
+
+    Attributes:
+        samples_per_s: nominal, of all workers together.
+        tokens_per_s: likewise, padding counted as the device computes it.
+        effective_tokens_per_s: likewise without padding.
+        tgs: tokens a second and worker (GPU), padding counted; `effective_tgs` without.
+        tokens_per_sample: padded length of a sample, in the mean.
+        micro_steps: forward passes a step, of one worker (gradient accumulation), in the mean.
+        missing: reason by name of every figure that is None.
+    """
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    effective_tokens_per_s: float | None = None
+    tgs: float | None = None
+    effective_tgs: float | None = None
+    tokens_per_sample: float | None = None
+    micro_steps: float | None = None
+    missing: dict[str, str] = {}
+
+
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted: the field of a record, what it says, in words, and whether a GPU's worker knows it late."""
+
+    of: Callable[[StepSample], int | None]
+    meaning: str
+    comes_late: bool = False
+
+
+class _Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of all workers together: in all, a second, and why there is none."""
+
+    total: int = 0
+    per_s: float | None = None
+    reason: str = ""
+
+
+_SAMPLES = _Work(of=lambda record: credible_count(record.samples), meaning="how many samples a step has")
+_TOKENS = _Work(of=lambda record: credible_count(record.tokens), meaning="how many tokens a step has")
+_TOO_LATE = (
+    "a GPU tells some steps late how many of its tokens are no padding, which takes over "
+    f"{_LEAST_LATE_STEPS} steps that count"
+)
+_EFFECTIVE = _Work(
+    of=lambda record: credible_count(record.effective_tokens),
+    meaning="how many of its tokens are no padding",
+    comes_late=True,
+)
+
+
+def measure_throughput(observed: Observed) -> Throughput:
+    """The throughput over the steps that count; a worker without figures leaves the whole without."""
+    steps = observed.counted_steps
+    samples, tokens, effective = (_rate(observed, steps, work) for work in (_SAMPLES, _TOKENS, _EFFECTIVE))
+    micro_steps = [count for step in steps for record in step.values() if (count := credible_count(record.micro_steps))]
+    reasons = {
+        "samples_per_s": samples.reason,
+        "tokens_per_s": tokens.reason,
+        "effective_tokens_per_s": effective.reason,
+        "tgs": tokens.reason,
+        "effective_tgs": effective.reason,
+        "tokens_per_sample": tokens.reason or samples.reason,
+        "micro_steps": "" if micro_steps else "no forward pass with gradients was seen",
+    }
+    return Throughput(
+        samples_per_s=samples.per_s,
+        tokens_per_s=tokens.per_s,
+        effective_tokens_per_s=effective.per_s,
+        tgs=_a_worker(tokens, observed),
+        effective_tgs=_a_worker(effective, observed),
+        tokens_per_sample=None if reasons["tokens_per_sample"] else tokens.total / samples.total,
+        micro_steps=statistics.fmean(micro_steps) if micro_steps else None,
+        missing={name: reason for name, reason in reasons.items() if reason},
+    )
+
+
+def all_steps_samples_per_s(observed: Observed) -> float | None:
+    """Samples a second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
+    return _rate(observed, list(observed.steps.values()), _SAMPLES).per_s
+
+
+def _a_worker(rate: _Rate, observed: Observed) -> float | None:
+    return None if rate.per_s is None else rate.per_s / observed.world_size
+
+
+def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
+    if not any(steps):
+        return _Rate(reason="no worker recorded a step")
+    on_gpu = {rank for rank, model in last_models(observed).items() if model.device == "cuda"}
+    total, per_s = 0, 0.0
+    for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
+        records = [step[rank] for step in steps if rank in step and credible_us(step[rank].step_time_us)]
+        counts = [work.of(record) for record in records]
+        known = [count for count in counts if count is not None]
+        if not records:
+            return _Rate(reason=f"rank {rank} recorded no step that counts")
+        if len(known) < len(counts):
+            return _Rate(reason=f"the training does not say {work.meaning} (rank {rank})")
+        if work.comes_late and rank in on_gpu:
+            records, known = _between_arrivals(records, known)
+            if len(records) < _LEAST_LATE_STEPS:
+                return _Rate(reason=_TOO_LATE)
+        total += sum(known)
+        per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
+    if not total:
+        return _Rate(reason=f"the training does not say {work.meaning}: it counted none")
+    return _Rate(total=total, per_s=per_s)
+
+
+def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> tuple[list[StepSample], list[int]]:
+    """After the first record that tells some, up to the last one: what they tell is of as many steps, slightly before.
+
+    What the first one tells is of steps that may not count.
+    """
+    told = [place for place, count in enumerate(counts) if count]
+    within = slice(told[0] + 1, told[-1] + 1) if told else slice(0)
+    return list(records[within]), list(counts[within])

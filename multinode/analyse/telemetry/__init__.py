@@ -1,0 +1,1 @@
+"""What the nodes' counters tell during a run: CPU, NICs and GPUs."""

@@ -1,0 +1,255 @@
+"""Seen gaps: why calls, what is expected of the cards, and what the cards counted differ; a sentence each. Pure.
+
+Says what the records show, and "unexplained" where they show nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.analyse.collectives.algorithms import algorithms_of, protocols_of
+from multinode.analyse.run.observed import Observed
+from multinode.analyse.traffic.seen_calls import WorkerCalls
+from multinode.analyse.traffic.seen_cards import NodeCards
+from multinode.analyse.traffic.seen_flows import CardFlows, Carried, Manner, Share, expect_flows
+
+__all__ = ["why_card_differs", "why_expected_differs"]
+
+_ASKED_GAP = 0.03
+_CARD_GAP = 0.05
+# Another algorithm has to fit better than the usual one has to fail.
+_FITS = 0.03
+_IDLE_IS_MUCH = 0.01
+# What is found accounts for a gap from this part of it on.
+_ACCOUNTS = 0.5
+# Gloo heads each step of a collective with up to 300 bytes, and ARP, SSH and samplers pass the card as well.
+_LEAST_BYTES_A_WORKER = 64 << 10
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
+    """Why the busiest card is expected to carry more, or less, than the busiest worker asks for.
+
+    Args:
+        worker: the busiest.
+        flows: what all workers' calls put on the cards.
+    """
+    asked_all = worker.asked_bytes
+    if abs(flows.most - asked_all) <= _ASKED_GAP * max(flows.most, asked_all):
+        return []
+    node, sends = flows.busiest
+    sentences = []
+    for share in flows.shares:
+        asked = sum(
+            kind.asked_bytes
+            for kind in worker.kinds
+            if (kind.op, kind.group.backend, len(kind.group.ranks)) == (share.op, share.backend, share.ranks)
+        )
+        carried = share.carried[node].one_way(sends=sends)
+        if abs(carried - asked) > _ASKED_GAP / 2 * max(flows.most, asked_all):
+            reason = "; ".join(_why_share(share, node, carried, asked))
+            sentences.append(f"{share.op}: {_size(asked)} asked for, {_size(carried)} expected at a card: {reason}.")
+    return sentences
+
+
+def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterator[str]:
+    workers = f"{share.ranks} workers"
+    if share.spans == 1:
+        yield f"its {workers} are on one node, and it stays there"
+        return
+    if share.groups[node] > 1:
+        yield f"{share.groups[node]} groups of {workers} share the card"
+    if share.backend == "gloo" and share.op == "reduce_scatter":
+        yield "gloo makes a reduce_scatter as an all-reduce, and sends twice as much"
+    elif share.backend == "gloo" and share.op == "broadcast":
+        yield "gloo broadcasts by a tree, whose root sends to several workers, and others send nothing"
+    elif share.op == "all_to_all":
+        yield "every worker of a node sends its parts to the other nodes, and those for its own node stay there"
+    elif share.groups[node] <= 1:
+        more = "more than once" if carried > asked else "less often than a worker sends"
+        yield f"{share.backend}'s way through {workers} on {share.spans} nodes passes a card {more}"
+
+
+class _Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's card counted, and what was expected of it, in the direction in which they differ most."""
+
+    cards: NodeCards
+    sends: bool
+    seen: float
+    expected: float
+
+    @property
+    def beyond(self) -> float:
+        """What was counted beyond what was expected."""
+        return self.seen - self.expected
+
+
+def why_card_differs(
+    observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], flows: CardFlows | None
+) -> list[str]:
+    """Why cards counted other than what is expected of them, and what is to be known of the counters.
+
+    Args:
+        observed: what was recorded.
+        calls: of the workers that recorded any.
+        cards: what each node's cards counted.
+        flows: what is expected of them; None where that is not known.
+    """
+    read = [node for node in cards if node.carried is not None]
+    notes = [*_about_counters(read), *_about_idle(read)]
+    if len(observed.nodes) == 1:
+        return [
+            *notes,
+            "All workers are on one node: their calls stay there, and its card counts other traffic.",
+        ]
+    if flows is None or not read:
+        return notes
+    gaps = _gaps(flows, cards)
+    if not flows.most:
+        return [*notes, _explain_silence(observed, gaps)]
+    if any(abs(gap.beyond) > _CARD_GAP * flows.most for gap in gaps):
+        if flows.most < _LEAST_BYTES_A_WORKER * observed.world_size:
+            return [*notes, f"{_size(flows.most)} a step are too few to be told from headers and other traffic."]
+        other = _other_manner(observed, calls, cards, flows.most)
+        notes.extend([other] if other else _by_node(gaps, flows.most))
+    return notes
+
+
+def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
+    """Of calls of which none crosses from node to node."""
+    most = max(gaps, key=lambda gap: gap.seen)
+    if most.seen < _LEAST_BYTES_A_WORKER * observed.world_size:
+        return "No call crosses from node to node: what the cards counted is other traffic."
+    return (
+        f"unexplained: no call that crosses from node to node was seen, and {most.cards.ifname} of {most.cards.node} "
+        f"{_verb(most)} {_size(most.seen)} a step: other traffic, or collectives of compiled code, which are not seen."
+    )
+
+
+def _about_counters(cards: Sequence[NodeCards]) -> Iterator[str]:
+    interpolated = [node.node for node in cards if node.interpolated]
+    if interpolated:
+        yield f"The counters of {_few(interpolated)} were read beside the training, and are interpolated to its steps."
+    rdma = [node for node in cards if node.rdma]
+    if rdma:
+        names = _few([node.node for node in rdma])
+        yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are counted with the card."
+
+
+def _about_idle(cards: Sequence[NodeCards]) -> Iterator[str]:
+    """Where what passes a card without the training is more than a trifle."""
+    for node in cards:
+        if node.idle is not None and node.carried is not None:
+            idle = max(node.idle.sent, node.idle.received)
+            if idle > _IDLE_IS_MUCH * max(node.carried.sent, node.carried.received):
+                yield (
+                    f"Before the training began, {_size(idle)} passed {node.ifname} of {node.node} in the time of a "
+                    "step: not subtracted."
+                )
+                return
+
+
+def _gaps(flows: CardFlows, cards: Sequence[NodeCards]) -> list[_Gap]:
+    """Of each node whose card was read, the greater gap of the two directions."""
+    gaps = []
+    for expected, node in zip(flows.nodes, cards, strict=True):
+        if node.carried is not None:
+            both = [
+                _Gap(
+                    cards=node,
+                    sends=sends,
+                    seen=node.carried.one_way(sends=sends),
+                    expected=expected.one_way(sends=sends),
+                )
+                for sends in (True, False)
+            ]
+            gaps.append(max(both, key=lambda gap: abs(gap.beyond)))
+    return gaps
+
+
+def _other_manner(
+    observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], most: float
+) -> str | None:
+    """The algorithm and protocol of NCCL by which all cards counted what is expected; None where none fits."""
+    if all(kind.group.backend != "nccl" for worker in calls.values() for kind in worker.kinds):
+        return None
+    tried: list[tuple[float, str]] = []
+    for protocol, factor in protocols_of("nccl").items():
+        for algorithm in algorithms_of("nccl", "all_reduce"):
+            flows = expect_flows(calls, observed, Manner(all_reduce=algorithm.name, wire_factor=factor))
+            misfit = max(abs(gap.beyond) for gap in _gaps(flows, cards)) / most
+            tried.append((misfit, f"all-reduces as a {algorithm.name} and the protocol {protocol}"))
+    misfit, words = min(tried)
+    return f"What the cards counted fits NCCL with {words}, within {100 * misfit:.2g} %." if misfit <= _FITS else None
+
+
+def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
+    """A sentence on the greatest lack, and one on the greatest excess."""
+    for sign, explain in ((-1, _explain_lack), (1, _explain_excess)):
+        mine = [gap for gap in gaps if sign * gap.beyond > _CARD_GAP * most]
+        if mine:
+            worst = max(mine, key=lambda gap: abs(gap.beyond))
+            likewise = f" {len(mine) - 1} more nodes differ likewise." if len(mine) > 1 else ""
+            yield explain(worst) + likewise
+
+
+def _explain_lack(gap: _Gap) -> str:
+    node, verb = gap.cards, _verb(gap)
+    carried = {name: one.one_way(sends=gap.sends) for name, one in node.others.items()}
+    other = max(carried, key=lambda name: carried[name], default=None)
+    if other is not None and sum(carried.values()) >= _ACCOUNTS * -gap.beyond:
+        text = f"{node.node} {verb} {_size(carried[other])} a step over {other}, and {_size(gap.seen)}"
+        if "/" in other:
+            return f"{text} over {node.ifname}, which does not count RDMA."
+        return (
+            f"{text} of the {_size(gap.expected)} expected over {node.ifname}: the kernel's routes to the other nodes "
+            f"lead to {other}, or the backend was told to use it."
+        )
+    return (
+        f"unexplained: {node.ifname} of {node.node} {verb} {_size(gap.seen)} of the {_size(gap.expected)} expected a "
+        "step, and no other card the rest; neither RDMA without counters nor the memory that nodes of one machine "
+        "share would be seen."
+    )
+
+
+def _explain_excess(gap: _Gap) -> str:
+    node = gap.cards
+    text = f"{node.ifname} of {node.node} {_verb(gap)} {_size(gap.seen)} a step for {_size(gap.expected)} expected"
+    if _is_most(node.idle, gap):
+        return f"{text}: so much passes it before the training begins, too."
+    if node.typical is not None:
+        usual = node.typical.one_way(sends=gap.sends) - gap.expected
+        if abs(usual) <= _CARD_GAP * gap.seen:
+            return (
+                f"{text}, but no more than that in the median step: a few steps carried the rest, as a checkpoint or "
+                "an evaluation does."
+            )
+    return f"unexplained: {text}: data or checkpoints on a network file system, or another job, may pass it as well."
+
+
+def _is_most(idle: Carried | None, gap: _Gap) -> bool:
+    return idle is not None and idle.one_way(sends=gap.sends) >= _ACCOUNTS * gap.beyond
+
+
+def _verb(gap: _Gap) -> str:
+    return "sent" if gap.sends else "received"
+
+
+def _few(names: Iterable[str]) -> str:
+    first, *others = names
+    return (
+        first
+        if not others
+        else f"{first} and {len(others)} more nodes"
+        if len(others) > 1
+        else f"{first} and {others[0]}"
+    )
+
+
+def _size(size_bytes: float) -> str:
+    for unit_bytes, unit in _UNITS:
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.3g} {unit}"
+    return f"{size_bytes:.0f} B"

@@ -1,0 +1,1 @@
+"""What a check finds, and NCCL's own choice of interfaces."""

@@ -1,0 +1,1 @@
+"""The sides of a comparison: which nodes and workers each has."""

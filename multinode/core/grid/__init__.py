@@ -1,0 +1,1 @@
+"""The training grid of `sweep`: its cells, their state and values, and tables that were measured elsewhere."""

@@ -1,0 +1,221 @@
+"""ImportedTable: figures measured elsewhere, as a file has them; make_table reads its cells, strict about each.
+
+What columns there are and what a cell may hold stands in imported_columns.py, the forms of files in imported_csv.py and
+imported_yaml.py. What a row means is `analyse.imported_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from multinode.core.grid.imported_columns import (
+    COLUMNS,
+    NONE,
+    OUT_OF_MEMORY,
+    Column,
+    column_name,
+    find_column,
+    nearest_columns,
+)
+from multinode.core.text.rounded import Rounded
+
+__all__ = [
+    "HINT",
+    "Cell",
+    "Extras",
+    "ImportedRow",
+    "ImportedTable",
+    "Line",
+    "WrongTable",
+    "check_titles",
+    "make_table",
+]
+
+HINT = "tables to start from: configs/figures/published_gpus.yaml and published_batches.csv"
+_MOST_ROWS = 20_000
+_SHOWN = 60
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says of a whole table.
+
+    Attributes:
+        defaults: cells, as text, by title, of what a row leaves empty or the table does not have.
+        ignore: titles of columns that are passed over.
+    """
+
+    defaults: dict[str, str] = {}
+    ignore: tuple[str, ...] = ()
+
+
+class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row.
+
+    Attributes:
+        line: where it stands in its file, counted from 1.
+        words: cells that are words, by figure.
+        figures: cells that are figures, by figure, in the unit of that name.
+        out_of: whose memory did not suffice, `gpu` or `node`, where the row says so.
+    """
+
+    line: int
+    words: dict[str, str] = {}
+    figures: dict[str, Rounded] = {}
+    out_of: str | None = None
+
+
+class ImportedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as its file has it: at least one row, in the order of the file, and the titles that were passed over."""
+
+    rows: tuple[ImportedRow, ...]
+    ignored: tuple[str, ...] = ()
+
+
+class Cell(NamedTuple):
+    """A cell as it is written: its line (None of one that the command line gives), its column's title, its text."""
+
+    line: int | None
+    title: str
+    text: str
+
+
+class Line(NamedTuple):
+    """A row as it is written: where it begins, and its cells."""
+
+    number: int
+    cells: Sequence[Cell]
+
+
+class _OutOfMemory(NamedTuple):
+    """What stands in the place of a figure, and whose memory it was."""
+
+    out_of: str
+
+
+_Value = str | Rounded | _OutOfMemory | None
+
+
+class WrongTable(Exception):
+    """What is wrong, before the file is known.
+
+    Args:
+        message: one sentence.
+        line: where; None is nowhere in the file.
+        hint: what mends it.
+    """
+
+    def __init__(self, message: str, line: int | None, hint: str = HINT) -> None:
+        super().__init__(message)
+        self.line = line
+        self.hint = hint
+
+
+def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) -> ImportedTable:
+    """The rows of a file.
+
+    Args:
+        lines: of the file.
+        defaults: that the file itself gives.
+        extras: what the user says; it comes before the file's defaults.
+
+    Raises:
+        WrongTable: a column is unknown, a cell is not what its column holds, a column that is to be passed over is not
+            there, or there is no row.
+    """
+    ignored = _ignored(extras)
+    absent = dict(ignored)
+    given = [Cell(None, title, text) for title, text in extras.defaults.items()]
+    general = _read(defaults, ignored) | _read(given, ignored)
+    rows: list[ImportedRow] = []
+    for line in lines:
+        if len(rows) == _MOST_ROWS:
+            raise WrongTable(f"there are more than {_MOST_ROWS} rows", line.number)
+        rows.append(_row(line.number, general | _read(line.cells, ignored)))
+        if absent:
+            absent = {name: title for name, title in absent.items() if not _has(line.cells, name)}
+    if not rows:
+        raise WrongTable("it has no rows", 1)
+    for title in absent.values():
+        raise WrongTable(f"it has no column {_shown(title)} to pass over", None, "--ignore takes its titles")
+    return ImportedTable(rows=tuple(rows), ignored=tuple(ignored.values()))
+
+
+def check_titles(line: int, titles: Iterable[str], extras: Extras) -> None:
+    """Refuse a line of titles before the first row.
+
+    Raises:
+        WrongTable: a column is unknown, or two tell the same.
+    """
+    _read([Cell(line, title, "") for title in titles], _ignored(extras))
+
+
+def _ignored(extras: Extras) -> dict[str, str]:
+    return {column_name(title): title for title in extras.ignore}
+
+
+def _has(cells: Sequence[Cell], name: str) -> bool:
+    return any(column_name(cell.title) == name for cell in cells)
+
+
+def _row(line: int, values: Mapping[str, _Value]) -> ImportedRow:
+    return ImportedRow(
+        line=line,
+        words={name: value for name, value in values.items() if isinstance(value, str)},
+        figures={name: value for name, value in values.items() if isinstance(value, Rounded)},
+        out_of=next((value.out_of for value in values.values() if isinstance(value, _OutOfMemory)), None),
+    )
+
+
+def _read(cells: Sequence[Cell], ignored: Mapping[str, str]) -> dict[str, _Value]:
+    """Values by figure; an empty cell has none, and one that denies it has None."""
+    values: dict[str, _Value] = {}
+    titles: dict[str, str] = {}
+    for cell in cells:
+        column = _column(cell, ignored)
+        if column is None:
+            continue
+        if column.figure in titles:
+            told = f"{_shown(titles[column.figure])} and {_shown(cell.title)} tell the same"
+            raise WrongTable(told, cell.line, "keep one, or --ignore the other")
+        titles[column.figure] = cell.title
+        if cell.text.strip():
+            values[column.figure] = _value(cell, column)
+    return values
+
+
+def _column(cell: Cell, ignored: Mapping[str, str]) -> Column | None:
+    if column_name(cell.title) in ignored:
+        return None
+    column = find_column(cell.title)
+    if column is not None:
+        return column
+    near = " or ".join(nearest_columns(cell.title))
+    known = ", ".join(dict.fromkeys(column.figure for column in COLUMNS.values()))
+    raise WrongTable(
+        f"unknown column {_shown(cell.title)}" + (f": did you mean {near}?" if near else ""),
+        cell.line,
+        f"known columns: {known}; or pass over it: --ignore {_shown(cell.title)}",
+    )
+
+
+def _value(cell: Cell, column: Column) -> _Value:
+    text = cell.text.strip()
+    odd = next((char for char in text if not char.isprintable()), None)
+    if odd is not None:
+        raise WrongTable(f"{cell.title}: the character U+{ord(odd):04X} stands in it", cell.line)
+    if text.lower() in NONE:
+        return None
+    if column.measured and text.lower() in OUT_OF_MEMORY:
+        return _OutOfMemory(OUT_OF_MEMORY[text.lower()])
+    try:
+        return column.parse(text)
+    except ValueError:
+        what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
+        raise WrongTable(f"{what}: expected {column.expected}", cell.line) from None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -1,0 +1,1 @@
+"""What multinode measures by itself: collectives and devices, as a plan asks for them."""

@@ -1,0 +1,1 @@
+"""Published figures that a prediction can start from."""

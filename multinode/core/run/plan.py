@@ -1,0 +1,112 @@
+"""LaunchPlan: exactly what will be done on each node. Data only; `plan_launch` makes it, `launch.execute` does it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.command import Command
+
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "node_run_id"]
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that travels to the node's run directory, mode 0600.
+
+    Attributes:
+        path: relative to the run directory.
+        text: its content.
+    """
+
+    path: str
+    text: str
+
+
+class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node does.
+
+    Attributes:
+        node: the node's name in the hostfile.
+        node_rank: its node rank.
+        ranks: the global ranks of its workers.
+        addr: its data-plane address.
+        ifname: its data-plane interface; None is unknown.
+        link_gbit_per_s: what that interface says of its speed; None is unknown.
+        gpus: ids of the GPUs that its workers use; None where it has none.
+        run_dir: the run's directory on the node.
+        command: the job, in full.
+        files: what is written into the run directory first.
+        assumed: what a probe would have told and was taken for granted instead.
+    """
+
+    node: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    addr: str | None
+    ifname: str | None
+    link_gbit_per_s: float | None = None
+    gpus: tuple[int, ...] | None = None
+    run_dir: str
+    command: Command
+    files: tuple[PlanFile, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that torch.profiler records on some workers.
+
+    Attributes:
+        steps: how many.
+        after: the step after which it begins; earlier in a training that is too short for that.
+        ranks: global ranks of the workers.
+    """
+
+    steps: int
+    after: int = 10
+    ranks: tuple[int, ...]
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, laid out over the nodes.
+
+    Attributes:
+        schema: `multinode.plan/1`.
+        run_id: unique name of the run.
+        engine: what starts the workers, by its name (core/run/engines/engine.py).
+        job: the job in a few words, for people.
+        master_addr: node 0's data-plane address.
+        master_port: TCP port of the rendezvous on it.
+        nproc_per_node: workers a node.
+        world_size: workers in all.
+        profile: whether the workers record their steps.
+        trace: the profiler's window; None is none.
+        sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
+        grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
+        test: what a benchmark measures; None of any other job.
+        nodes: in node-rank order.
+        notes: what a reader of the plan should know.
+    """
+
+    schema: str = "multinode.plan/1"
+    run_id: str
+    engine: str
+    job: str
+    master_addr: str
+    master_port: int
+    nproc_per_node: Annotated[int, Meta(ge=1, le=1024)]
+    world_size: int
+    profile: bool = True
+    trace: TraceWindow | None = None
+    sample_interval_s: float = 1.0
+    grad_compress: str | None = None
+    test: Benchmark | None = None
+    nodes: tuple[NodePlan, ...]
+    notes: tuple[str, ...] = ()
+
+
+def node_run_id(run_id: str, node_rank: int) -> str:
+    """What a run is called on one node: nodes may share a home directory, and with it the place of their runs."""
+    return f"{run_id}.{node_rank}"

@@ -1,0 +1,286 @@
+"""plan_launch: cluster + job + facts -> LaunchPlan. Pure: no clock, randomness, environment or network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from multinode.core.measure.benchmark import Benchmark, describe_benchmark
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.run.command import Command
+from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
+from multinode.core.run.engines.benchmark import benchmark_command
+from multinode.core.run.engines.engine import Engine, choose_engine, engine_command, engine_files
+from multinode.core.run.engines.llamafactory import JOB_FILE
+from multinode.core.run.engines.place import Place
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.run.grad_compress import compression_environment, refuse_compression
+from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
+from multinode.core.job.surroundings import Surroundings
+from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths
+from multinode.errors import UsageError
+
+__all__ = ["DEFAULT_MASTER_PORT", "LaunchOptions", "plan_launch", "workers_per_node"]
+
+DEFAULT_MASTER_PORT = 29500
+_DEEPSPEED_FILE = "deepspeed.json"
+_OUTPUT = "output"
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for.
+
+    Attributes:
+        workers_per_node: None takes the hostfile's slots.
+        master_port: port of the rendezvous on node 0.
+        profile: whether workers record their steps.
+        trace_steps: steps that torch.profiler records; None is none.
+        trace_ranks: on these workers; empty takes the first one of each node.
+        sample_interval_s: as LaunchPlan has it; likewise `grad_compress`.
+        agent: where the agent lies on a node, relative to the home directory; a benchmark runs it.
+        engine: what starts the workers; None is the job's own.
+        surroundings: variables and a prelude for every node.
+    """
+
+    workers_per_node: int | None = None
+    master_port: int = DEFAULT_MASTER_PORT
+    profile: bool = True
+    trace_steps: int | None = None
+    trace_ranks: tuple[int, ...] = ()
+    sample_interval_s: float = 1.0
+    grad_compress: str | None = None
+    agent: str | None = None
+    engine: Engine | None = None
+    surroundings: Surroundings = Surroundings()
+
+
+class _Task(NamedTuple):
+    """What every node does alike."""
+
+    job: Job | Benchmark
+    engine: Engine
+    surroundings: Surroundings
+    grad_compress: str | None
+
+
+def plan_launch(
+    cluster: Cluster, job: Job | Benchmark, facts: Mapping[str, NodeFacts], run_id: str, options: LaunchOptions
+) -> LaunchPlan:
+    """Lay the job out over the nodes; `facts` may lack nodes (a dry run offline), and then says what it assumed.
+
+    Raises:
+        UsageError: unequal slots, no network in common, an address that a node does not have, or gradients that cannot
+            be compressed.
+    """
+    nproc = workers_per_node(cluster, facts, options.workers_per_node)
+    if isinstance(job, CollectiveTest):
+        job = _settle_backend(cluster, facts, job)
+        _check_workers(cluster, facts, job, nproc)
+    endpoints = choose_endpoints(cluster, facts)
+    master_addr = endpoints[0].addr
+    if master_addr is None:
+        raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
+    task = _task(job, options)
+    nodes = []
+    for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
+        found = facts.get(node.name)
+        home = found.home if found and found.home else "~"
+        known = _is_known(node, options.surroundings)
+        place = Place(
+            node_rank=node_rank,
+            nnodes=len(cluster.nodes),
+            nproc=nproc,
+            master_addr=master_addr,
+            master_port=options.master_port,
+            ifname=endpoint.ifname,
+            gpus=node.gpus[:nproc] if node.gpus is not None else None,
+            run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
+            agent=f"{home}/{options.agent}" if options.agent else None,
+            python=(found.python if found and found.python else node.python) if known else None,
+            packages=found.packages if found and known else None,
+        )
+        nodes.append(_plan_node(node, place, endpoint, task, found))
+    return LaunchPlan(
+        run_id=run_id,
+        engine=task.engine.name,
+        job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
+        master_addr=master_addr,
+        master_port=options.master_port,
+        nproc_per_node=nproc,
+        world_size=nproc * len(cluster.nodes),
+        profile=options.profile,
+        trace=_trace_window(options, nproc, len(cluster.nodes)),
+        sample_interval_s=options.sample_interval_s,
+        grad_compress=task.grad_compress,
+        test=job if isinstance(job, Benchmark) else None,
+        nodes=tuple(nodes),
+        notes=tuple(route_notes(cluster, endpoints, facts)),
+    )
+
+
+def _trace_window(options: LaunchOptions, nproc: int, nnodes: int) -> TraceWindow | None:
+    """The window that was asked for.
+
+    Raises:
+        UsageError: a rank that there is not, or the workers record nothing at all.
+    """
+    if options.trace_steps is None:
+        return None
+    if not options.profile:
+        raise UsageError("--trace needs the instrumentation, and --no-profile leaves it out")
+    world = nproc * nnodes
+    wrong = next((rank for rank in options.trace_ranks if not 0 <= rank < world), None)
+    if wrong is not None:
+        raise UsageError(f"there is no rank {wrong} to trace", hint=f"the ranks of this run are 0 to {world - 1}")
+    return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(range(0, world, nproc)))
+
+
+def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> int:
+    """Workers on each node: what was asked, else the slots, else the GPUs found, else one.
+
+    Raises:
+        UsageError: the nodes have unequal slots, or fewer than were asked for; torchrun would hang.
+    """
+    slots = {node.name: _slots(node, facts.get(node.name)) for node in cluster.nodes}
+    fewest = min(slots.values())
+    if asked is not None:
+        for node in cluster.nodes:
+            if slots[node.name] < asked and (node.slots is not None or node.gpus is not None):
+                raise UsageError(
+                    f"{asked} workers were asked for, and it has {slots[node.name]} slots",
+                    node=node.name,
+                    hint=f"--workers-per-node {fewest}, or more slots= or gpus= in the hostfile",
+                )
+        return asked
+    if len(set(slots.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in slots.items())
+        raise UsageError(
+            f"the nodes have unequal slots ({listed}), and torchrun hangs unless every node has as many workers",
+            hint=f"--workers-per-node {fewest}, or equal slots= in the hostfile",
+        )
+    return fewest
+
+
+def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest) -> CollectiveTest:
+    """One backend for all: workers that chose for themselves could choose differently, and would hang."""
+    if test.backend is not None or any(node.name not in facts for node in cluster.nodes):
+        return test
+    backend = "nccl" if all(facts[node.name].gpus for node in cluster.nodes) else "gloo"
+    return msgspec.structs.replace(test, backend=backend)
+
+
+def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, nproc: int) -> None:
+    """A collective needs two workers, and NCCL a GPU for each.
+
+    Raises:
+        UsageError: there are not as many.
+    """
+    if nproc * len(cluster.nodes) < 2:  # noqa: PLR2004 - who is alone exchanges nothing
+        raise UsageError(
+            "a collective needs two workers, and this is one node with one",
+            hint="a hostfile with two nodes, or --workers-per-node 2",
+        )
+    for node in cluster.nodes:
+        found = facts.get(node.name)
+        gpus = len(node.gpus) if node.gpus is not None else len(found.gpus) if found else 0
+        # A node without any is told by a check, with the reason that it gives.
+        if gpus and gpus < nproc and test.backend != "gloo":
+            raise UsageError(
+                f"{nproc} workers were asked for, and it has {gpus} {'GPU' if gpus == 1 else 'GPUs'}",
+                node=node.name,
+                hint="fewer workers a node, or --backend gloo to measure without GPUs",
+            )
+
+
+def _slots(node: Node, found: NodeFacts | None) -> int:
+    if node.slots is not None:
+        return node.slots
+    if node.gpus is not None:
+        return len(node.gpus)
+    return len(found.gpus) if found and found.gpus else 1
+
+
+def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
+    if isinstance(job, Benchmark):
+        return _Task(job, Engine(name="torchrun"), options.surroundings, None)
+    engine, kind = options.engine or choose_engine(job), options.grad_compress
+    if kind is not None:
+        refuse_compression(kind, job, engine, profile=options.profile)
+    return _Task(job, engine, options.surroundings, kind)
+
+
+def _is_known(node: Node, surroundings: Surroundings) -> bool:
+    """Whether the job's interpreter can be known before it starts; a prelude may be what puts it on PATH."""
+    return surroundings.prelude is None or node.python is not None
+
+
+def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
+    cwd = found.cwd if found and found.cwd else node.workdir
+    first = place.node_rank * place.nproc
+    command = _command(task, place, node.env | task.surroundings.env, cwd)
+    return NodePlan(
+        node=node.name,
+        node_rank=place.node_rank,
+        ranks=tuple(range(first, first + place.nproc)),
+        addr=endpoint.addr,
+        ifname=endpoint.ifname,
+        link_gbit_per_s=endpoint.link_gbit_per_s,
+        gpus=place.gpus or _gpus(command.env.get("CUDA_VISIBLE_DEVICES"), place.nproc, found),
+        run_dir=place.run_dir,
+        command=command,
+        files=_job_files(task.job, place) + engine_files(task.engine, place),
+        assumed=endpoint.assumed + _assumed(node, found, task),
+    )
+
+
+def _gpus(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
+    """Those that the workers will use: what the user lets them see, else the first of the node's."""
+    ids = visible.split(",") if visible else []
+    if ids and all(one.isascii() and one.isdigit() for one in ids):
+        return tuple(int(one) for one in ids[:nproc])
+    return tuple(range(nproc)) if found and found.gpus else None
+
+
+def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
+    if isinstance(task.job, Benchmark):
+        command = benchmark_command(place, task.job, env)
+    else:
+        own = synthetic_environment(task.job, place.run_dir) if isinstance(task.job, LlamaFactoryJob) else {}
+        command = engine_command(task.engine, place, task.job, own | env, cwd)
+    surroundings = task.surroundings
+    env = command.env | compression_environment(task.grad_compress)
+    return msgspec.structs.replace(command, env=env, forwarded=surroundings.forwarded, prelude=surroundings.prelude)
+
+
+def _job_files(job: Job | Benchmark, place: Place) -> tuple[PlanFile, ...]:
+    """The YAML and what it names that travels with it, which then is named by its place on the node, as its output."""
+    if not isinstance(job, LlamaFactoryJob):
+        return ()
+    run_dir, deepspeed = place.run_dir, job.deepspeed_text
+    paths = {} if deepspeed is None else {"deepspeed": f"{run_dir}/{_DEEPSPEED_FILE}"}
+    paths |= {} if job.keeps_output else {"output_dir": f"{run_dir}/{_OUTPUT}"}
+    paths |= synthetic_paths(job, run_dir)
+    return (
+        PlanFile(path=JOB_FILE, text=render_job(job, paths)),
+        *([] if deepspeed is None else [PlanFile(path=_DEEPSPEED_FILE, text=deepspeed)]),
+        *synthetic_files(job, place.nproc * place.nnodes),
+    )
+
+
+def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...]:
+    assumed = []
+    if found is None:
+        assumed.append("home: ~ stands for the user's home directory on the node")
+        if node.workdir is None:
+            assumed.append("workdir: this directory where the node has it, else the home directory")
+    if not _is_known(node, task.surroundings):
+        assumed.append("python: python3 as the prelude leaves PATH; its packages are not checked")
+    elif node.python is None and found is None:
+        assumed.append("python: the first python3 on PATH; python= in the hostfile settles it")
+    if found is None and task.engine.name == "llamafactory":
+        assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
+    return tuple(assumed)

@@ -1,0 +1,1 @@
+"""Connectivity and raw streams between the nodes, as the agents measure them."""

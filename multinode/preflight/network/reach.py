@@ -1,0 +1,314 @@
+"""Prove the data plane: every node opens ports there, the others call at them and stream to them, nothing remains."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+
+from multinode.analyse.stats.spread import spread_of
+from multinode.core.cluster.cluster import Node
+from multinode.decoding import convert
+from multinode.errors import ContactLost, MultinodeError, NodeFailed
+from multinode.preflight.network.meeting import Attempted, Listening, Meeting, Pinged, Streamed
+from multinode.preflight.network.pairs import Pair
+from multinode.preflight.network.stream_rounds import repeat_slow, stream_all
+from multinode.transport.agent import AgentStream, AgentTransport, Record
+from multinode.transport.outcomes import Outcomes, gather
+
+__all__ = ["MAX_PINGS", "Agenda", "Hall", "hold_meeting"]
+
+MAX_PINGS = 100
+"""Round trips that an agent makes at most on one connection."""
+
+_ANSWER_S = 15.0
+_CONNECT_S = 3.0
+# Many nodes share the controller, and in a lab one machine: each may take longer, and none of that is the network's.
+_CONNECT_S_PER_NODE = 0.15
+_STREAM_ANSWER_S = 10.0
+_PING_S = 10.0
+_BITS_PER_BYTE = 8
+_GIGA = 1e9
+
+_Kind = TypeVar("_Kind")
+
+
+class Agenda(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried.
+
+    Attributes:
+        pairs: caller and peer.
+        master_port: opened on every node beside the ephemeral ones, where it is free; None opens only those.
+        ephemeral: how many ephemeral ports each node opens.
+        stream_s: length of a stream between each pair, both ways; None tries none.
+        least_gbit_per_s: by pair, what a stream reaches unless something is wrong; one that does not is tried again.
+        meeting_s: how long all of it may take; streams that would end later are left out.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    master_port: int | None
+    ephemeral: int = 4
+    stream_s: float | None = None
+    least_gbit_per_s: dict[Pair, float] = {}
+    meeting_s: float = 600.0
+
+
+def hold_meeting(
+    agent: AgentTransport,
+    nodes: Sequence[Node],
+    addresses: Mapping[str, str],
+    agenda: Agenda,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Meeting, tuple[MultinodeError, ...]]:
+    """What came of it, and the errors of nodes that could not be asked; the others go on without them.
+
+    Args:
+        agent: the way to the nodes.
+        nodes: who takes part, in node-rank order.
+        addresses: on the data plane, by name.
+        agenda: what is tried.
+        say: is told each stage in a few words.
+    """
+    with Hall(agent, nodes, addresses, agenda) as hall:
+        attempts = hall.connect(agenda.pairs)
+        streams = _stream_pairs(hall, agenda, agenda.stream_s, say) if agenda.stream_s is not None else []
+    return Meeting(listening=hall.listening, attempts=attempts, streams=tuple(streams)), tuple(hall.errors)
+
+
+def _stream_pairs(hall: Hall, agenda: Agenda, seconds: float, say: Callable[[str], None]) -> list[Streamed]:
+    """What every pair reached, the slow ones of them in two tries."""
+
+    def stream(pairs: Sequence[Pair]) -> tuple[Streamed, ...]:
+        return hall.stream(pairs, seconds) if hall.has_time_for(seconds) else ()
+
+    names = [node.name for node in hall.present]
+    streams = stream_all(names, stream, say)
+    return repeat_slow(streams, names, agenda.least_gbit_per_s, stream, say)
+
+
+class Hall:
+    """The nodes, each with its ports open, until the end of the `with`.
+
+    Args:
+        agent: the way to the nodes.
+        nodes: who takes part, in node-rank order.
+        addresses: on the data plane, by name.
+        agenda: says which ports are opened.
+
+    Attributes:
+        errors: of nodes that could not be asked, or no more.
+        listening: what was opened, by node.
+    """
+
+    def __init__(
+        self, agent: AgentTransport, nodes: Sequence[Node], addresses: Mapping[str, str], agenda: Agenda
+    ) -> None:
+        self.errors: list[MultinodeError] = []
+        self.listening: tuple[Listening, ...] = ()
+        self._agent = agent
+        self._addresses = addresses
+        self._nodes = tuple(nodes)
+        self._ends = time.monotonic() + agenda.meeting_s
+        self._master_port = agenda.master_port
+        self._request = {
+            "schema": 1,
+            "ports": [] if agenda.master_port is None else [agenda.master_port],
+            "ephemeral": agenda.ephemeral,
+            "token": secrets.token_hex(16),
+            "deadline_s": agenda.meeting_s,
+            "then": True,
+        }
+        self._streams: dict[str, AgentStream] = {}
+
+    def __enter__(self) -> Self:
+        opened = gather(self._nodes, self._open, deadline_s=_ANSWER_S)
+        self.listening = self._note(opened)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Their end is waited for: the ports must be free again before the job binds them.
+        gather(self.present, self._end, deadline_s=_ANSWER_S)
+        for stream in self._streams.values():
+            stream.close()
+
+    @property
+    def present(self) -> tuple[Node, ...]:
+        """The nodes that take part."""
+        return tuple(node for node in self._nodes if node.name in self._streams)
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether a stream of such a length would be over before the nodes close their ports by themselves."""
+        return time.monotonic() + seconds + _STREAM_ANSWER_S < self._ends
+
+    def connect(self, pairs: Sequence[Pair]) -> tuple[Attempted, ...]:
+        """Let each caller call at every port of its peers, with packets of full size at one of them."""
+        timeout_s = _CONNECT_S + _CONNECT_S_PER_NODE * len(self._nodes)
+        ports = {one.node: one.ports for one in self.listening}
+        targets: dict[str, list[tuple[str, Record]]] = {}
+        for caller, peer in pairs:
+            for port in ports.get(peer, ()):
+                target = {"addr": self._addresses[peer], "port": port, "whole": port == ports[peer][-1]}
+                targets.setdefault(caller, []).append((peer, target))
+
+        def ask(node: Node) -> list[Attempted]:
+            mine = targets[node.name]
+            order = {"attempts": [target for _, target in mine], "timeout_s": timeout_s}
+            results = self._ask(node, order, "attempts", timeout_s)
+            return [_attempted(node.name, peer, result) for (peer, _), result in _paired(node.name, mine, results)]
+
+        callers = [node for node in self.present if node.name in targets]
+        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
+        return tuple(attempt for answer in answers for attempt in answer)
+
+    def stream(self, pairs: Sequence[Pair], seconds: float, count: int = 1) -> tuple[Streamed, ...]:
+        """Let each caller send to its peer over `count` connections at once; the pairs should be disjoint."""
+        timeout_s = seconds + _STREAM_ANSWER_S
+        peers = dict(pairs)
+        ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
+
+        def order(node: Node) -> None:
+            peer = peers[node.name]
+            target = {"addr": self._addresses[peer], "port": ports[peer], "seconds": seconds}
+            self._order(node, {"streams": [target] * count, "timeout_s": timeout_s})
+
+        def hear(node: Node) -> Streamed:
+            return _streamed(node.name, peers[node.name], self._hear(node, "streams", timeout_s))
+
+        callers = [node for node in self.present if peers.get(node.name) in ports]
+        # All are told before any is heard: only so many nodes are heard at a time, and the streams must meet.
+        self._note(gather(callers, order, deadline_s=_ANSWER_S))
+        told = [node for node in callers if node.name in self._streams]
+        return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
+
+    def ping(self, pairs: Sequence[Pair], count: int = MAX_PINGS) -> tuple[Pinged, ...]:
+        """Let each caller time round trips with its peers; the pairs should be disjoint, or they wait for each other.
+
+        Args:
+            pairs: caller and peer; those that have left, or could open no port, are passed over.
+            count: round trips a pair, at most `MAX_PINGS`.
+        """
+        if not 1 <= count <= MAX_PINGS:
+            raise ValueError(f"{count} round trips: from 1 to {MAX_PINGS}")
+        ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
+        peers: dict[str, list[str]] = {}
+        for caller, peer in pairs:
+            if peer in ports:
+                peers.setdefault(caller, []).append(peer)
+
+        def ask(node: Node) -> list[Pinged]:
+            mine = peers[node.name]
+            targets = [{"addr": self._addresses[peer], "port": ports[peer], "count": count} for peer in mine]
+            results = self._ask(node, {"pings": targets, "timeout_s": _PING_S}, "pings", _PING_S)
+            return [_pinged(node.name, peer, count, result) for peer, result in _paired(node.name, mine, results)]
+
+        callers = [node for node in self.present if node.name in peers]
+        answers = self._note(gather(callers, ask, deadline_s=_PING_S + _ANSWER_S))
+        return tuple(pinged for answer in answers for pinged in answer)
+
+    def _open(self, node: Node) -> Listening:
+        request = self._request | {"addr": self._addresses[node.name]}
+        stream = self._agent.open(node, "meet", request, deadline_s=_ANSWER_S)
+        listening = _read(stream.first or {}, Listening, node.name)
+        self._streams[node.name] = stream
+        return listening
+
+    def _ask(self, node: Node, order: Record, kind: str, timeout_s: float) -> list[Any]:
+        self._order(node, order)
+        return self._hear(node, kind, timeout_s)
+
+    def _order(self, node: Node, order: Record) -> None:
+        with self._dropping(node) as stream:
+            stream.send(order)
+
+    def _hear(self, node: Node, kind: str, timeout_s: float) -> list[Any]:
+        with self._dropping(node) as stream:
+            record = stream.read(timeout_s + _ANSWER_S)
+            if record is None:
+                raise ContactLost("its agent ended while the network was tried", node=node.name)
+        results = record.get("results") if record.get("kind") == kind else None
+        if not isinstance(results, list):
+            raise NodeFailed("its answer cannot be read: no results", node=node.name)
+        return results
+
+    @contextlib.contextmanager
+    def _dropping(self, node: Node) -> Iterator[AgentStream]:
+        """Its stream; a node whose stream fails takes part no more."""
+        stream = self._streams[node.name]
+        try:
+            yield stream
+        except MultinodeError:
+            del self._streams[node.name]
+            stream.close()
+            raise
+
+    def _end(self, node: Node) -> None:
+        stream = self._streams[node.name]
+        with contextlib.suppress(MultinodeError):
+            stream.send({"end": True})
+            end = time.monotonic() + _ANSWER_S
+            while (record := stream.read(max(0.0, end - time.monotonic()))) is not None:
+                if record.get("kind") == "ended":
+                    self._agent.keep(node, self._streams.pop(node.name))
+                    return
+
+    def _note(self, outcomes: Outcomes[Any]) -> tuple[Any, ...]:
+        self.errors += outcomes.errors
+        return outcomes.values
+
+
+def _attempted(caller: str, peer: str, result: Any) -> Attempted:
+    return _read(result, Attempted, caller, peer=peer)
+
+
+def _streamed(caller: str, peer: str, results: list[Any]) -> Streamed:
+    """All connections together; the stream is as good as the worst of them."""
+    total = 0.0
+    for result in results:
+        one = _read(result, _Arrived, caller)
+        if one.error is not None or not one.time_s or one.size_bytes is None:
+            return Streamed(node=caller, peer=peer, error=one.error or "too little arrived")
+        total += one.size_bytes * _BITS_PER_BYTE / one.time_s / _GIGA
+    return Streamed(node=caller, peer=peer, gbit_per_s=total)
+
+
+def _pinged(caller: str, peer: str, count: int, result: Any) -> Pinged:
+    echoed = _read(result, _Echoed, caller)
+    if echoed.error is not None:
+        return Pinged(node=caller, peer=peer, error=echoed.error)
+    if len(echoed.times_us) != count:
+        raise NodeFailed(
+            f"its answer cannot be read: {len(echoed.times_us)} of {count} round trips were timed", node=caller
+        )
+    spread = spread_of(echoed.times_us)
+    return Pinged(node=caller, peer=peer, median_us=spread.median, p95_us=spread.p95)
+
+
+class _Echoed(msgspec.Struct, frozen=True, kw_only=True):
+    error: str | None = None
+    times_us: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] = ()
+
+
+class _Arrived(msgspec.Struct, frozen=True, kw_only=True):
+    error: str | None = None
+    size_bytes: int | None = None
+    time_s: float | None = None
+
+
+def _paired(node: str, asked: list[Any], results: list[Any]) -> Iterator[tuple[Any, Any]]:
+    if len(results) != len(asked):
+        raise NodeFailed(f"it answered {len(results)} results to {len(asked)} questions", node=node)
+    return zip(asked, results, strict=True)
+
+
+def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
+    try:
+        return convert({**record, "node": node, **more}, kind, strict=False, str_keys=True)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error

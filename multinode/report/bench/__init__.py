@@ -1,0 +1,1 @@
+"""Measured devices as a table and a page."""

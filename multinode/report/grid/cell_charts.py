@@ -1,0 +1,261 @@
+"""Charts of a table of cells: bars by cell, memory over the batch, tokens/s over the sequence length.
+
+A chart is drawn where it says something; else it is None.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from plotly.graph_objects import Bar, Figure, Scatter
+
+from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.stats.ranged import Ranged
+from multinode.report.grid.cell_columns import cell_columns, state_word
+from multinode.report.render.page import PALETTE
+from multinode.report.steps.run_charts import label
+from multinode.report.render.sheet import UNKNOWN
+
+__all__ = ["MOST_BARS", "CellChart", "bar_chart", "memory_chart", "tokens_chart"]
+
+MOST_BARS = 60
+_LINE_CHARS, _LEGEND_CHARS, _MOST_LINES = 24, 26, 3
+# Of a bar, of each further line of its name, and of what `chart_html` counts as one plot.
+_BAR_PX, _LINE_PX, _PLOT_PX = 26, 13, 190
+_GREY = "#808080"
+# What bars are told apart by, the first of which there are several and not too many.
+_COLOURED_BY = ("nodes", "device", "method")
+# What a line of a chart over the batch, or over the length, is not told apart by.
+_NOT_A_SERIES = frozenset({"label", "source", "per_device_batch", "global_batch", "sequence_length"})
+_OOM_ABOVE = 1.08
+_MOST_SERIES = 24
+_DASHES = ("solid", "dash", "dot", "dashdot")
+# So many names of lines take the height of a plot where the page is narrow.
+_NAMES_A_PLOT = 8
+
+_Value = Callable[[CellRow], Ranged | float | None]
+
+
+class CellChart(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart.
+
+    Attributes:
+        figure: the chart.
+        rows: how tall it is, as `chart_html` counts.
+    """
+
+    figure: Any
+    rows: int
+
+
+class _Groups(NamedTuple):
+    """Of each row, which group it is in; and what the groups differ in."""
+
+    of_row: Sequence[str]
+    what: str
+
+
+def bar_chart(table: CellTable, value: _Value, axis: str, *, level: float | None = None) -> CellChart | None:
+    """A bar a cell, in the table's order; a cell without figures says what became of it. None where no cell has it.
+
+    Args:
+        table: the table; of many cells the first ones are drawn.
+        value: of a row.
+        axis: what it is.
+        level: a value to hold the bars against.
+    """
+    rows = table.cells[:MOST_BARS]
+    if not any(value(row) is not None for row in rows):
+        return None
+    chart = Figure(list(_bars(rows, value)))
+    lacking = [(place, row) for place, row in enumerate(rows) if value(row) is None]
+    if lacking:
+        chart.add_trace(_words(lacking))
+    if level is not None:
+        chart.add_vline(x=level, line={"dash": "dash", "color": _GREY})
+    names = [_wrapped(row.label, _LINE_CHARS) for row in rows]
+    groups = _grouped(rows)
+    chart.update_layout(barmode="overlay", showlegend=len(set(groups.of_row)) > 1, legend_title_text=groups.what)
+    chart.update_yaxes(
+        tickvals=list(range(len(rows))),
+        ticktext=["<br>".join(lines) for lines in names],
+        range=[len(rows) - 0.5, -0.5],
+        showgrid=False,
+    )
+    chart.update_xaxes(title_text=axis, rangemode="tozero")
+    height_px = sum(_BAR_PX + _LINE_PX * (len(lines) - 1) for lines in names)
+    return CellChart(figure=chart, rows=max(1, math.ceil(height_px / _PLOT_PX)))
+
+
+def memory_chart(table: CellTable) -> CellChart | None:
+    """Peak memory of a worker over its batch, a line for all else that cells differ in; those that ran out marked."""
+    rows = [row for row in table.cells if row.settings.per_device_batch is not None]
+    out = [row for row in rows if row.state == "out_of_memory"]
+    known = [row for row in rows if row.peak_memory_gib is not None]
+    batches = sorted({_batch(row) for row in (*out, *known)})
+    if not known or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
+        return None
+    series = _series(rows, table, besides="sequence_length")
+    chart = Figure(list(_lines(series, _batch, lambda row: row.peak_memory_gib)))
+    if out:
+        colours = {id(row): _line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
+        top = max(row.peak_memory_gib or 0.0 for row in known) * _OOM_ABOVE
+        chart.add_trace(
+            Scatter(
+                x=[_batch(row) for row in out],
+                y=[top] * len(out),
+                customdata=[[label(row.label), state_word(row)] for row in out],
+                hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>",
+                mode="markers",
+                name="out of memory",
+                marker={"symbol": "x", "size": 11, "color": [colours.get(id(row), _GREY) for row in out]},
+            )
+        )
+    return _finished(chart, batches, "samples of a worker's micro-batch", "peak memory of a worker (GiB)")
+
+
+def tokens_chart(table: CellTable) -> CellChart | None:
+    """Tokens/s over the sequence length, a line for all else that cells differ in; None of one length."""
+    rows = [row for row in table.cells if row.settings.sequence_length is not None and row.tokens_per_s is not None]
+    lengths = sorted({_length(row) for row in rows})
+    if len(lengths) < 2:  # noqa: PLR2004 - a line has two ends
+        return None
+    series = _series(rows, table, besides="per_device_batch")
+    chart = Figure(list(_lines(series, _length, lambda row: row.tokens_per_s)))
+    return _finished(chart, lengths, "sequence length (tokens)", "tokens/s")
+
+
+def _finished(chart: Figure, xs: Sequence[int], across: str, up: str) -> CellChart:
+    # Both are doubled from one to the next.
+    chart.update_xaxes(title_text=across, type="log", tickvals=xs, ticktext=[f"{x:,}" for x in xs])
+    chart.update_yaxes(title_text=up, rangemode="tozero")
+    chart.update_layout(showlegend=True)
+    return CellChart(figure=chart, rows=2 + len(chart.data) // _NAMES_A_PLOT)
+
+
+def _bars(rows: Sequence[CellRow], value: _Value) -> Iterator[Bar]:
+    """A trace a colour, so that a legend says what the colours are."""
+    told = _grouped(rows).of_row
+    for number, group in enumerate(dict.fromkeys(told)):
+        drawn = [
+            (place, row, found)
+            for place, row in enumerate(rows)
+            if told[place] == group and (found := value(row)) is not None
+        ]
+        if drawn:
+            yield Bar(
+                x=[_middle(found) for _, _, found in drawn],
+                y=[place for place, _, _ in drawn],
+                error_x=_errors([found for _, _, found in drawn]),
+                customdata=[[label(row.label)] for _, row, _ in drawn],
+                hovertemplate="%{customdata[0]}: %{x:.4g}<extra></extra>",
+                orientation="h",
+                name=label(group),
+                showlegend=True,
+                marker={"color": PALETTE[number % len(PALETTE)]},
+            )
+
+
+def _words(lacking: Sequence[tuple[int, CellRow]]) -> Scatter:
+    return Scatter(
+        x=[0] * len(lacking),
+        y=[place for place, _ in lacking],
+        text=[f" {state_word(row)}" if state_word(row) != UNKNOWN else " not known" for _, row in lacking],
+        textposition="middle right",
+        customdata=[[label(row.label), label(row.reason)] for _, row in lacking],
+        hovertemplate="%{customdata[0]}: %{text}, %{customdata[1]}<extra></extra>",
+        mode="text",
+        name="without figures",
+        showlegend=False,
+    )
+
+
+def _errors(values: Sequence[Ranged | float | None]) -> dict[str, Any] | None:
+    ranges = [one for one in values if isinstance(one, Ranged)]
+    if len(ranges) < len(values) or all(one.low == one.high for one in ranges):
+        return None
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [one.high - one.value for one in ranges],
+        "arrayminus": [one.value - one.low for one in ranges],
+        "color": _GREY,
+        "thickness": 1.2,
+        "width": 3,
+    }
+
+
+def _middle(value: Ranged | float | None) -> float | None:
+    return value.value if isinstance(value, Ranged) else value
+
+
+def _grouped(rows: Sequence[CellRow]) -> _Groups:
+    columns = {column.name: column for column in cell_columns(rows)}
+    for name in _COLOURED_BY:
+        if name in columns:
+            unit = f" {columns[name].unit}" if columns[name].unit else ""
+            told = [columns[name].tell(row) for row in rows]
+            if 1 < len(set(told)) <= len(PALETTE):
+                return _Groups(told, f"{columns[name].title}{unit}")
+    return _Groups(["all"] * len(rows), "")
+
+
+def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dict[str, list[CellRow]]:
+    """The rows by all that the table's cells differ in but for the chart's own; no more than can be told apart."""
+    columns = [
+        column
+        for column in cell_columns(table.cells)
+        if not column.is_figure and (column.name not in _NOT_A_SERIES or column.name == besides)
+        # That full training has no LoRA rank tells no two lines apart.
+        if len({column.tell(row) for row in rows} - {UNKNOWN}) > 1
+    ]
+    series: dict[str, list[CellRow]] = {}
+    for row in rows:
+        told = [
+            column.tell(row) if column.is_words or column.name == "nodes" else f"{column.title} {column.tell(row)}"
+            for column in columns
+            if column.tell(row) != UNKNOWN
+        ]
+        series.setdefault(", ".join(told) or "all", []).append(row)
+    # Those that are lines, before those that are a point each.
+    longest = sorted(series, key=lambda name: -len(series[name]))[:_MOST_SERIES]
+    return {name: mine for name, mine in series.items() if name in longest}
+
+
+def _lines(series: Mapping[str, Sequence[CellRow]], across: Callable[[CellRow], int], up: _Value) -> Iterator[Scatter]:
+    for number, (name, mine) in enumerate(series.items()):
+        ordered = sorted((row for row in mine if up(row) is not None), key=across)
+        if ordered:
+            yield Scatter(
+                x=[across(row) for row in ordered],
+                y=[_middle(up(row)) for row in ordered],
+                customdata=[[label(row.label)] for row in ordered],
+                hovertemplate="%{customdata[0]}: %{y:.4g}<extra></extra>",
+                mode="lines+markers",
+                name="<br>".join(_wrapped(name, _LEGEND_CHARS)),
+                line=_line_style(number),
+                marker={"size": 8},
+            )
+
+
+def _line_style(number: int) -> dict[str, str]:
+    """Lines that lie on each other are seen all the same."""
+    return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
+
+
+def _batch(row: CellRow) -> int:
+    return row.settings.per_device_batch or 0
+
+
+def _length(row: CellRow) -> int:
+    return row.settings.sequence_length or 0
+
+
+def _wrapped(name: str, width: int) -> list[str]:
+    """A stranger's name in lines of a chart."""
+    lines = textwrap.wrap(name, width, max_lines=_MOST_LINES, placeholder=" ...", break_on_hyphens=True)
+    return [label(line) for line in lines] or [UNKNOWN]

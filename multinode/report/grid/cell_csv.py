@@ -1,0 +1,66 @@
+"""cell_csv: a table of cells as one flat CSV file: every value that a row has, its unit in the column's name.
+
+A cell that a spreadsheet would take for a formula is told that it is text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from multinode.analyse.grid.cell_values import RANGED, VALUES, value_of
+from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.report.steps.export import harmless
+
+__all__ = ["cell_csv"]
+
+# Units that the values' names leave to their description.
+_UNITS = {
+    "sequence_length": "sequence_length_tokens",
+    "tgs": "tgs_tokens_per_s_per_worker",
+    "model_tflops": "model_tflop_per_s_per_worker",
+    "hardware_tflops": "hardware_tflop_per_s_per_worker",
+    "per_device_batch": "per_device_batch_samples",
+    "global_batch": "global_batch_samples",
+}
+_LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
+
+
+def cell_csv(table: CellTable) -> str:
+    """The file's text; what the sweep set stands under `set.` and the key's name."""
+    keys = tuple(dict.fromkeys(key for row in table.cells for key in row.varied))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(table.cells):
+        cells = list(_cells(row, keys))
+        if not number:
+            writer.writerow([harmless(name) for name, _ in cells])
+        writer.writerow([harmless(_written(value)) for _, value in cells])
+    if not table.cells:
+        writer.writerow([_UNITS.get(name, name) for name in VALUES])
+    return text.getvalue()
+
+
+def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name in VALUES:
+        yield _UNITS.get(name, name), value_of(row, name)
+        if name in RANGED:
+            measured = getattr(row, name)
+            for end in ("low", "high"):
+                yield f"{_UNITS.get(name, name)}_{end}", getattr(measured, end, None)
+    yield "repeats", row.samples_per_s.repeats if row.samples_per_s is not None else None
+    for name in _LISTS:
+        yield name, "; ".join(getattr(row, name))
+    for key in keys:
+        yield f"set.{key}", row.varied.get(key)
+
+
+def _written(value: Any) -> object:
+    """What CSV has a form for as it is; lists and such as JSON."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,1 @@
+"""nccl-test: tables and charts of a size scan and of pairs."""

@@ -1,0 +1,1 @@
+"""Forecasts as tables, also beside a comparison."""

@@ -1,0 +1,1 @@
+"""One run: its plan, its progress, how it ended, and the list of runs."""

@@ -1,0 +1,98 @@
+"""How a run ended: as the JSON document of `launch --json`, and as one sentence."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.stragglers import Straggler
+from multinode.analyse.steps.summary import Summary
+from multinode.core.run.run import Failure, NodeRun, Run
+from multinode.core.run.stall import Stall
+from multinode.report.render.foreign_text import plain
+from multinode.units import format_duration
+
+__all__ = ["LaunchDocument", "launch_document", "launch_sentence", "launch_verdict"]
+
+
+class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What `launch --json` prints; the figures are explained in `Summary`."""
+
+    schema: str = "multinode.launch/1"
+    run_id: str
+    status: str
+    job: str
+    engine: str
+    world_size: int
+    nodes: tuple[NodeRun, ...]
+    first_failure: Failure | None
+    samples_per_s: float | None
+    step_time_ms: Spread | None
+    steps: int
+    steady_steps: int
+    rule: str
+    trainer_samples_per_s: float | None
+    all_steps_samples_per_s: float | None
+    first_loss: float | None
+    last_loss: float | None
+    strategy: str
+    bottleneck: Bottleneck | None
+    stragglers: tuple[Straggler, ...]
+    missing: dict[str, str]
+    duration_s: float | None
+    stalls: tuple[Stall, ...]
+    directory: str
+
+
+def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocument:
+    """The document."""
+    return LaunchDocument(
+        run_id=run.run_id,
+        status=run.status,
+        job=run.job,
+        engine=run.engine,
+        world_size=run.world_size,
+        nodes=run.nodes,
+        first_failure=run.first_failure,
+        samples_per_s=summary.samples_per_s,
+        step_time_ms=summary.step_time_ms,
+        steps=summary.steps,
+        steady_steps=summary.steady_steps,
+        rule=summary.rule,
+        trainer_samples_per_s=summary.trainer_samples_per_s,
+        all_steps_samples_per_s=summary.all_steps_samples_per_s,
+        first_loss=summary.first_loss,
+        last_loss=summary.last_loss,
+        strategy=summary.strategy,
+        bottleneck=summary.bottleneck,
+        stragglers=summary.stragglers,
+        missing=summary.missing,
+        duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
+        stalls=run.stalls,
+        directory=directory,
+    )
+
+
+def launch_sentence(run: Run, summary: Summary) -> str:
+    """One sentence, and the rule beside the figures."""
+    took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
+    words = [f"{run.run_id} {run.status}{took}: {run.extent}"]
+    if summary.step_time_ms is not None:
+        words.append(
+            f"{summary.steps} steps, {summary.step_time_ms.median:.0f} ms each (p95 {summary.step_time_ms.p95:.0f})"
+        )
+    if summary.samples_per_s is not None:
+        words.append(f"{summary.samples_per_s:.1f} samples/s")
+    if summary.first_loss is not None and summary.last_loss is not None:
+        words.append(f"loss {summary.first_loss:.3g} to {summary.last_loss:.3g}")
+    sentence = ", ".join(words)
+    return f"{sentence} ({summary.rule})" if summary.steps else sentence
+
+
+def launch_verdict(summary: Summary) -> tuple[str, ...]:
+    """What holds the training up, and what to do about who the others wait for; nothing where that is not known."""
+    found = summary.bottleneck
+    lines = [found.sentence] if found is not None and found.kind != "unknown" else []
+    lines += [f"the others wait for {late.node}: {late.hint}" for late in summary.stragglers if late.hint]
+    return tuple(plain(line) for line in lines)

@@ -1,0 +1,224 @@
+"""The live table: progress in, renderable out. Which columns fit is decided when the width is known."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from multinode.core.run.progress import NodeProgress, RunProgress
+from multinode.core.run.stall import Stall
+from multinode.report.render.foreign_text import plain
+from multinode.report.render.many_nodes import Rest, sum_up, worst_first
+from multinode.report.render.table import make_table
+from multinode.units import format_duration
+
+__all__ = ["ProgressTable", "progress_line", "progress_table", "stall_line"]
+
+_STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
+_UNKNOWN = "-"
+# A table is read at a glance, a line even faster.
+_MOST_ROWS = 12
+_MOST_PARTS = 6
+# From here on a figure is wider than its column.
+_LONG = 1e9
+
+
+class _Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that a table may do without.
+
+    Attributes:
+        title: its header.
+        form: how a value is written.
+        of_node: its value; None is unknown.
+        of_rest: that of the nodes which have no row of their own; None where nothing sums them up.
+        rank: the higher, the earlier it gives way where the terminal is narrow.
+    """
+
+    title: str
+    form: str
+    of_node: Callable[[NodeProgress], float | None]
+    of_rest: Callable[[Sequence[NodeProgress], Rest], float | None] = lambda _nodes, _rest: None
+    rank: int
+
+
+def _exposed(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
+    return min((share for share in (node.exposed_share for node in nodes) if share is not None), default=None)
+
+
+def _link_share(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
+    known = [share for share in (node.link_share for node in nodes) if share is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _gpu_percent(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
+    known = [percent for percent in (node.gpu_percent for node in nodes) if percent is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _tgs(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
+    known = [(tgs, len(node.ranks)) for tgs, node in ((node.tgs, node) for node in nodes) if tgs is not None]
+    return sum(tgs * count for tgs, count in known) / sum(count for _, count in known) if known else None
+
+
+_FIGURES = (
+    _Figure(
+        title="samples\n(/s)",
+        form="{:.1f}",
+        of_node=lambda node: node.samples_per_s,
+        of_rest=lambda _, rest: rest.samples_per_s,
+        rank=3,
+    ),
+    _Figure(title="TGS", form="{:.0f}", of_node=lambda node: node.tgs, of_rest=_tgs, rank=7),
+    _Figure(title="loss", form="{:.4g}", of_node=lambda node: node.loss, rank=6),
+    _Figure(title="exposed\ncomm", form="{:.0%}", of_node=lambda node: node.exposed_share, of_rest=_exposed, rank=1),
+    _Figure(
+        title="net in\nGbit/s",
+        form="{:.3f}",
+        of_node=lambda node: node.net_in_gbit_per_s,
+        of_rest=lambda _, rest: rest.net_in_gbit_per_s,
+        rank=4,
+    ),
+    _Figure(
+        title="net out\nGbit/s",
+        form="{:.3f}",
+        of_node=lambda node: node.net_out_gbit_per_s,
+        of_rest=lambda _, rest: rest.net_out_gbit_per_s,
+        rank=4,
+    ),
+    _Figure(title="of\nlink", form="{:.0%}", of_node=lambda node: node.link_share, of_rest=_link_share, rank=2),
+    _Figure(title="SM\n(%)", form="{:.0f}", of_node=lambda node: node.gpu_percent, of_rest=_gpu_percent, rank=5),
+    _Figure(title="mem\n(GiB)", form="{:.1f}", of_node=lambda node: node.gpu_memory_gib, rank=8),
+    _Figure(title="power\n(W)", form="{:.0f}", of_node=lambda node: node.gpu_power_w, rank=9),
+    _Figure(title="temp\n(C)", form="{:.0f}", of_node=lambda node: node.gpu_temperature_c, rank=10),
+)
+
+
+class ProgressTable:
+    """A row a node; on a narrow terminal the columns that matter least are left out.
+
+    Args:
+        progress: what is shown.
+    """
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+        self._shown, self._rest = worst_first(progress.nodes, _MOST_ROWS)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        figures = [one for one in _FIGURES if any(one.of_node(node) is not None for node in self._progress.nodes)]
+        table = self._table(figures)
+        while figures and Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
+            least = max(one.rank for one in figures)
+            figures = [one for one in figures if one.rank != least]
+            table = self._table(figures)
+        yield table
+
+    def _table(self, figures: Sequence[_Figure]) -> Table:
+        table = make_table(plain(f"{self._progress.job}  run {self._progress.run_id}"))
+        for name in ("node", "ranks", "state"):
+            table.add_column(name, no_wrap=True)
+        for name in ("step", "time\n(ms)", *(one.title for one in figures)):
+            table.add_column(name, justify="right", no_wrap=True)
+        for node in self._shown:
+            table.add_row(*_row(node), *(_number(one.of_node(node), one.form) for one in figures))
+        if self._rest:
+            rest = sum_up(self._rest)
+            table.add_row(*_rest_row(rest), *(_number(one.of_rest(self._rest, rest), one.form) for one in figures))
+        table.caption = self._caption()
+        table.caption_justify = "left"
+        return table
+
+    def _caption(self) -> Text:
+        """What is of the whole run; a caption wraps where a title is cut."""
+        progress = self._progress
+        said = _duration(progress)
+        if progress.exposed_share is not None:
+            said += f"; exposed communication {progress.exposed_share:.0%} (of the worker that waited least)"
+        if progress.stall is None:
+            return Text(said)
+        return Text(said + "\n").append(plain(progress.stall.message), style="bold red")
+
+
+def progress_table(progress: RunProgress) -> ProgressTable:
+    """State, step, speed, exposed communication, network and GPUs of each node; of many nodes the worst come first."""
+    return ProgressTable(progress)
+
+
+def progress_line(progress: RunProgress) -> str:
+    """The whole run in one line of text, for an output that is not a terminal."""
+    parts = []
+    shown, rest = worst_first(progress.nodes, _MOST_PARTS)
+    for node in shown:
+        words = [node.name, node.doing]
+        if node.state == "running" and node.step is not None and not node.message:
+            words = [node.name, f"step {_step(node)}"]
+            if node.step_time_us is not None:
+                words.append(f"{node.step_time_us / 1000:.0f} ms")
+            if node.loss is not None:
+                words.append(f"loss {node.loss:.4g}")
+        parts.append(" ".join(words))
+    if rest:
+        others = sum_up(rest)
+        at = f", step {others.step} at least" if others.step is not None else ""
+        parts.append(f"{others.count} others: {others.states}{at}")
+    exposed = progress.exposed_share
+    said = "" if exposed is None else f"  exposed communication {exposed:.0%}"
+    return plain(f"{_duration(progress)}  " + " | ".join(parts) + said)
+
+
+def stall_line(stall: Stall) -> str:
+    """A standstill, what is behind it, and what mends it."""
+    said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
+    return f"{said}\n  hint: {stall.hint}" if stall.hint else said
+
+
+def _duration(progress: RunProgress) -> str:
+    said = format_duration(progress.elapsed_s)
+    training = progress.training
+    if training is not None:
+        said += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"
+    left_s = progress.left_s
+    return f"{said}, about {format_duration(left_s)} left" if left_s else said
+
+
+def _row(node: NodeProgress) -> list[Text]:
+    return [
+        Text(plain(node.name)),
+        Text(_ranks(node.ranks)),
+        Text(plain(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
+        Text(_step(node)),
+        Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}")),
+    ]
+
+
+def _rest_row(rest: Rest) -> list[str]:
+    return [
+        f"{rest.count} others",
+        "",
+        rest.states,
+        _UNKNOWN if rest.step is None else f">= {rest.step}",
+        _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}"),
+    ]
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _step(node: NodeProgress) -> str:
+    if node.step is None:
+        return _UNKNOWN
+    return f"{node.step}/{node.total_steps}" if node.total_steps else str(node.step)
+
+
+def _number(value: float | None, form: str) -> str:
+    if value is None:
+        return _UNKNOWN
+    # A node may claim anything; three digits keep the other columns in sight.
+    return form.format(value) if not abs(value) >= _LONG else f"{value:.3g}"

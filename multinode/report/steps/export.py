@@ -1,0 +1,205 @@
+"""export: what was recorded as flat CSV files, one a kind, units in the columns' names. Raw; nothing is averaged.
+
+A cell that a spreadsheet would take for a formula is told that it is text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from multinode.analyse.run.observed import Observed, ObservedNode
+from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, GroupSample, TrafficSample
+from multinode.core.run.samples import (
+    CgroupSample,
+    CollectiveSample,
+    CpuSample,
+    GpuSample,
+    LossSample,
+    NicSample,
+    StepSample,
+    TcpSample,
+)
+from multinode.report.steps.card_rates import CardRate, card_rates
+from multinode.report.render.foreign_text import plain
+
+__all__ = ["FILES", "csv_files", "harmless"]
+
+_Row = dict[str, Any]
+
+# Where a spreadsheet begins to calculate.
+_FORMULA = ("=", "+", "-", "@")
+_PHASES = ("data", "forward", "backward", "optimizer", "comm")
+_NODE = ("run_id", "node", "node_rank")
+_STEP_FIELDS = ("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens")
+_NIC_FIELDS = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+_DDP_FIELDS = ("forward_us", "backward_us", "comm_us", "overlap_us")
+_CGROUP_FIELDS = ("quota_cores", "throttled_us", "periods", "throttled_periods")
+
+
+def _fields(sample: object, names: Iterable[str], prefix: str = "") -> _Row:
+    return {prefix + name: getattr(sample, name) for name in names}
+
+
+def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a worker and step, with DDP's counters, the waits of its GPU and the loss of that step."""
+    counted = set(observed.counted)
+    ddp = {(one.rank, one.step): one for one in node.of(DdpSample)}
+    waits = {(one.rank, one.step): one for one in node.of(DeviceWaitSample)}
+    losses = {(one.rank, one.step): one.loss for one in node.of(LossSample)}
+    for sample in node.of(StepSample):
+        key = sample.rank, sample.step
+        phases = {f"phase_{phase}_us": (sample.phases_us or {}).get(phase) for phase in _PHASES}
+        yield {
+            **_fields(sample, (*_STEP_FIELDS, "effective_tokens", "peak_memory_bytes", "traffic")),
+            "counted": int(sample.step in counted),
+            **phases,
+            **(_fields(ddp[key], _DDP_FIELDS, "ddp_") if key in ddp else {}),
+            **({"device_wait_us": waits[key].wait_us} if key in waits else {}),
+            "loss": losses.get(key),
+        }
+
+
+def _network(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a card and sample: its counters as they were read, and the rates since the sample before."""
+    rates: dict[tuple[str, int], CardRate] = {
+        (ifname, rate.sample.mono_ns): rate
+        for ifname, taken in card_rates(node.of(NicSample)).items()
+        for rate in taken
+    }
+    for sample in node.of(NicSample):
+        rate = rates.get((sample.ifname, sample.mono_ns))
+        yield {
+            **_fields(sample, ("time_s", "mono_ns", "ifname", *_NIC_FIELDS)),
+            "in_gbit_per_s": rate.in_gbit_per_s if rate else None,
+            "out_gbit_per_s": rate.out_gbit_per_s if rate else None,
+            "link_gbit_per_s": node.link_gbit_per_s if sample.ifname == node.ifname else None,
+        }
+
+
+def _gpus(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    for sample in node.of(GpuSample):
+        yield {**_fields(sample, sample.__struct_fields__), "throttle": " ".join(sample.throttle)}
+
+
+def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a sample, with the counters of TCP and of the job's cgroup that were read at the same time."""
+    tcp = {one.mono_ns: one for one in node.of(TcpSample)}
+    cgroups = {one.mono_ns: one for one in node.of(CgroupSample)}
+    for sample in node.of(CpuSample):
+        at = sample.mono_ns
+        segments = ("sent_segments", "retransmitted_segments")
+        yield {
+            **_fields(sample, sample.__struct_fields__),
+            **(_fields(tcp[at], segments, "tcp_") if at in tcp else {}),
+            **(_fields(cgroups[at], _CGROUP_FIELDS, "cgroup_") if at in cgroups else {}),
+        }
+
+
+def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a worker and iteration of a collective test."""
+    names = ("rank", "local_rank", "index", "collective", "dtype", "redop", "size_bytes", "count", "num_wrong")
+    for sample in node.of(CollectiveSample):
+        fields = _fields(sample, names)
+        for iteration, time_us in enumerate(sample.times_us, 1):
+            yield {**fields, "iteration": iteration, "time_us": time_us}
+
+
+def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a kind of call of what a step calls; `traffic` is what steps.csv names."""
+    groups = {(one.rank, one.group): one for one in node.of(GroupSample)}
+    for sample in node.of(TrafficSample):
+        for call in sample.calls:
+            group = groups.get((sample.rank, call.group))
+            yield {
+                **_fields(sample, ("rank", "traffic")),
+                **_fields(call, call.__struct_fields__),
+                "backend": group.backend if group else None,
+                "group_ranks": " ".join(map(str, group.ranks)) if group else None,
+            }
+
+
+_Rows = Callable[[Observed, ObservedNode], Iterator[_Row]]
+_CPU_FIELDS = CpuSample.__struct_fields__
+_KINDS: dict[str, tuple[_Rows, tuple[str, ...]]] = {
+    "steps.csv": (
+        _steps,
+        (
+            *_STEP_FIELDS,
+            "effective_tokens",
+            "peak_memory_bytes",
+            "traffic",
+            "counted",
+            *(f"phase_{phase}_us" for phase in _PHASES),
+            *(f"ddp_{name}" for name in _DDP_FIELDS),
+            "device_wait_us",
+            "loss",
+        ),
+    ),
+    "network.csv": (
+        _network,
+        ("time_s", "mono_ns", "ifname", *_NIC_FIELDS, "in_gbit_per_s", "out_gbit_per_s", "link_gbit_per_s"),
+    ),
+    "gpus.csv": (_gpus, GpuSample.__struct_fields__),
+    "cpu.csv": (
+        _cpu,
+        (
+            *_CPU_FIELDS,
+            "tcp_sent_segments",
+            "tcp_retransmitted_segments",
+            *(f"cgroup_{name}" for name in _CGROUP_FIELDS),
+        ),
+    ),
+    "collectives.csv": (
+        _collectives,
+        (
+            "rank",
+            "local_rank",
+            "index",
+            "collective",
+            "dtype",
+            "redop",
+            "size_bytes",
+            "count",
+            "num_wrong",
+            "iteration",
+            "time_us",
+        ),
+    ),
+    "calls.csv": (
+        _calls,
+        ("rank", "traffic", "op", "group", "size_bytes", "count", "source", "backend", "group_ranks"),
+    ),
+}
+FILES = tuple(_KINDS)
+
+
+def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
+    """The text of each file by its name; the runs stand below each other, told apart by `run_id`.
+
+    Every file has its header, whether or not there is anything to put below it.
+    """
+    runs = list(runs)
+    return {name: _file(runs, rows, columns) for name, (rows, columns) in _KINDS.items()}
+
+
+def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=(*_NODE, *columns), lineterminator="\n")
+    writer.writeheader()
+    for observed in runs:
+        for node in observed.nodes:
+            place = {"run_id": observed.run_id, "node": node.name, "node_rank": node.node_rank}
+            for row in rows(observed, node):
+                writer.writerow({name: harmless(value) for name, value in (place | row).items()})
+    return text.getvalue()
+
+
+def harmless(value: object) -> object:
+    """A cell as it is, text that a spreadsheet would calculate told to be text."""
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

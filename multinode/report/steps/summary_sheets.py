@@ -1,0 +1,237 @@
+"""summary_sheets: a Summary as tables of text, what matters most first. What terminal and page both show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.steps.summary import Summary
+from multinode.report.steps.machine_sheets import card_sheet, gpu_sheet, processor_sheet
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent
+
+__all__ = ["PARTS", "bytes_sheet", "calls_sheet", "summary_sheets", "verdict_sheet"]
+
+# The parts of a step, as WorkerSplit names them, in the order in which they are shown.
+PARTS = {
+    "compute_ms": "compute",
+    "exposed_ms": "exposed communication",
+    "wait_ms": "wait for stragglers",
+    "data_ms": "data",
+    "optimizer_ms": "optimizer",
+    "host_ms": "host",
+}
+_BAR = 30
+_MOST_CALLS = 8
+
+
+def summary_sheets(summary: Summary) -> list[Sheet]:
+    """Verdict, speed, split of the step, communication, machines, and what is missing; an empty one is left out."""
+    sheets = [
+        verdict_sheet(summary),
+        _speed_sheet(summary),
+        _split_sheet(summary),
+        _communication_sheet(summary),
+        bytes_sheet(summary),
+        calls_sheet(summary),
+        card_sheet(summary.nodes),
+        processor_sheet(summary.nodes),
+        gpu_sheet(summary.nodes),
+        _missing_sheet(summary),
+    ]
+    return [sheet for sheet in sheets if sheet.rows]
+
+
+def verdict_sheet(summary: Summary) -> Sheet:
+    """What holds the training up, who is late, and what to do about it."""
+    return Sheet(title="verdict", rows=tuple(_verdict(summary)))
+
+
+def bytes_sheet(summary: Summary) -> Sheet:
+    """Bytes of a step by calls, by the backend's algorithms, and by the card; why they differ below."""
+    told = summary.comm.bytes_per_step
+    if told.calls is None and told.expected is None and told.card is None:
+        return Sheet(title="bytes of a step")
+    columns = (Column("calls ask for", "MB"), Column("expected of the card", "MB"), Column("card counted", "MB"))
+    return Sheet(
+        title="bytes of a step, one way, of the busiest",
+        columns=columns,
+        rows=((megabytes(told.calls), megabytes(told.expected), megabytes(told.card)),),
+        notes=summary.comm.explained,
+    )
+
+
+def calls_sheet(summary: Summary) -> Sheet:
+    """What the busiest worker calls in a step."""
+    calls = summary.comm.calls
+    rows = [
+        (
+            call.op + (" (DDP bucket)" if call.source == "ddp" else ""),
+            str(call.ranks),
+            str(call.nodes),
+            call.backend or UNKNOWN,
+            figure(call.count, ".4g"),
+            megabytes(call.size_bytes),
+            megabytes(call.size_bytes * call.count),
+        )
+        for call in calls[:_MOST_CALLS]
+    ]
+    left = len(calls) - len(rows)
+    return Sheet(
+        title="collectives that a worker calls in a step",
+        columns=(
+            Column("call", words=True),
+            Column("workers"),
+            Column("nodes"),
+            Column("backend", words=True),
+            Column("times"),
+            Column("size", "MB"),
+            Column("together", "MB"),
+        ),
+        rows=tuple(rows),
+        notes=(f"and {left} smaller ones",) if left > 0 else (),
+    )
+
+
+def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
+    if summary.bottleneck is not None and summary.bottleneck.sentence:
+        yield "bottleneck", summary.bottleneck.sentence
+    for late in summary.stragglers:
+        ranks = ", ".join(map(str, late.ranks))
+        cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
+        waits = f"the others wait {late.late_ms:.1f} ms a step for it ({percent(late.share)})"
+        yield "straggler", f"{late.node} (rank {ranks}): {waits}{cause}"
+        for sentence in late.evidence:
+            yield "", sentence
+        if late.hint:
+            yield "hint", late.hint
+
+
+def _speed_sheet(summary: Summary) -> Sheet:
+    return Sheet(title="speed", rows=tuple(_speed(summary)))
+
+
+def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
+    if summary.steps:
+        yield "steps", f"{summary.steps} recorded, {summary.steady_steps} count: {summary.rule}"
+    if summary.step_time_ms is not None:
+        spread = summary.step_time_ms
+        yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
+    if summary.samples_per_s is not None:
+        yield "samples/s", f"{summary.samples_per_s:.1f} (all workers)"
+    if summary.tokens_per_s is not None or summary.effective_tokens_per_s is not None:
+        yield "tokens/s", _padded(summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
+    if summary.tgs is not None or summary.effective_tgs is not None:
+        yield "TGS", _padded(summary.tgs, summary.effective_tgs) + " (tokens/s a worker)"
+    yield from _utilisation(summary)
+    if summary.first_loss is not None and summary.last_loss is not None:
+        yield "loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}"
+    if summary.parameters is not None and summary.trainable is not None:
+        yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} of them trained"
+
+
+def _padded(padded: float | None, effective: float | None) -> str:
+    parts = [(padded, "padding counted"), (effective, "without padding")]
+    return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
+
+
+def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
+    used = summary.utilisation
+    if used is None:
+        return
+    yield "TFLOP/s", f"{used.model_tflops:.1f} a GPU for the model, {used.hardware_tflops:.1f} computed; {used.rule}"
+    if used.mfu is not None and used.hfu is not None:
+        yield "MFU, HFU", f"{percent(used.mfu)}, {percent(used.hfu)} of {used.denominator}"
+    else:
+        yield "MFU, HFU", f"{UNKNOWN}: {used.denominator}"
+
+
+def _split_sheet(summary: Summary) -> Sheet:
+    mean = summary.split.mean
+    if mean is None:
+        return Sheet(title="where a step goes")
+    return Sheet(
+        title="where a step goes",
+        columns=(Column("part", words=True), Column("time", "ms"), Column("of the step"), Column("", words=True)),
+        rows=tuple(_part(mean, getattr(mean, field), name) for field, name in PARTS.items()),
+        notes=(summary.split.rule,) if summary.split.rule else (),
+    )
+
+
+def _part(mean: WorkerSplit, part_ms: float | None, name: str) -> tuple[str, ...]:
+    share = part_ms / mean.step_ms if part_ms is not None and mean.step_ms > 0 else None
+    bar = "" if share is None else "#" * round(_BAR * min(1.0, max(0.0, share)))
+    return name, figure(part_ms), percent(share), bar
+
+
+def _communication_sheet(summary: Summary) -> Sheet:
+    return Sheet(title="communication", rows=tuple(_communication(summary)))
+
+
+def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
+    comm = summary.comm
+    if summary.strategy != "unknown":
+        yield "strategy", summary.strategy
+    if comm.exposed_ms is not None:
+        share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
+        yield "exposed", f"{comm.exposed_ms:.1f} ms a step{share}"
+    if comm.overlap is not None:
+        yield "overlap", f"{percent(comm.overlap)} of the communication is hidden by computation"
+    yield from _bandwidth(summary)
+    yield from _window(summary)
+
+
+def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:
+    seen = summary.comm.in_training
+    if seen.busbw_gb_per_s is None:
+        return
+    words = f"{seen.busbw_gb_per_s:.3f} GB/s in training"
+    if seen.source is not None:
+        words += f" (by {seen.source})"
+    if seen.alone is not None:
+        words += f", {seen.alone.busbw_gb_per_s:.3f} GB/s alone (nccl-test {seen.alone.run_id})"
+    yield "busbw", seen.sentence or words
+
+
+def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
+    trace = summary.trace
+    if trace is None:
+        return
+    parts = [
+        f"{trace.comm_ms:.1f} ms communication a step" if trace.comm_ms is not None else "",
+        f"{trace.exposed_ms:.1f} ms of it exposed" if trace.exposed_ms is not None else "",
+        f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
+        f"busbw {trace.busbw_gb_per_s:.3f} GB/s" if trace.busbw_gb_per_s is not None else "",
+    ]
+    said = ", ".join(part for part in parts if part)
+    if said:
+        yield "trace window", said
+    if trace.agreement:
+        yield "" if said else "trace window", trace.agreement
+
+
+def _missing_sheet(summary: Summary) -> Sheet:
+    """What could not be told, by the reason: one reason often takes several figures away."""
+    names: dict[str, dict[str, None]] = {}
+    for name, reason in _missing(summary):
+        names.setdefault(reason, {})[name] = None
+    return Sheet(
+        title="missing",
+        columns=(Column("figure", words=True), Column("why", words=True)),
+        rows=tuple((", ".join(named), reason) for reason, named in names.items()),
+    )
+
+
+def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Those of the whole, then those of its parts that are told nowhere above, each node's by its name."""
+    yield from summary.missing.items()
+    known = set(summary.missing)
+    for missing in (summary.comm.missing, summary.split.missing, summary.trace.missing if summary.trace else {}):
+        yield from ((name, reason) for name, reason in missing.items() if name not in known)
+        known |= set(missing)
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for node in summary.nodes:
+        for told in node.missing.items():
+            nodes.setdefault(told, []).append(node.node)
+    for (name, reason), where in nodes.items():
+        everywhere = len(where) == len(summary.nodes)
+        yield name if everywhere else f"{name} ({', '.join(where)})", reason

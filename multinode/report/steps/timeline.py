@@ -1,0 +1,152 @@
+"""timeline: step time, network, GPUs and processors of all nodes over one time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from plotly.graph_objects import Figure, Scatter
+from plotly.subplots import make_subplots
+
+from multinode.analyse.run.observed import Observed, ObservedNode
+from multinode.core.run.samples import CpuSample, GpuSample, NicSample, StepSample
+from multinode.report.steps.card_rates import card_rates
+from multinode.report.render.page import PALETTE
+from multinode.report.steps.run_charts import label
+from multinode.report.render.thinning import thinned
+
+__all__ = ["begun_s", "timeline"]
+
+_GPU_LANES: tuple[tuple[str, Callable[[GpuSample], float | None]], ...] = (
+    ("SM (%)", lambda sample: sample.sm_percent),
+    ("power (W)", lambda sample: sample.power_w),
+    ("clock (MHz)", lambda sample: sample.sm_clock_mhz),
+    ("memory (GiB)", lambda sample: sample.memory_used_gib),
+    ("temp (C)", lambda sample: sample.temperature_c),
+)
+# Lines of one node have its colour; what it has several of is told apart by these.
+_DASHES = ("solid", "dot", "dash", "dashdot")
+_LONG_DASH = "longdash"
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a lane.
+
+    Attributes:
+        node: position of the node, which gives the colour.
+        name: what it is called.
+        points: time and value.
+        dash: how it is drawn.
+    """
+
+    node: int
+    name: str
+    points: Sequence[tuple[float, float | None]]
+    dash: str = "solid"
+
+
+def timeline(observed: Observed) -> tuple[Figure, int] | None:
+    """The lanes below each other, and how many there are; None where nothing was sampled.
+
+    Time is in seconds since the end of the run's first step, each node's by its own wall clock.
+    """
+    begun = begun_s(observed)
+    if begun is None:
+        return None
+    lanes = [(title, list(lines)) for title, lines in _lanes(observed, begun)]
+    lanes = [(title, kept) for title, lines in lanes if (kept := [line for line in lines if _tells(line)])]
+    if not lanes:
+        return None
+    figure = make_subplots(rows=len(lanes), cols=1, shared_xaxes=True, vertical_spacing=0.12 / len(lanes))
+    # A click on a node in the legend takes all its lines away.
+    named: set[int] = set()
+    for row, (title, lines) in enumerate(lanes, 1):
+        for line in lines:
+            figure.add_trace(_scatter(line, first=line.node not in named), row=row, col=1)
+            named.add(line.node)
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
+    window = _window(observed, begun)
+    if window is not None:
+        figure.add_vrect(x0=window[0], x1=window[1], fillcolor="rgba(128,128,128,0.12)", line_width=0)
+    figure.update_xaxes(title_text="seconds since the run's first step", row=len(lanes), col=1)
+    return figure, len(lanes)
+
+
+def begun_s(observed: Observed) -> float | None:
+    """Wall clock at the end of the run's first step, else at the first sample of a machine; None without either."""
+    if observed.steps:
+        return min(sample.time_s for sample in observed.steps[min(observed.steps)].values())
+    kinds = (NicSample, CpuSample, GpuSample)
+    samples = (sample for node in observed.nodes for sample in node.samples)
+    return min((sample.time_s for sample in samples if isinstance(sample, kinds)), default=None)
+
+
+def _lanes(observed: Observed, begun: float) -> Iterator[tuple[str, Iterator[_Line]]]:
+    nodes = list(enumerate(observed.nodes))
+    yield "step (ms)", (_step_line(index, node, begun) for index, node in nodes)
+    yield "net in<br>(Gbit/s)", (line for index, node in nodes for line in _card_lines(index, node, begun, "in"))
+    yield "net out<br>(Gbit/s)", (line for index, node in nodes for line in _card_lines(index, node, begun, "out"))
+    for title, value in _GPU_LANES:
+        yield title, (line for index, node in nodes for line in _gpu_lines(index, node, begun, value))
+    yield "CPU (%)", (_cpu_line(index, node, begun) for index, node in nodes)
+
+
+def _step_line(index: int, node: ObservedNode, begun: float) -> _Line:
+    """Of the node's first worker: they end a step together."""
+    steps = [sample for sample in node.of(StepSample) if sample.rank == node.ranks[0]]
+    points = [(one.time_s - begun, one.step_time_us / 1000) for one in steps if one.step_time_us is not None]
+    return _Line(node=index, name=node.name, points=points)
+
+
+def _card_lines(index: int, node: ObservedNode, begun: float, way: str) -> Iterator[_Line]:
+    cards = card_rates(node.of(NicSample))
+    for order, (ifname, rates) in enumerate(sorted(cards.items())):
+        values = [rate.in_gbit_per_s if way == "in" else rate.out_gbit_per_s for rate in rates]
+        points = [(rate.sample.time_s - begun, value) for rate, value in zip(rates, values, strict=True)]
+        yield _Line(node=index, name=f"{node.name} {ifname}", points=points, dash=_DASHES[order % len(_DASHES)])
+        if node.link_gbit_per_s is not None and ifname == node.ifname and points:
+            level = [(points[0][0], node.link_gbit_per_s), (points[-1][0], node.link_gbit_per_s)]
+            yield _Line(node=index, name=f"{node.name} link rate", points=level, dash=_LONG_DASH)
+
+
+def _gpu_lines(
+    index: int, node: ObservedNode, begun: float, value: Callable[[GpuSample], float | None]
+) -> Iterator[_Line]:
+    gpus: dict[int, list[GpuSample]] = {}
+    for sample in node.of(GpuSample):
+        gpus.setdefault(sample.index, []).append(sample)
+    for order, (gpu, samples) in enumerate(sorted(gpus.items())):
+        points = [(sample.time_s - begun, value(sample)) for sample in samples]
+        yield _Line(node=index, name=f"{node.name} GPU {gpu}", points=points, dash=_DASHES[order % len(_DASHES)])
+
+
+def _cpu_line(index: int, node: ObservedNode, begun: float) -> _Line:
+    points = [(sample.time_s - begun, sample.busy_percent) for sample in node.of(CpuSample)]
+    return _Line(node=index, name=node.name, points=points)
+
+
+def _tells(line: _Line) -> bool:
+    return any(value is not None for _, value in line.points)
+
+
+def _scatter(line: _Line, *, first: bool) -> Scatter:
+    xs, ys = thinned([at for at, _ in line.points], [value for _, value in line.points])
+    return Scatter(
+        x=xs,
+        y=ys,
+        mode="lines",
+        name=label(line.name),
+        legendgroup=str(line.node),
+        showlegend=first,
+        line={"dash": line.dash, "color": PALETTE[line.node % len(PALETTE)], "width": 1.5},
+    )
+
+
+def _window(observed: Observed, begun: float) -> tuple[float, float] | None:
+    """From the beginning of the first step that counts to the end of the last."""
+    if not observed.counted:
+        return None
+    first = observed.steps[observed.counted[0]].values()
+    last = observed.steps[observed.counted[-1]].values()
+    since = min(sample.time_s - (sample.step_time_us or 0.0) / 1e6 for sample in first)
+    return since - begun, max(sample.time_s for sample in last) - begun

@@ -1,0 +1,1 @@
+"""advise: what pays, and trying it."""

@@ -1,0 +1,190 @@
+"""advise: stored runs -> Counsel: which change pays, by how much, and what it costs. Reads disk; prints nothing.
+
+`measured_job` is the job that these runs trained; trying advice with it on the nodes is `try_advice`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from multinode.analyse.advice.advice import Counsel, advise, advise_notes
+from multinode.analyse.prediction.evidence import Evidence
+from multinode.analyse.prediction.record import Record, job_of, settings_of
+from multinode.analyse.prediction.scenarios import back_tested, trusted
+from multinode.analyse.advice.situation import Room, Situation
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.job.workload import Workload
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.core.job.job import LlamaFactoryJob, named_paths
+from multinode.core.run.plan import LaunchPlan
+from multinode.errors import UsageError
+from multinode.store.run_directory import RunDirectory, list_runs
+from multinode.workflows.prediction.predict import evidence_of
+
+__all__ = ["advise_runs", "measured_job"]
+
+_COUNSEL, _CONTRAST = "advice.json", "contrast.json"
+
+
+class _Side(msgspec.Struct, frozen=True):
+    """What is read of a contrast's side here."""
+
+    run_ids: tuple[str, ...] = ()
+
+
+class _Contrast(msgspec.Struct, frozen=True):
+    """What is read of a contrast here; one of an earlier release names its runs otherwise."""
+
+    baseline: _Side = _Side()
+    candidate: _Side = _Side()
+
+
+class _Path(msgspec.Struct, frozen=True):
+    """What is read of a path on a node here."""
+
+    path: str
+
+
+class _Paths(msgspec.Struct, frozen=True):
+    """What is read of a node's facts here."""
+
+    paths: tuple[_Path, ...] = ()
+
+
+def advise_runs(
+    root: Path, names: Sequence[str], *, link_gbit_per_s: float | None = None, link_measured: float | None = None
+) -> Counsel:
+    """What would change the training that was measured, best first.
+
+    Args:
+        root: directory of all runs.
+        names: an id each, the beginning of one, or `last`; of runs that tried advice, those that it was made from.
+        link_gbit_per_s: as if the nodes had this link; None takes the one that was measured.
+        link_measured: rate of the link that they did have, where their cards did not say it.
+
+    Raises:
+        UsageError: there is no such run, or they tell too little.
+        MultinodeError: a file of one cannot be read.
+    """
+    names = list(dict.fromkeys(found for name in names for found in _sources(root, name)))
+    evidence = evidence_of(root, names, link_measured)
+    tested = back_tested(evidence)
+    directories = [RunDirectory.open(root, name) for name in names]
+    today = _situation(trusted(evidence, tested), directories, link_gbit_per_s)
+    advice = advise(today)
+    notes = [*evidence.notes, *advise_notes(today), *([tested.sentence] if tested.tested else [])]
+    return Counsel(
+        runs=tuple(names),
+        sources=evidence.sources,
+        settings=today.settings,
+        today=today.outlook(),
+        measured_samples_per_s=today.measured_samples_per_s,
+        advice=advice,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def measured_job(root: Path, counsel: Counsel) -> LlamaFactoryJob:
+    """The job that was measured as it stands, as it went to the nodes: with its overrides, and cut short as it was.
+
+    Raises:
+        UsageError: it was a script's, or its files are not stored.
+        MultinodeError: a file of a run cannot be read.
+    """
+    for name in counsel.runs:
+        directory = RunDirectory.open(root, name)
+        record = _record(directory)
+        job = job_of(record) if record is not None else None
+        if record is not None and job is not None and settings_of(record) == counsel.settings:
+            looked_at = {one.path for node in directory.read("facts.json", list[_Paths]) or () for one in node.paths}
+            local = tuple(path for path in named_paths(job) if path in looked_at)
+            return msgspec.structs.replace(job, local_paths=local)
+    raise UsageError(
+        "the job that was measured is not stored with its runs, or is a script",
+        hint="name it: --job FILE, or the script after --",
+    )
+
+
+def _sources(root: Path, name: str) -> tuple[str, ...]:
+    """The run itself; of one that tried advice, the runs that this was made from; of a contrast, its sides'."""
+    directory = RunDirectory.open(root, name)
+    counsel = directory.read(_COUNSEL, Counsel)
+    if counsel is not None:
+        return counsel.runs
+    contrast = directory.read(_CONTRAST, _Contrast)
+    found = (*contrast.baseline.run_ids, *contrast.candidate.run_ids) if contrast is not None else ()
+    return found or (directory.run_id,)
+
+
+def _situation(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_per_s: float | None) -> Situation:
+    scenario, measured = evidence.today, evidence.today_samples_per_s
+    if link_gbit_per_s is not None and link_gbit_per_s != scenario.link.gbit_per_s:
+        link = msgspec.structs.replace(scenario.link, gbit_per_s=link_gbit_per_s)
+        scenario, measured = msgspec.structs.replace(scenario, link=link), None
+    alike = list(_as_today(evidence, directories))
+    return Situation(
+        calibration=evidence.calibration,
+        scenario=scenario,
+        settings=evidence.subject.settings,
+        subject=evidence.subject,
+        deepspeed=_deepspeed(evidence),
+        room=_room(alike) or _unmeasured_room(directories),
+        slots=_slots(directories),
+        measured_samples_per_s=measured,
+        stragglers=alike[-1].stragglers if alike else (),
+    )
+
+
+def _as_today(evidence: Evidence, directories: Sequence[RunDirectory]) -> Iterator[Summary]:
+    """Of the runs in just the settings that advice starts from, in whichever order they were named, the newest last."""
+    stored = {path.name: place for place, path in enumerate(list_runs(directories[0].path.parent))}
+    for directory in sorted(directories, key=lambda one: stored.get(one.run_id, -1)):
+        record = _record(directory)
+        if record is None or record.summary is None or record.layout != evidence.today.layout:
+            continue
+        if settings_of(record) == evidence.subject.settings:
+            yield record.summary
+
+
+def _record(directory: RunDirectory) -> Record | None:
+    plan = directory.read("plan.json", LaunchPlan)
+    if plan is None:
+        return None
+    return Record(
+        plan=plan,
+        summary=directory.read("summary.json", Summary),
+        workload=directory.read("workload.json", Workload),
+    )
+
+
+def _deepspeed(evidence: Evidence) -> DeepSpeedConfig | None:
+    job = evidence.subject.job
+    return parse_deepspeed(job.deepspeed_text) if job is not None and job.deepspeed_text is not None else None
+
+
+def _room(summaries: Sequence[Summary]) -> Room | None:
+    """The smallest of the GPUs, and the most that a worker took of one; None without GPUs."""
+    nodes = [node for summary in summaries for node in summary.nodes if node.gpus]
+    totals = [gpu.memory_total_gib for node in nodes for gpu in node.gpus if gpu.memory_total_gib is not None]
+    if not totals:
+        return None
+    peaks = [peak for node in nodes for peak in node.peak_worker_memory_gib.values()]
+    return Room(total_gib=min(totals), peak_gib=max(peaks, default=None))
+
+
+def _unmeasured_room(directories: Sequence[RunDirectory]) -> Room | None:
+    """Of the same GPUs in other settings, whose peak says nothing of these."""
+    found = [one for directory in directories if (one := directory.read("summary.json", Summary)) is not None]
+    room = _room(found)
+    return msgspec.structs.replace(room, peak_gib=None) if room is not None else None
+
+
+def _slots(directories: Sequence[RunDirectory]) -> tuple[int | None, ...]:
+    """Of the hostfile's nodes, as the run with the most of them has it: one node alone may have had other GPUs."""
+    clusters = [one for directory in directories if (one := directory.read("cluster.json", Cluster)) is not None]
+    nodes: tuple[Node, ...] = max((one.nodes for one in reversed(clusters)), key=len, default=())
+    return tuple(len(node.gpus) if node.slots is None and node.gpus is not None else node.slots for node in nodes)

@@ -1,0 +1,1 @@
+"""bench: measuring every worker's device."""

@@ -1,0 +1,1 @@
+"""check: probe, rules and connectivity."""

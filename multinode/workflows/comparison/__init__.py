@@ -1,0 +1,1 @@
+"""contrast, compare: measuring two sides, or taking two stored runs."""

@@ -1,0 +1,1 @@
+"""sweep, table, import: measuring a grid of cells, resuming it, and its table."""

@@ -1,0 +1,1 @@
+"""predict: what stored runs or published figures say of other settings."""

@@ -1,0 +1,156 @@
+"""predict: stored runs, or published figures, and what is asked -> Forecast. Reads disk; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.analyse.prediction.evidence import Evidence, gather
+from multinode.analyse.prediction.figures import evidence_of_figures
+from multinode.analyse.prediction.forecast import Ask, Forecast
+from multinode.analyse.prediction.record import Record, job_of
+from multinode.analyse.prediction.scenarios import make_forecast, refuse_unusable
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.job.workload import Workload
+from multinode.core.run.plan import LaunchPlan
+from multinode.decoding import decode_json
+from multinode.errors import MultinodeError, UsageError
+from multinode.store.figures import load_figures
+from multinode.store.run_directory import RunDirectory, list_runs
+from multinode.store.text_file import read_text
+
+__all__ = ["evidence_of", "forecast_figures", "forecast_runs"]
+
+_CONTRAST = "contrast.json"
+# Stored runs that are read beside those that were named: the newest.
+_MOST_OTHERS = 200
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """What is read of a node's facts here."""
+
+    model: dict[str, Any] | None = None
+
+
+def forecast_runs(root: Path, names: Sequence[str], ask: Ask | None = None) -> Forecast:
+    """Predict from stored runs.
+
+    Args:
+        root: directory of all runs.
+        names: of runs, as `evidence_of` takes them.
+        ask: what is to be predicted; None is the usual links for what was measured.
+
+    Raises:
+        UsageError: there is no such run, they tell too little, or what is asked for cannot be.
+    """
+    ask = ask or Ask()
+    refuse_unusable(ask)
+    return make_forecast(evidence_of(root, names, ask.link_measured), ask)
+
+
+def forecast_figures(path: Path, ask: Ask | None = None) -> Forecast:
+    """Predict from a file of published figures.
+
+    Raises:
+        UsageError: the file is not what it should be, or what is asked for cannot be.
+    """
+    try:
+        return make_forecast(evidence_of_figures(load_figures(path)), ask or Ask())
+    except UsageError as error:
+        if error.message.startswith(str(path)):
+            raise
+        raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def evidence_of(root: Path, names: Sequence[str], link_measured: float | None = None) -> Evidence:
+    """What stored runs tell.
+
+    Args:
+        root: directory of all runs.
+        names: an id each, the beginning of one, or `last`; a contrast stands for its runs.
+        link_measured: rate of their link in Gbit/s, where their cards did not say it.
+
+    Raises:
+        UsageError: there is no such run, or they tell too little.
+        MultinodeError: a file of one that was named cannot be read.
+    """
+    named = dict.fromkeys(path for name in names for path in _runs_of(RunDirectory.open(root, name)))
+    stored = list_runs(root)
+    order = {path: place for place, path in enumerate(stored)}
+    records = [_read(RunDirectory(path)) for path in sorted(named, key=lambda path: order.get(path, -1))]
+    found = [record for record in records if record is not None]
+    if not found:
+        raise UsageError(
+            f"nothing can be predicted from {', '.join(names) or 'no run'}: what was done in it is not stored",
+            hint="list them: multinode runs",
+        )
+    others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
+    return gather(found, list(_read_others(others)), link_measured)
+
+
+def _runs_of(directory: RunDirectory) -> list[Path]:
+    """A contrast's runs, in their order; of any other run itself."""
+    contrast = directory.read(_CONTRAST, dict[str, Any])
+    if contrast is None:
+        return [directory.path]
+    names = [*_side_runs(contrast.get("baseline")), *_side_runs(contrast.get("candidate"))]
+    root = directory.path.parent
+    found = [root / name for name in names if (root / name / "run.json").is_file()]
+    if not found:
+        raise UsageError(f"the runs of contrast {directory.run_id} are not stored", hint="list them: multinode runs")
+    return found
+
+
+def _side_runs(side: object) -> list[str]:
+    """Names of a side's runs: a file may hold anything, and a name is no path."""
+    if not isinstance(side, dict):
+        return []
+    names = side.get("run_ids", [side.get("run_id")])
+    return (
+        [name for name in names if isinstance(name, str) and name == Path(name).name] if isinstance(names, list) else []
+    )
+
+
+def _read(directory: RunDirectory) -> Record | None:
+    plan = directory.read("plan.json", LaunchPlan)
+    if plan is None:
+        return None
+    facts = directory.read("facts.json", list[_Model]) or []
+    record = Record(
+        plan=plan,
+        summary=directory.read("summary.json", Summary),
+        workload=directory.read("workload.json", Workload),
+        sweep=directory.read("nccl-test.json", SweepReport),
+        model=facts[0].model if facts else None,
+    )
+    if record.model is None and record.workload is None:
+        # Older releases did not keep it with the run.
+        return msgspec.structs.replace(record, model=_model_here(record))
+    return record
+
+
+def _model_here(record: Record) -> dict[str, Any] | None:
+    """The config.json of its model, where the directory that the job names is on this machine too."""
+    job = job_of(record)
+    name = job.config.get("model_name_or_path") if job is not None else None
+    if not isinstance(name, str):
+        return None
+    try:
+        return decode_json(read_text(Path(name) / "config.json", "the model"), dict[str, Any])
+    except (UsageError, msgspec.DecodeError):
+        return None
+
+
+def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
+    for path in paths:
+        try:
+            record = _read(RunDirectory(path))
+        except MultinodeError:
+            # Of another release: what it measured is not worth failing a prediction that does not need it.
+            continue
+        if record is not None:
+            yield record

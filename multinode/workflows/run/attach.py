@@ -1,0 +1,202 @@
+"""attach, stop: taking up a run that goes on on its nodes. Prints nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.run.plan import LaunchPlan, node_run_id
+from multinode.core.run.run import NodeRun, Run
+from multinode.decoding import convert
+from multinode.errors import MultinodeError, NodeFailed, UsageError
+from multinode.launch.execute import execute
+from multinode.launch.request import ExecuteOptions
+from multinode.launch.stop_request import StopRequest
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport
+from multinode.transport.outcomes import gather
+from multinode.workflows.run.launch import Launched, Outside
+from multinode.workflows.run.observe import summarise_run
+from multinode.workflows.run.traces import fetch_traces
+
+__all__ = ["Known", "attach", "find_known", "find_on_nodes", "stop"]
+
+_ANSWER_S = 30.0
+_WAIT_S = 0.2
+
+_Kind = TypeVar("_Kind")
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that can be taken up.
+
+    Attributes:
+        run: its record, as it was last written here.
+        plan: what was done.
+        cluster: its nodes, in the plan's order.
+        directory: where it lies here.
+    """
+
+    run: Run
+    plan: LaunchPlan
+    cluster: Cluster
+    directory: Path
+
+
+class _RunOnNode(msgspec.Struct, frozen=True):
+    run_id: str
+    created_s: float = 0.0
+
+
+class _RunsOnNode(msgspec.Struct, frozen=True):
+    runs: tuple[_RunOnNode, ...]
+    plan: LaunchPlan | None = None
+
+
+def find_known(runs: Path, run_id: str) -> Known:
+    """A run of this machine, by its id or the beginning of it.
+
+    Raises:
+        UsageError: there is none, or nothing of it runs on nodes.
+    """
+    directory = RunDirectory.open(runs, run_id)
+    run = directory.read("run.json", Run)
+    plan = directory.read("plan.json", LaunchPlan)
+    hostfile = directory.path / "hostfile.txt"
+    if run is None or plan is None or not hostfile.is_file():
+        raise UsageError(f"run {directory.run_id} has no nodes of its own", hint="its parts are runs: multinode runs")
+    cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
+    return Known(run=run, plan=plan, cluster=_in_order(cluster, plan), directory=directory.path)
+
+
+def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> Known:
+    """A run that another machine started, from what its nodes keep; a directory for it is made here.
+
+    Raises:
+        UsageError: no node knows it.
+        NodeError, NodeFailed: node 0 could not be asked.
+    """
+    first = cluster.nodes[0]
+    request = {"schema": 1, "run_id": node_run_id(run_id, 0)}
+    found = _read(agent.call(first, "runs", request, deadline_s=_ANSWER_S), _RunsOnNode, first.name)
+    if not found.runs or found.plan is None:
+        hint = f"what it has: ssh {first.name} ls .multinode/runs"
+        raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
+    directory = RunDirectory.create(runs, run_id)
+    nodes = _in_order(cluster, found.plan)
+    run = Run(
+        run_id=run_id,
+        job=found.plan.job,
+        engine=found.plan.engine,
+        status="running",
+        started_s=found.runs[0].created_s,
+        world_size=found.plan.world_size,
+        nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in found.plan.nodes),
+        detached=True,
+    )
+    directory.write_cluster(nodes, hostfile)
+    directory.write("plan.json", found.plan)
+    directory.write("run.json", run)
+    return Known(run=run, plan=found.plan, cluster=nodes, directory=directory.path)
+
+
+def attach(
+    known: Known,
+    outside: Outside,
+    *,
+    leave: bool = False,
+    stall_s: float | None = 300.0,
+    on_stall: Literal["report", "stop"] = "report",
+) -> Launched:
+    """Follow a run to its end, from where an earlier controller left it.
+
+    A request to stop ends the following alone where the run is detached, or `leave` says so. `stall_s` and `on_stall`
+    are as in `ExecuteOptions`.
+
+    Raises:
+        UsageError: another process follows it.
+    """
+    leave = leave or known.run.detached
+    return _take_up(known, outside, ExecuteOptions(leave_on_stop=leave, stall_s=stall_s, on_stall=on_stall))
+
+
+def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
+    """Stop a run on all its nodes and see that nothing of it is left.
+
+    Where another process follows it, that one records the end; it is waited for.
+
+    Raises:
+        MultinodeError: a node could not be asked, or the end was not recorded in time.
+    """
+    directory = RunDirectory(known.directory)
+    if not directory.is_followed:
+        request = StopRequest()
+        request.ask("stop")
+        return _take_up(known, outside.with_stop(request), ExecuteOptions(grace_s=grace_s))
+
+    def ask(node: Node) -> None:
+        rank = next(one.node_rank for one in known.plan.nodes if one.node == node.name)
+        order = {"schema": 1, "run_id": node_run_id(known.run.run_id, rank), "grace_s": grace_s}
+        outside.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
+
+    gather(known.cluster.nodes, ask, deadline_s=grace_s + 2 * _ANSWER_S).require()
+    end = time.monotonic() + _ANSWER_S
+    while time.monotonic() < end:
+        run = directory.read("run.json", Run)
+        if run is not None and run.status != "running":
+            return Launched(
+                run=run, summary=summarise_run(directory, known.plan), plan=known.plan, directory=directory.path
+            )
+        time.sleep(_WAIT_S)
+    raise MultinodeError(f"run {known.run.run_id} has stopped on its nodes, and who follows it does not record that")
+
+
+def _take_up(known: Known, outside: Outside, options: ExecuteOptions) -> Launched:
+    """Follow it; of the options, lease and kind are the run's own."""
+    directory = RunDirectory(known.directory)
+    if known.run.status != "running":
+        summary = summarise_run(directory, known.plan)
+        return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory.path)
+    lease_s = None if known.run.detached else known.run.lease_s
+    options = msgspec.structs.replace(options, lease_s=lease_s, kind=known.run.kind, attach=True)
+    with directory.following():
+        run = execute(
+            known.plan,
+            known.cluster,
+            agent=outside.agent,
+            directory=directory,
+            options=options,
+            stop=outside.stop,
+            observe=outside.observe,
+        )
+        fetch_traces(outside.agent, known.cluster, known.plan, directory, outside.say)
+        summary = summarise_run(directory, known.plan)
+    return Launched(run=run, summary=summary, plan=known.plan, directory=directory.path)
+
+
+def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
+    """The nodes of the plan, in its order.
+
+    Raises:
+        UsageError: the hostfile lacks one.
+    """
+    nodes = {node.name: node for node in cluster.nodes}
+    missing = [node.node for node in plan.nodes if node.node not in nodes]
+    if missing:
+        raise UsageError(
+            f"{cluster.source} lacks {', '.join(missing)}, where run {plan.run_id} is",
+            hint="name the hostfile that it was launched with: --hosts",
+        )
+    return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))
+
+
+def _read(record: object, kind: type[_Kind], node: str) -> _Kind:
+    try:
+        return convert(record, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error

@@ -1,0 +1,139 @@
+"""fetch: bring files that the job wrote on node 0 home, into the run's directory."""
+
+from __future__ import annotations
+
+import binascii
+import shutil
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from multinode.core.cluster.cluster import Node
+from multinode.decoding import convert
+from multinode.errors import ContactLost, MultinodeError, NodeFailed
+from multinode.transport.agent import AgentStream, AgentTransport
+from multinode.units import format_size
+
+__all__ = ["Fetched", "Wanted", "fetch_files"]
+
+_ANSWER_S = 60.0
+_DIR_MODE = 0o700
+
+_Kind = TypeVar("_Kind")
+
+
+class Fetched(msgspec.Struct, frozen=True, kw_only=True):
+    """What came home.
+
+    Attributes:
+        directory: where it lies.
+        files: names below it.
+        size_bytes: of all of them.
+    """
+
+    directory: Path
+    files: tuple[str, ...]
+    size_bytes: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    name: str
+    size_bytes: Annotated[int, Meta(ge=0)]
+
+
+class _Files(msgspec.Struct, frozen=True):
+    # As many as the agent sends at the most.
+    files: Annotated[tuple[_File, ...], Meta(max_length=100_000)]
+
+
+class _Data(msgspec.Struct, frozen=True):
+    file: int
+    data: bytes
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What shall come home.
+
+    Attributes:
+        node: from where.
+        paths: files and directories there.
+        cwd: where relative ones start.
+    """
+
+    node: Node
+    paths: tuple[str, ...]
+    cwd: str | None
+
+
+def fetch_files(
+    agent: AgentTransport, wanted: Wanted, to: Path, say: Callable[[str], None] = lambda _: None
+) -> Fetched:
+    """Copy files and directories of a node below `to`.
+
+    Raises:
+        NodeError, NodeFailed: a path is not there, or contact was lost.
+        MultinodeError: they cannot be written here.
+    """
+    request = {"schema": 1, "paths": list(wanted.paths), "cwd": wanted.cwd}
+    stream = agent.open(wanted.node, "fetch", request, deadline_s=_ANSWER_S)
+    try:
+        return _receive(stream, wanted.node, to, say)
+    except OSError as error:
+        raise MultinodeError(f"{to} cannot be written: {error.strerror}", hint=f"df -h {to}") from error
+    finally:
+        stream.close()
+
+
+def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None]) -> Fetched:
+    listed = _convert(stream.first, _Files, node).files
+    total = sum(file.size_bytes for file in listed)
+    places = [to / _safe(file.name, node) for file in listed]
+    to.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+    free = shutil.disk_usage(to).free
+    if total > free:
+        raise MultinodeError(
+            f"what {node.name} has to send is {format_size(total)}, and {format_size(free)} are free for it",
+            hint=f"df -h {to}",
+        )
+    for place in places:
+        place.parent.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+        place.write_bytes(b"")
+    left = [file.size_bytes for file in listed]
+    while (record := stream.read(_ANSWER_S)) is not None:
+        if record.get("kind") == "fetched":
+            short = next((file.name for file, lacking in zip(listed, left, strict=True) if lacking), None)
+            if short is not None:
+                raise NodeFailed(f"it sent less of {short} than it had announced", node=node.name)
+            return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
+        data = _convert(record, _Data, node)
+        if not 0 <= data.file < len(places):
+            raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
+        left[data.file] -= len(data.data)
+        if left[data.file] < 0:
+            raise NodeFailed(f"it sent more of {listed[data.file].name} than it had announced", node=node.name)
+        with places[data.file].open("ab") as file:
+            file.write(data.data)
+        say(f"fetching {listed[data.file].name}: {100 * (total - sum(left)) // max(1, total)} %")
+    raise ContactLost("it went away while files were fetched", node=node.name)
+
+
+def _safe(name: str, node: Node) -> PurePosixPath:
+    """The name, which must stay below the directory.
+
+    Raises:
+        NodeFailed: it would not.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise NodeFailed(f"it named a file {name!r}, which would lie elsewhere", node=node.name)
+    return path
+
+
+def _convert(record: object, kind: type[_Kind], node: Node) -> _Kind:
+    try:
+        return convert(record, kind)
+    except (msgspec.ValidationError, binascii.Error) as error:
+        raise NodeFailed(f"its answer cannot be read: {error}", node=node.name) from error
