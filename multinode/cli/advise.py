@@ -119,8 +119,8 @@ def advise(
     from multinode.cli.running import outside
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.run.launch import Launch
     from multinode.workflows.advice.try_advice import Trials, try_advice
+    from multinode.workflows.run.launch import Launch
 
     cluster, text = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]

@@ -83,8 +83,8 @@ def contrast(
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
     from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.running import outside
-    from multinode.core.run.planning import LaunchOptions
     from multinode.core.comparison.sides import Wish
+    from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.comparison.contrast import contrast as measure

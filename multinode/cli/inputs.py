@@ -10,9 +10,9 @@ from typing import TypeVar
 import typer
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.run.engines.engine import Engine, choose_engine
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.surroundings import Surroundings, parse_surroundings
+from multinode.core.run.engines.engine import Engine, choose_engine
 from multinode.errors import UsageError
 
 __all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_surroundings"]

@@ -107,9 +107,9 @@ def nccl_test(
     from multinode.store.text_file import require_directory
     from multinode.transport.archive import load_archive
     from multinode.units import parse_size
-    from multinode.workflows.run.launch import Launch
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test
+    from multinode.workflows.run.launch import Launch
 
     sizes = sweep_sizes(
         parse_option("-b", begin, parse_size),

@@ -12,8 +12,8 @@ import typer
 from multinode.cli.options import Json
 
 if TYPE_CHECKING:
-    from multinode.analyse.prediction.forecast import Ask, Forecast
     from multinode.analyse.collectives.traffic import Strategy
+    from multinode.analyse.prediction.forecast import Ask, Forecast
 
 __all__ = ["register"]
 

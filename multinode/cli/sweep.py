@@ -99,9 +99,9 @@ def sweep(
     from multinode.cli.sweep_look import TableLook
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.run.launch import Launch
     from multinode.workflows.grid.sweep import Resume
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
+    from multinode.workflows.run.launch import Launch
 
     if steps is not None and minutes is not None:
         raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")

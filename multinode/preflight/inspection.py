@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.core.measure.benchmark import Benchmark
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.core.job.job import Job
+from multinode.core.measure.benchmark import Benchmark
 from multinode.preflight.network.meeting import Meeting
 
 __all__ = ["Inspection"]

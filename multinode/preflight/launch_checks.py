@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.core.check.finding import Finding
+from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.errors import NodeFailed
 from multinode.preflight.catalogue import check_before_launch, sort_findings
 from multinode.preflight.inspection import Inspection

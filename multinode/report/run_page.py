@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchReport
-from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.comparison.contrast_figures import Contrast
+from multinode.analyse.grid.cells import CellTable
+from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.core.run.run import Run
 from multinode.report.bench.bench_page import bench_html
-from multinode.report.grid.cell_page import cells_html
 from multinode.report.comparison.contrast_page import contrast_html
-from multinode.report.render.foreign_text import plain
-from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
-from multinode.report.steps.run_charts import loss_chart, split_chart, step_time_chart
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, figure, percent
-from multinode.report.steps.summary_sheets import summary_sheets, verdict_sheet
+from multinode.report.grid.cell_page import cells_html
 from multinode.report.nccl_test.sweep_chart import sweep_chart
 from multinode.report.nccl_test.sweep_text import sweep_lines
+from multinode.report.render.foreign_text import plain
+from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, figure, percent
+from multinode.report.steps.run_charts import loss_chart, split_chart, step_time_chart
+from multinode.report.steps.summary_sheets import summary_sheets, verdict_sheet
 from multinode.report.steps.timeline import timeline
 from multinode.units import format_duration
 

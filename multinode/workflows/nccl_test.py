@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
-from multinode.analyse.nccl_test.raw_tcp import RawTcp
 from multinode.analyse.job.step_estimate import messages_to_test
 from multinode.analyse.job.step_messages import StepMessages, step_messages
+from multinode.analyse.nccl_test.raw_tcp import RawTcp
 from multinode.analyse.nccl_test.sweep import SweepReport, estimate_step, link_ceilings, summarise_sweep
 from multinode.analyse.nccl_test.sweep_changes import compare_sweeps
 from multinode.core.job.job import Job
@@ -18,8 +18,8 @@ from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, UsageError
-from multinode.preflight.probe import Questions, probe
 from multinode.preflight.network.raw_tcp import AllPairs, measure_raw_tcp, require_pairs
+from multinode.preflight.probe import Questions, probe
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.lab import refresh_lab
 from multinode.workflows.run.launch import Launch, Outside, Prepared, carry_out, prepare, require_success

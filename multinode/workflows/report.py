@@ -15,16 +15,16 @@ from multinode.errors import UsageError
 from multinode.report.grid.cell_csv import cell_csv
 from multinode.report.grid.cell_markdown import cell_markdown
 from multinode.report.grid.cell_page import cell_page
-from multinode.report.steps.export import csv_files
 from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun, run_page
+from multinode.report.steps.export import csv_files
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import write_text
 from multinode.workflows.bench.bench_store import load_bench
 from multinode.workflows.comparison.compare import load_contrast
+from multinode.workflows.grid.sweep_table import load_table
 from multinode.workflows.run.observe import observe_run
 from multinode.workflows.run.runs import load_run
-from multinode.workflows.grid.sweep_table import load_table
 
 __all__ = ["Report", "load_report", "report_markdown", "write_csv", "write_markdown", "write_page"]
 

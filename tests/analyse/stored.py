@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.nccl_test.sweep_verdict import Verdict
 from multinode.analyse.prediction.record import Record
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
-from multinode.analyse.nccl_test.sweep_verdict import Verdict
 from multinode.core.measure.collective_test import CollectiveTest
 from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile

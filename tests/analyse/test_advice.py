@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
-from multinode.analyse.prediction.calibration import Calibration, Work
+from multinode.analyse.advice.levers import setting_levers
+from multinode.analyse.advice.situation import Room, Situation, joined, options_of
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.step_calls import Work
+from multinode.analyse.job.workload import Settings
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.cost_model import StepCosts
-from multinode.analyse.advice.levers import setting_levers
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.advice.situation import Room, Situation, joined, options_of
-from multinode.analyse.steps.stragglers import Straggler
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.analyse.prediction.variants import Subject
-from multinode.analyse.job.workload import Settings
+from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import parse_llamafactory
 from multinode.core.job.model_size import parse_model

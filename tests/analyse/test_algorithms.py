@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share, node_flows, rank_flows, worker_factor
+from multinode.analyse.collectives.algorithms import (
+    Layout,
+    card_factor,
+    link_share,
+    node_flows,
+    rank_flows,
+    worker_factor,
+)
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.core.measure.collective_test import BACKENDS, COLLECTIVES
 

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.step_calls import Work
 from multinode.analyse.prediction.break_even import (
     Needed,
     accumulation_for,
@@ -14,12 +16,11 @@ from multinode.analyse.prediction.break_even import (
     node_gain,
     on_one_node,
 )
-from multinode.analyse.prediction.calibration import Calibration, Residual, Work
+from multinode.analyse.prediction.calibration import Calibration, Residual
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.cost_model import StepCosts
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 
 TWO = Layout(nodes=2)
 G = 14_767_104

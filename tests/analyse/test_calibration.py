@@ -3,16 +3,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.prediction.calibration import Calibration, Measured, Work, calibrate, calibrate_without_single
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.step_calls import StepCall, Work
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate, calibrate_without_single
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
-from multinode.analyse.prediction.cost_model import StepCall
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.errors import UsageError
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)

@@ -4,6 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.analyse.collectives.traffic import Layout, Reach
+from multinode.analyse.job.step_calls import StepCall
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve
 from multinode.analyse.prediction.carried_network import (
     Assumed,
     CarriedNetwork,
@@ -12,9 +15,6 @@ from multinode.analyse.prediction.carried_network import (
     network_doubts,
     widest,
 )
-from multinode.analyse.prediction.cost_model import StepCall
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve
-from multinode.analyse.collectives.traffic import Layout, Reach
 
 TWO, FOUR = Layout(nodes=2), Layout(nodes=4)
 GIGABIT = Link(gbit_per_s=1)

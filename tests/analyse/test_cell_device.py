@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from multinode.analyse.grid.cell_device import device_of, devices_of
-from multinode.core.run.command import Command
 from multinode.core.cluster.facts import Gpu, NodeFacts
+from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
 
 TWO = (Gpu(index=0, name="NVIDIA GeForce RTX 3090"), Gpu(index=1, name="NVIDIA GeForce RTX 4090"))

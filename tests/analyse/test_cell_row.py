@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.grid.cell_row import MeasuredCell, make_row
 from multinode.analyse.grid.cells import CellRow
-from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.job.flops import Utilisation
 from multinode.core.grid.grid import Cell, CellRecord
 from tests.analyse.made_up_sides import node_use, run_of, split_summary, summary_of

@@ -5,8 +5,8 @@ import pytest
 
 from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
 from multinode.analyse.grid.cheapest_cell import cheapest
-from multinode.analyse.stats.ranged import Ranged
 from multinode.analyse.job.workload import Settings
+from multinode.analyse.stats.ranged import Ranged
 
 HOUR = 3600.0
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.comparison.contrast import Terms, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.comparison.contrast_side import SideRun
-from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.job.workload import Settings, Whole, Workload
 from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Comm
-from multinode.analyse.job.workload import Settings, Whole, Workload
+from multinode.analyse.traffic.seen_traffic import BytesPerStep
 from multinode.errors import UsageError
 from tests.analyse.made_up_sides import SETTINGS, node_use, side_of, summary_of
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from multinode.analyse.comparison.contrast_side import make_side
-from multinode.analyse.steps.summary import Summary
 from multinode.analyse.job.workload import Settings, Workload
+from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError
 from tests.analyse.made_up_sides import run_of, split_summary, summary_of, traffic
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.comparison.contrast import Terms, compare
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.traffic.seen_traffic import BytesPerStep
 from tests.analyse.made_up_sides import side_of, split_of
 

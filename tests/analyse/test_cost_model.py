@@ -6,19 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.prediction.cost_model import (
-    CommTimes,
-    StepCall,
-    StepCosts,
-    bucketed_overlap,
-    calls_of_messages,
-    calls_of_strategy,
-    late_ms,
-    passing_bytes,
-    step_parts,
-)
-from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.step_calls import StepCall, calls_of_messages, calls_of_strategy, passing_bytes
+from multinode.analyse.job.step_messages import StepMessage, StepMessages
+from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
 
 MB = 1_000_000
 TWO = Layout(nodes=2)

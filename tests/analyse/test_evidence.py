@@ -3,12 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.calibration import Residual
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.summary import Comm
-from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.errors import UsageError
 from tests.analyse.stored import (
     BYTES,

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.prediction.figures import evidence_of_figures
 from multinode.analyse.prediction.forecast import Ask
 from multinode.analyse.prediction.scenarios import make_forecast
-from multinode.analyse.collectives.traffic import Strategy
 from multinode.core.prediction.figures import Figures
 from multinode.errors import UsageError
 from multinode.store.figures import load_figures

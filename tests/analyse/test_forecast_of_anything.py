@@ -8,15 +8,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve
 from multinode.analyse.prediction.evidence import gather
 from multinode.analyse.prediction.forecast import Ask
 from multinode.analyse.prediction.scenarios import make_forecast
-from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Comm, Summary
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve
-from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.errors import MultinodeError
 from tests.analyse.stored import sweep_record, training_record
 

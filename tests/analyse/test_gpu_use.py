@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.run.observed import ObservedNode
 from multinode.analyse.stats.counter_rates import Span
 from multinode.analyse.telemetry.gpu_use import GpuUse, use_of_gpus
-from multinode.analyse.run.observed import ObservedNode
 from multinode.core.run.samples import GpuSample
 
 SECOND = 1_000_000_000

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.telemetry.machine_use import CardUse, NodeUse, use_of
 from multinode.analyse.run.observed import ObservedNode, observe
+from multinode.analyse.telemetry.machine_use import CardUse, NodeUse, use_of
 from multinode.core.run.profile_samples import NoteSample
 from multinode.core.run.samples import (
     CardBytes,

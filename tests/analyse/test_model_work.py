@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from multinode.analyse.job.flops import Utilisation
-from multinode.analyse.steps.model_work import read_model_work, utilisation_of
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.steps.model_work import read_model_work, utilisation_of
 from multinode.analyse.steps.throughput import Throughput
 from multinode.core.run.profile_samples import ModelSample
 from multinode.core.run.synthetic import with_synthetic

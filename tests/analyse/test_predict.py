@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.prediction.calibration import Calibration, Work
+from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.step_calls import Work
+from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.cost_model import StepCosts
 from multinode.analyse.prediction.predict import Prediction, predict
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.traffic.seen_models import last_models
 from multinode.analyse.steps.summary import summarise
+from multinode.analyse.traffic.seen_models import last_models
 from multinode.core.run.profile_samples import ModelSample
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.job.step_messages import StepMessages, step_messages
 from multinode.analyse.collectives.traffic import Layout, step_exchanges
+from multinode.analyse.job.step_messages import StepMessages, step_messages
 from multinode.analyse.job.training import read_training
 from multinode.core.job.job import ScriptJob
 from multinode.errors import JobError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.steps.exposure import WorkerStep, find_exposure
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.steps.exposure import WorkerStep, find_exposure
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit, split_steps
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.run.samples import Sample, StepSample

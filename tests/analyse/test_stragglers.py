@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.steps.exposure import find_exposure
-from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.steps.exposure import find_exposure
 from multinode.analyse.steps.step_split import split_steps
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
+from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
 from multinode.core.run.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
 from multinode.core.run.samples import Sample, StepSample
 from tests.analyse.made_up_steps import Duration, MadeUp, always, changed

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.analyse.nccl_test.raw_tcp import RawTcp, RoundTrip
-from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.sweep import SweepReport, estimate_step, summarise_sweep
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
 from multinode.core.cluster.facts import Interface, NodeFacts
+from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.samples import (

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.comparison.contrast_figures import Contrast
+from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.nccl_test.sweep_verdict import Verdict
 from multinode.core.measure.collective_test import CollectiveTest, sweep_messages

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.collective_test import CollectiveTest, Message
 from multinode.core.run.command import Command
 from multinode.core.run.engines.accelerate import accelerate_file, parse_accelerate
@@ -17,7 +18,6 @@ from multinode.core.run.engines.engine import ENGINES, Engine, choose_engine, en
 from multinode.core.run.engines.llamafactory import llamafactory_command, reads_rank
 from multinode.core.run.engines.place import STRAY_VARIABLES, Place, network_environment
 from multinode.core.run.engines.torchrun import torchrun_command
-from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.text.training_yaml import parse_yaml
 from multinode.errors import UsageError
 

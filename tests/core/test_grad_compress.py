@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.collective_test import CollectiveTest, Message
 from multinode.core.run.engines.engine import ENGINES, Engine
-from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import UsageError

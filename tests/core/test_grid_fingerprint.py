@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.run.engines.engine import Engine
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import Grid
 from multinode.core.grid.grid_fingerprint import fingerprint
-from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, ScriptJob, override_job, parse_llamafactory
-from multinode.core.run.planning import LaunchOptions
 from multinode.core.job.surroundings import Surroundings
+from multinode.core.run.engines.engine import Engine
+from multinode.core.run.planning import LaunchOptions
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")
 HOSTS = "a slots=2 price=1 env.NCCL_ALGO=Ring env.HF_TOKEN=one\nb slots=2\n"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import BATCH, Cell, Grid
 from multinode.core.grid.grid_plan import batch_of, cell_overrides, measuring_order, plan_grid
-from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 
 CLUSTER: Cluster = parse_hostfile("a slots=2\nb slots=2\n", "hosts")

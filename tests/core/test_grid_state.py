@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import BATCH, CellRecord, Grid, GridRecord
 from multinode.core.grid.grid_outcome import Outcome
 from multinode.core.grid.grid_plan import plan_grid
@@ -19,7 +20,6 @@ from multinode.core.grid.grid_state import (
     skip_larger,
     without_runs,
 )
-from multinode.core.cluster.hostfile import parse_hostfile
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 MEASURED = Outcome(state="measured")

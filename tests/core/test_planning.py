@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.core.job.surroundings import Surroundings
 from multinode.core.measure.collective_test import CollectiveTest, Message
 from multinode.core.measure.device_test import DeviceTest
 from multinode.core.run.engines.engine import Engine
-from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
-from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.run.plan import LaunchPlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
-from multinode.core.job.surroundings import Surroundings
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import UsageError
 

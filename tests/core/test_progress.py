@@ -10,7 +10,15 @@ from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.profile_samples import DdpSample, ModelSample
 from multinode.core.run.progress import NodeProgress, RunProgress, TrainingTime, advance_node, start_progress
-from multinode.core.run.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample, WorkerSample
+from multinode.core.run.samples import (
+    CollectiveSample,
+    GpuSample,
+    LossSample,
+    NicSample,
+    Sample,
+    StepSample,
+    WorkerSample,
+)
 
 NODE = NodeProgress(name="b", node_rank=1, ranks=(2, 3))
 

@@ -17,10 +17,10 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob, describe_job, job_paths, named_paths, override_job
 from multinode.core.job.job import parse_llamafactory as parse
+from multinode.core.job.surroundings import Surroundings
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import NodePlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
-from multinode.core.job.surroundings import Surroundings
 from multinode.core.run.synthetic import DATASET, synthetic_files, with_synthetic
 from multinode.errors import JobError, UsageError
 

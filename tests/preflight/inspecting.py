@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.check.finding import SEVERITIES, Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Gpu, Interface, NodeFacts
-from multinode.core.check.finding import SEVERITIES, Finding
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob
 from multinode.preflight.inspection import Inspection
 

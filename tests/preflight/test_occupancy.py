@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, GpuProcess, RunProcess
-from multinode.core.check.finding import Finding
 from multinode.preflight.checks.occupancy import check_gpus_free, check_leftovers
 from multinode.preflight.inspection import Inspection
 

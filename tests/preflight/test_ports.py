@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.core.cluster.facts import Interface
 from multinode.core.check.finding import Finding
+from multinode.core.cluster.facts import Interface
 from multinode.preflight.checks.ports import check_master_port, check_ports
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.meeting import Attempted, Listening, Meeting

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.cluster.facts import Gpu
 from multinode.core.check.finding import Finding
+from multinode.core.cluster.facts import Gpu
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.strategy import check_strategy
 from multinode.preflight.inspection import Inspection

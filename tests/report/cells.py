@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cell_row import MeasuredCell
 from multinode.analyse.grid.cell_table import SweptCells, make_table, table_of_sweep
 from multinode.analyse.grid.cells import CellRow, CellTable
-from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.job.flops import Utilisation
-from multinode.analyse.telemetry.gpu_use import GpuUse
-from multinode.analyse.telemetry.machine_use import NodeUse
+from multinode.analyse.job.workload import Settings, Whole, Workload
 from multinode.analyse.stats.ranged import Ranged
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.job.workload import Settings, Whole, Workload
-from multinode.core.grid.grid import Cell, CellRecord
+from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.core.cluster.prices import Price, Prices
+from multinode.core.grid.grid import Cell, CellRecord
 from multinode.core.run.run import NodeRun, Run
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]

@@ -8,18 +8,18 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.advice.advice import Advice, Change, Tried
+from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Loss, NodeSpeed, Side
+from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.back_test import Trial, back_test
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
 from multinode.analyse.prediction.carried_network import Doubt
-from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Loss, NodeSpeed, Side
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Forecast, Outlook
 from multinode.analyse.stats.ranged import Ranged, ranged, ratio
-from multinode.analyse.traffic.seen_traffic import BytesPerStep
 from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
-from multinode.analyse.job.workload import Settings
+from multinode.analyse.traffic.seen_traffic import BytesPerStep
 from multinode.core.run.run import NodeRun, Run
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]

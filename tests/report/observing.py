@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.job.flops import Utilisation
-from multinode.analyse.steps.in_training import Alone, InTraining
-from multinode.analyse.telemetry.machine_use import CardUse, GpuUse, NodeUse
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.traffic.seen_traffic import BytesPerStep, SeenCall
 from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.steps.in_training import Alone, InTraining
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Comm, Summary
 from multinode.analyse.steps.trace_view import TraceView
+from multinode.analyse.telemetry.machine_use import CardUse, GpuUse, NodeUse
+from multinode.analyse.traffic.seen_traffic import BytesPerStep, SeenCall
 from multinode.core.run.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
 from multinode.core.run.run import NodeRun, Run
 from multinode.core.run.samples import (

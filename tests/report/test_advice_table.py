@@ -4,9 +4,9 @@ import msgspec
 from rich.console import Console
 
 from multinode.analyse.advice.advice import Advice, Counsel, Tried
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.report.advice.advice_table import advice_lines, advice_table
 
 OUTLOOK = Outlook(

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import BATCH, CellRecord, Grid, GridRecord
 from multinode.core.grid.grid_plan import plan_grid
-from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.report.grid.grid_progress import about, cell_line, end_line, left_s, plan_lines, state_line
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")

@@ -4,8 +4,8 @@ import json
 
 import msgspec
 
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Failure, NodeRun, Run

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from multinode.core.run.run import Failure
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
+from multinode.report.render.sheet import Column, Sheet
 from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun
-from multinode.report.render.sheet import Column, Sheet
 from tests.report.contrasts import CONTRAST, CONTRAST_RUN
 from tests.report.observing import RUN, SUMMARY
 

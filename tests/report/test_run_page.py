@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.collectives import CollectiveRow
-from multinode.analyse.run.observed import observe
-from multinode.analyse.steps.summary import Summary
 from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.nccl_test.sweep_verdict import Verdict
+from multinode.analyse.run.observed import observe
+from multinode.analyse.steps.summary import Summary
 from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
 from multinode.report.run_page import ReportedRun, run_page
 from tests.analyse.made_up_bench import gpu, on_gpu, part, report, speeds

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.analyse.telemetry.machine_use import CardUse, NodeUse
-from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.summary import Comm, Summary
+from multinode.analyse.telemetry.machine_use import CardUse, NodeUse
+from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.report.steps.summary_table import summary_tables
 from tests.report.observing import SUMMARY
 

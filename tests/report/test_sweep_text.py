@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.nccl_test.raw_tcp import RawTcp
 from multinode.analyse.job.step_messages import StepMessage
+from multinode.analyse.nccl_test.raw_tcp import RawTcp
 from multinode.analyse.nccl_test.sweep import StepEstimate
 from multinode.analyse.nccl_test.sweep_changes import SweepChanges
 from multinode.report.nccl_test.sweep_text import sweep_lines

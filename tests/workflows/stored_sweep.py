@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.grid.cell_row import MeasuredCell
 from multinode.analyse.comparison.contrast_side import SideRun
+from multinode.analyse.grid.cell_row import MeasuredCell
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.command import Command
 from multinode.core.cluster.facts import Gpu, NodeFacts
 from multinode.core.grid.grid import Grid, GridRecord
+from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.store.run_directory import RunDirectory
 from tests.report.cells import GPU, SWEEP_RUN, measured_cell

@@ -11,9 +11,9 @@ import msgspec
 from multinode.analyse.stats.spread import spread_of
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import CellRecord, Grid, GridRecord
 from multinode.core.grid.grid_plan import cell_overrides, plan_grid
-from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, parse_llamafactory
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Failure, NodeRun, Run
@@ -21,10 +21,10 @@ from multinode.launch.request import ExecuteOptions
 from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.launch import Launch, Launched, Outside
 from multinode.workflows.grid.sweep import Resume, Swept, sweep
 from multinode.workflows.grid.sweep_cell import AskedGrid, CellRun, CellTraining
 from multinode.workflows.grid.sweep_store import GRID_FILE
+from multinode.workflows.run.launch import Launch, Launched, Outside
 
 HOSTS = "a slots=2\nb slots=2\n"
 CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")

@@ -8,18 +8,18 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.analyse.advice.advice import Counsel
-from multinode.analyse.prediction.calibration import Work
-from multinode.analyse.telemetry.gpu_use import GpuUse
-from multinode.analyse.telemetry.machine_use import NodeUse
+from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.analyse.job.step_calls import Work
+from multinode.analyse.job.workload import Settings, Workload
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.collectives.traffic import Load, Strategy
-from multinode.analyse.job.workload import Settings, Workload
+from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.cli.main import build_app
-from multinode.core.run.command import Command
 from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.core.run.run import Run
 from multinode.errors import UsageError

@@ -17,9 +17,9 @@ from multinode.errors import Interrupted
 from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
+from multinode.workflows.grid.sweep_cell import measure_cell
 from multinode.workflows.run.free_gpus import find_holder, wait_for_gpus
 from multinode.workflows.run.launch import Launch, Outside, Prepared
-from multinode.workflows.grid.sweep_cell import measure_cell
 
 CLUSTER: Cluster = parse_hostfile("a gpus=6,7 addr=10.0.0.1\nb gpus=1,6 addr=10.0.0.2\n", "hosts")
 JOB = ScriptJob(argv=("train.py",))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from multinode.analyse.grid.cell_view import Look
-from multinode.core.grid.imported_table import Extras
 from multinode.core.cluster.prices import Price, Prices
+from multinode.core.grid.imported_table import Extras
 from multinode.errors import UsageError
 from multinode.workflows.grid.import_table import Foreign, import_table
-from multinode.workflows.run.runs import load_run, load_runs
 from multinode.workflows.grid.sweep_table import View, load_tables
+from multinode.workflows.run.runs import load_run, load_runs
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"
 PRICES = "currency: EUR\ndevices:\n  A: {hourly: 2}\n"

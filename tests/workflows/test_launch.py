@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.engines.engine import Engine
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
-from multinode.core.run.planning import LaunchOptions
 from multinode.core.job.surroundings import Surroundings
+from multinode.core.run.engines.engine import Engine
+from multinode.core.run.planning import LaunchOptions
 from multinode.errors import NodeFailed
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.fake import FakeTransport

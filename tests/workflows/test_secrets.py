@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import local_cluster
-from multinode.core.run.engines.engine import Engine
 from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
-from multinode.core.run.planning import LaunchOptions
 from multinode.core.job.surroundings import Surroundings
+from multinode.core.run.engines.engine import Engine
+from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.local import LocalTransport
 from multinode.workflows.run.launch import Launch, Outside, launch

@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from multinode.core.cluster.cluster import local_cluster
-from multinode.core.run.engines.engine import Engine
 from multinode.core.grid.grid import Grid, GridRecord
 from multinode.core.grid.grid_plan import plan_grid
 from multinode.core.job.job import ScriptJob
+from multinode.core.run.engines.engine import Engine
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.local import LocalTransport
-from multinode.workflows.run.launch import Launch, Outside
-from multinode.workflows.run.runs import load_runs
 from multinode.workflows.grid.sweep import Resume, Swept, sweep
 from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 from multinode.workflows.grid.sweep_store import GRID_FILE
+from multinode.workflows.run.launch import Launch, Outside
+from multinode.workflows.run.runs import load_runs
 
 DEADLINE_S = 60.0
 STEPS = str(Path(__file__).with_name("steps.py"))

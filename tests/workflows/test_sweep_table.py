@@ -8,9 +8,9 @@ import pytest
 
 from multinode.analyse.grid.cell_view import Look
 from multinode.analyse.grid.cells import CellTable
+from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.grid import CellRecord, GridRecord
 from multinode.core.run.plan import LaunchPlan
-from multinode.core.cluster.prices import Price, Prices
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.report.grid.cell_sheet import constants_line, lead

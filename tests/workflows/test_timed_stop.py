@@ -8,8 +8,8 @@ from multinode.core.run.progress import NodeProgress, RunProgress
 from multinode.launch.stop_request import StopRequest
 from multinode.report.run.progress_table import progress_line
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.launch import Outside
 from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, TimedStop, with_time_limit
+from multinode.workflows.run.launch import Outside
 
 
 def at_step(step: int | None, total_steps: int | None = STEPS_WITHOUT_END) -> RunProgress:

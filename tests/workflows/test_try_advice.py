@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from multinode.analyse.advice.advice import Advice, Change, Counsel
-from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.job.workload import Settings
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
@@ -21,8 +21,8 @@ from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.launch import Launch, Launched, Outside
 from multinode.workflows.advice.try_advice import Trials, changed_launch, try_advice
+from multinode.workflows.run.launch import Launch, Launched, Outside
 
 HOSTS = "a slots=1\nb slots=1\n"
 CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.prediction.carried_network import Doubt, widest
 from multinode.analyse.advice.cluster_levers import cluster_levers
-from multinode.analyse.prediction.forecast import Outlook
 from multinode.analyse.advice.levers import setting_levers
 from multinode.analyse.advice.situation import Change, Lever, Situation, fits, joined, more_memory_gib, sample_bytes
 from multinode.analyse.advice.strategy_levers import strategy_levers
 from multinode.analyse.job.workload import Settings
+from multinode.analyse.prediction.carried_network import Doubt, widest
+from multinode.analyse.prediction.forecast import Outlook
 from multinode.errors import UsageError
 
 __all__ = ["Advice", "Change", "Counsel", "Tried", "advise", "advise_notes"]

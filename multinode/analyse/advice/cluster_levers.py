@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.prediction.break_even import beats, on_one_node
-from multinode.analyse.prediction.predict import predict
 from multinode.analyse.advice.situation import Change, Lever, Situation, batch_edits, options_of
 from multinode.analyse.collectives.traffic import Layout
+from multinode.analyse.prediction.break_even import beats, on_one_node
+from multinode.analyse.prediction.predict import predict
 from multinode.units import format_rate
 
 __all__ = ["cluster_levers"]

@@ -9,15 +9,15 @@ import shlex
 
 import msgspec
 
-from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.cost_model import passing_bytes, with_gradients
-from multinode.analyse.prediction.forecast import Outlook, gradient_factor, outlook_of
-from multinode.analyse.job.memory_need import Keeping, MemoryNeed, memory_need
-from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.prediction.variants import Subject, method_of
+from multinode.analyse.job.memory_need import Keeping, MemoryNeed, memory_need
+from multinode.analyse.job.step_calls import passing_bytes, with_gradients
 from multinode.analyse.job.workload import Settings
+from multinode.analyse.prediction.calibration import Calibration
+from multinode.analyse.prediction.forecast import Outlook, gradient_factor, outlook_of
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.prediction.variants import Subject, method_of
+from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.deepspeed_edit import fixed_edits
 

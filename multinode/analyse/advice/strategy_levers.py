@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.job.memory_need import COUNTED
 from multinode.analyse.advice.situation import Change, Lever, Situation, expected_gib, fits, need_of
 from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.job.memory_need import COUNTED
 from multinode.analyse.prediction.variants import vary
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.deepspeed_edit import edit_deepspeed, parse_deepspeed_edits

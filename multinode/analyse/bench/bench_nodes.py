@@ -16,10 +16,10 @@ from multinode.analyse.bench.bench_use import find_holders, use_in
 from multinode.analyse.bench.bench_work import TestKey, key_of, sheet_of, work_of
 from multinode.analyse.stats.counter_rates import Span, is_moment
 from multinode.analyse.stats.spread import spread_of
-from multinode.core.text.credible import credible_us
-from multinode.core.run.device_samples import DeviceSample, SpeedSample
 from multinode.core.cluster.facts import NodeFacts
+from multinode.core.run.device_samples import DeviceSample, SpeedSample
 from multinode.core.run.samples import Sample
+from multinode.core.text.credible import credible_us
 
 __all__ = ["BenchPart", "bench_nodes"]
 

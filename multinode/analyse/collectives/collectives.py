@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.core.text.credible import credible_us
 from multinode.core.run.samples import CollectiveSample
+from multinode.core.text.credible import credible_us
 
 __all__ = ["CollectiveRow", "bus_factor", "collective_rows", "with_shares"]
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from multinode.analyse.steps.bottleneck import Bottleneck
-from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.comparison.contrast_figures import Side
+from multinode.analyse.job.cell_batch import global_batch
+from multinode.analyse.job.workload import Settings, Workload
+from multinode.analyse.stats.ranged import Ranged, ranged
+from multinode.analyse.stats.spread import Spread
+from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.disturbances import find_disturbances
 from multinode.analyse.steps.gpu_energy import GpuEnergy, energy_of
-from multinode.analyse.stats.ranged import Ranged, ranged
 from multinode.analyse.steps.repeated_split import average_splits
-from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.job.workload import Settings, Workload
 from multinode.errors import UsageError
 
 __all__ = ["SideRun", "make_side"]

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.grid.cell_row import MEASURED
 from multinode.analyse.grid.cells import CellRow
+from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.job.workload import Settings
 
 __all__ = ["KEYS", "fill_rows"]

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.grid.cell_device import device_of
-from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
+from multinode.analyse.grid.cell_device import device_of
+from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.job.workload import Settings, Whole
 from multinode.core.grid.grid import CellRecord

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.job.cell_batch import BATCH_WORDS
 from multinode.analyse.grid.cell_fill import fill_rows
 from multinode.analyse.grid.cell_row import MeasuredCell, make_row
 from multinode.analyse.grid.cell_values import has_speed
 from multinode.analyse.grid.cell_whole import with_whole_job
 from multinode.analyse.grid.cell_work import currencies, differing, listed, other_work
 from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.job.cell_batch import BATCH_WORDS
+from multinode.analyse.job.workload import Whole
 from multinode.analyse.stats.ranged import Ranged, ratio
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.job.workload import Whole
 from multinode.errors import UsageError
 
 __all__ = ["SweptCells", "combine", "make_table", "relative_to", "table_of_sweep", "with_notes"]

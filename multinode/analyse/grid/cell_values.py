@@ -10,10 +10,10 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from multinode.analyse.job.cell_batch import BATCH_NAMES
 from multinode.analyse.grid.cells import CellRow
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.job.cell_batch import BATCH_NAMES
 from multinode.analyse.job.workload import Settings
+from multinode.analyse.stats.ranged import Ranged
 from multinode.core.grid.imported_columns import COLUMNS, column_name
 from multinode.errors import UsageError
 

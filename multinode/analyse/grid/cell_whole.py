@@ -13,8 +13,8 @@ import msgspec
 
 from multinode.analyse.grid.cell_row import MEASURED
 from multinode.analyse.grid.cells import CellRow
-from multinode.analyse.stats.ranged import Ranged
 from multinode.analyse.job.workload import Whole
+from multinode.analyse.stats.ranged import Ranged
 from multinode.core.text.credible import credible_count
 
 __all__ = ["with_whole_job"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.ranged import Ranged
 from multinode.analyse.stats.spread import Spread
-from multinode.analyse.job.workload import Settings
 
 __all__ = ["CellRow", "CellTable", "Cheapest"]
 

@@ -14,10 +14,10 @@ from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.grid.contradictions import find_contradictions
 from multinode.analyse.grid.derived_figures import with_derived
 from multinode.analyse.grid.imported_labels import label_rows
-from multinode.analyse.stats.ranged import Ranged
 from multinode.analyse.job.workload import Settings
-from multinode.core.text.credible import credible_count
+from multinode.analyse.stats.ranged import Ranged
 from multinode.core.grid.imported_table import ImportedRow
+from multinode.core.text.credible import credible_count
 from multinode.core.text.rounded import Rounded
 
 __all__ = ["imported_rows"]

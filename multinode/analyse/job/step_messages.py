@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.gradients import (
     Gradient,
     arriving,
@@ -21,7 +22,6 @@ from multinode.analyse.job.gradients import (
     outer_gradients,
     registered,
 )
-from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.training import Adapter, Training, read_training
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import Job, LlamaFactoryJob

@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.prediction.calibration import Work
-from multinode.analyse.prediction.cost_model import StepCall, calls_of_messages
-from multinode.analyse.job.step_messages import step_messages
 from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.job.step_calls import StepCall, Work, calls_of_messages
+from multinode.analyse.job.step_messages import step_messages
 from multinode.analyse.job.training import read_training
 from multinode.core.job.deepspeed import parse_deepspeed
 from multinode.core.job.job import Job, LlamaFactoryJob

@@ -13,18 +13,18 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share
 from multinode.analyse.collectives.collectives import CollectiveRow, collective_rows, with_shares
+from multinode.analyse.job.step_estimate import estimate_step_us
+from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
 from multinode.analyse.nccl_test.pair_speeds import Odd, fastest_of, find_odd
 from multinode.analyse.nccl_test.path_proof import PathProof, prove_path
 from multinode.analyse.nccl_test.raw_tcp import RawTcp
-from multinode.analyse.job.step_estimate import estimate_step_us
-from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.sweep_changes import NodeState, SweepChanges, SweepRecord, node_state
 from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve
 from multinode.analyse.nccl_test.sweep_evidence import SweepEvidence, slowest_gb_per_s
 from multinode.analyse.nccl_test.sweep_verdict import Verdict, judge_sweep
-from multinode.core.measure.collective_test import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.cluster.facts import Interface, NodeFacts
+from multinode.core.measure.collective_test import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.run.log import clean_log
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.job.step_calls import passing_bytes
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.cost_model import passing_bytes
 from multinode.analyse.prediction.predict import Prediction, overlap_of, predict
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.collectives.traffic import Layout, Strategy
 
 __all__ = [
     "BreakEven",

@@ -9,58 +9,21 @@ import math
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Layout, Load
+from multinode.analyse.job.step_calls import Work, with_gradients
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Doubt, Link, comm_times
-from multinode.analyse.prediction.cost_model import (
-    CommTimes,
-    StepCall,
-    StepCosts,
-    bucketed_overlap,
-    calls_of_strategy,
-    late_ms,
-    step_parts,
-    with_gradients,
-)
+from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.errors import UsageError
 
-__all__ = ["Calibration", "Measured", "Residual", "Work", "calibrate", "calibrate_without_single", "gradient_factor"]
+__all__ = ["Calibration", "Measured", "Residual", "calibrate", "calibrate_without_single", "gradient_factor"]
 
 _MS_PER_S = 1e3
 _HALF_BYTES = 2
 # Of a worker's own work, where it is known from a run whose network had its part in every figure.
 _UNSEEN_ALONE = 0.05
-
-
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained.
-
-    Attributes:
-        strategy: as the calibrating runs share the model out.
-        load: what it moves; its accumulation does not matter.
-        bucket_bytes: the most that a reduction carries at once; None is no limit.
-        calls: of a step by strategy, where they are known as the engine cuts them; of others they follow from `load`.
-    """
-
-    strategy: Strategy
-    load: Load
-    bucket_bytes: float | None = None
-    calls: dict[Strategy, tuple[StepCall, ...]] = {}
-
-    def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[StepCall, ...]:
-        """The calls of a step, as they are known best.
-
-        Raises:
-            ValueError: the strategy gathers all parameters, and how many there are is not known.
-        """
-        known = self.calls.get(strategy)
-        return known or calls_of_strategy(strategy, self.load, layout, bucket_bytes=self.bucket_bytes)
-
-    def is_cut(self, strategy: Strategy) -> bool:
-        """Whether its calls are single ones; else one stands for all buckets, and tells nothing of the last."""
-        return self.bucket_bytes is not None or bool(self.calls.get(strategy))
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, algorithms_of, card_factor, link_share, node_flows
-from multinode.analyse.prediction.cost_model import CommTimes, StepCall
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve
 from multinode.analyse.collectives.traffic import Reach
+from multinode.analyse.job.step_calls import StepCall
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.prediction.cost_model import CommTimes
 from multinode.units import format_count, goodput_gb_per_s
 
 __all__ = ["USUAL", "Assumed", "CarriedNetwork", "Doubt", "Link", "comm_times", "network_doubts", "widest"]

@@ -1,57 +1,27 @@
-"""StepCosts and StepCalls: what an optimizer step costs a worker, and the time of the step that follows. Pure.
+"""StepCosts: what an optimizer step costs a worker, and the time of the step that follows. Pure.
 
 Owns the formula. What a call takes on a network is `carried_network`'s, where the costs come from `calibration`'s.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.job.step_messages import StepMessages
-from multinode.analyse.collectives.traffic import Layout, Load, Reach, Strategy, step_exchanges
+from multinode.analyse.job.step_calls import StepCall
 
 __all__ = [
     "CommTimes",
-    "StepCall",
     "StepCosts",
     "StepParts",
     "bucketed_overlap",
-    "calls_of_messages",
-    "calls_of_strategy",
     "late_ms",
-    "passing_bytes",
     "step_parts",
-    "with_gradients",
 ]
 
 # A backward pass computes two gradients where the forward pass computes one product.
 _BACKWARD_SHARE = 2 / 3
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
-
-
-class StepCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one collective and size.
-
-    Attributes:
-        collective: one of core.collective_test's COLLECTIVES.
-        size_bytes: S as nccl-tests counts it.
-        times: calls in an optimizer step, or in each micro-batch of it.
-        per_micro_batch: which of the two: whether they grow with gradient accumulation.
-        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
-        reach: whom they join.
-    """
-
-    collective: str
-    size_bytes: float
-    times: float = 1.0
-    per_micro_batch: bool = False
-    hideable: bool = True
-    reach: Reach = Reach.WORLD
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,85 +122,6 @@ def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap:
     )
 
 
-def calls_of_strategy(
-    strategy: Strategy, load: Load, layout: Layout, *, bucket_bytes: float | None = None
-) -> tuple[StepCall, ...]:
-    """The calls of a step as `traffic` has them, whatever the load's accumulation.
-
-    Args:
-        strategy: how the model is shared out.
-        load: what it moves.
-        layout: the workers.
-        bucket_bytes: the most that a reduction carries at once; None sends each in one call.
-
-    Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
-    """
-    once, twice = (
-        step_exchanges(strategy, msgspec.structs.replace(load, accumulation=accumulation), layout)
-        for accumulation in (1, 2)
-    )
-    calls = []
-    for one, two in zip(once, twice, strict=True):
-        grows = two.times > one.times
-        pieces = max(1, math.ceil(one.size_bytes / bucket_bytes)) if bucket_bytes and one.op != "all_gather" else 1
-        calls.append(
-            StepCall(
-                collective=one.op,
-                size_bytes=one.size_bytes / pieces,
-                times=one.times * pieces,
-                per_micro_batch=grows,
-                hideable=_is_hideable(one.op, grows=grows),
-                reach=one.reach,
-            )
-        )
-    return tuple(calls)
-
-
-def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall, ...]:
-    """The calls of a step as the engine cuts them.
-
-    Args:
-        once: of the job without gradient accumulation.
-        twice: of the same job with two micro-batches a step: what has become more, every micro-batch sends.
-    """
-    first, second = (_by_size(messages) for messages in (once, twice))
-    calls = []
-    for (collective, size_bytes), times in first.items():
-        more = second.get((collective, size_bytes), times) - times
-        for grows, count in ((True, more), (False, times - more)):
-            if count > 0:
-                calls.append(
-                    StepCall(
-                        collective=collective,
-                        size_bytes=size_bytes,
-                        times=count,
-                        per_micro_batch=grows,
-                        hideable=_is_hideable(collective, grows=grows),
-                    )
-                )
-    return tuple(calls)
-
-
-def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, ...]:
-    """The same calls with gradients of other bytes: 0.5 is a hook that sends fp32 as half; parameters stay as wide."""
-    return tuple(
-        msgspec.structs.replace(call, size_bytes=call.size_bytes * factor) if call.collective in _REDUCTIONS else call
-        for call in calls
-    )
-
-
-def passing_bytes(calls: Sequence[StepCall], accumulation: int, ranks: int) -> float:
-    """Bytes that a worker sends in a step, and receives as many: times x S x busbw's factor for so many workers."""
-    return sum(
-        call.times
-        * call.size_bytes
-        * bus_factor(call.collective, ranks)
-        * (accumulation if call.per_micro_batch else 1)
-        for call in calls
-    )
-
-
 def bucketed_overlap(calls: Sequence[StepCall]) -> float:
     """Rho where nobody has measured it: reducing begins when the first bucket is full, all before that hides nothing.
 
@@ -269,15 +160,3 @@ def _late_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float
         full_ms += call.times * filling_ms
         end_ms = max(first_ms, full_ms + sending_ms)
     return max(0.0, end_ms - hide_ms)
-
-
-def _is_hideable(collective: str, *, grows: bool) -> bool:
-    """ZeRO-1 and 2 gather once a step what the optimizer has updated; other gathers are of parameters before use."""
-    return grows or collective != "all_gather"
-
-
-def _by_size(messages: StepMessages) -> Counter[tuple[str, int]]:
-    counts: Counter[tuple[str, int]] = Counter()
-    for one in messages.messages:
-        counts[one.collective, one.size_bytes] += one.times
-    return counts

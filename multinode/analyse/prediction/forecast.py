@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.prediction.back_test import BackTest
-from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.prediction.break_even import BreakEven, on_one_node
 from multinode.analyse.prediction.calibration import Calibration, gradient_factor
 from multinode.analyse.prediction.carried_network import Doubt
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.steps.bottleneck import Bottleneck
 
 __all__ = ["GRAD_COMPRESS", "Ask", "Forecast", "Outlook", "gradient_factor", "outlook_of"]
 

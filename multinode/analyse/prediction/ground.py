@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Layout
+from multinode.analyse.job.step_calls import Work
+from multinode.analyse.job.workload import read_work
 from multinode.analyse.prediction.calibration import (
     Calibration,
     Measured,
-    Work,
     calibrate,
     calibrate_without_single,
     gradient_factor,
@@ -22,9 +24,7 @@ from multinode.analyse.prediction.record import Record, is_alike, is_rate, job_o
 from multinode.analyse.prediction.residual import carry_residual
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.seen_work import work_of_calls
-from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.prediction.variants import Subject
-from multinode.analyse.job.workload import read_work
 from multinode.errors import JobError, UsageError
 
 __all__ = ["Ground", "ground_of"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve, held_back, median_error
-from multinode.analyse.collectives.traffic import Layout
+from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.errors import UsageError
 
 __all__ = ["network_of_sweep", "stated_network"]

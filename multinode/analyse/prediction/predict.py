@@ -10,22 +10,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
-from multinode.analyse.prediction.calibration import Calibration, Residual
-from multinode.analyse.prediction.carried_network import Assumed, CarriedNetwork, Doubt, comm_times, network_doubts, widest
-from multinode.analyse.prediction.cost_model import (
-    CommTimes,
-    StepCall,
-    StepParts,
-    bucketed_overlap,
-    late_ms,
-    passing_bytes,
-    step_parts,
-    with_gradients,
-)
-from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.collectives.traffic import Reach
+from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradients
+from multinode.analyse.prediction.calibration import Calibration, Residual
+from multinode.analyse.prediction.carried_network import (
+    Assumed,
+    CarriedNetwork,
+    Doubt,
+    comm_times,
+    network_doubts,
+    widest,
+)
+from multinode.analyse.prediction.cost_model import CommTimes, StepParts, bucketed_overlap, late_ms, step_parts
+from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.units import format_count
 
 __all__ = ["Prediction", "overlap_of", "predict", "sent_bytes"]

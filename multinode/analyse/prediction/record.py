@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.steps.summary import Summary
-from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.workload import Settings, Workload, read_settings
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.steps.summary import Summary
 from multinode.core.job.job import LlamaFactoryJob, parse_llamafactory
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import JobError

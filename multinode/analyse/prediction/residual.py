@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from multinode.analyse.job.step_calls import with_gradients
 from multinode.analyse.prediction.calibration import Calibration, Measured, Residual
-from multinode.analyse.prediction.cost_model import StepParts, with_gradients
+from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.predict import predict, sent_bytes
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.steps.summary import Summary

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.prediction.carried_network import Link
 from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.prediction.carried_network import Link
 
 __all__ = ["Scenario"]
 

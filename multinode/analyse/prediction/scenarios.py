@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.back_test import BackTest, Trial, back_test
 from multinode.analyse.prediction.break_even import break_even
 from multinode.analyse.prediction.calibration import Calibration
@@ -20,7 +21,6 @@ from multinode.analyse.prediction.carried_network import Doubt
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import GRAD_COMPRESS, Ask, Forecast, Outlook, gradient_factor, outlook_of
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.variants import method_of, vary
 from multinode.errors import UsageError
 from multinode.units import format_count, format_rate

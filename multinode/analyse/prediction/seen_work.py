@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multinode.analyse.collectives.algorithms import Layout
-from multinode.analyse.prediction.calibration import Work
-from multinode.analyse.prediction.cost_model import StepCall, with_gradients
-from multinode.analyse.traffic.seen_traffic import SeenCall
-from multinode.analyse.steps.summary import Summary
 from multinode.analyse.collectives.traffic import Load, Reach, Strategy
+from multinode.analyse.job.step_calls import StepCall, Work, with_gradients
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.traffic.seen_traffic import SeenCall
 from multinode.core.measure.collective_test import COLLECTIVES
 
 __all__ = ["work_of_calls"]

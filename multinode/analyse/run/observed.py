@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from multinode.analyse.run.steady import find_steady_state
-from multinode.core.text.credible import credible_us
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, TraceSample
 from multinode.core.run.samples import LossSample, Sample, StepSample
+from multinode.core.text.credible import credible_us
 
 __all__ = ["Observed", "ObservedNode", "observe"]
 

@@ -15,9 +15,9 @@ import msgspec
 
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.text.credible import credible_us
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.run.samples import StepSample
+from multinode.core.text.credible import credible_us
 
 __all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
 

@@ -9,8 +9,8 @@ import math
 
 import msgspec
 
-from multinode.analyse.telemetry.gpu_use import GpuUse
 from multinode.analyse.steps.summary import Summary
+from multinode.analyse.telemetry.gpu_use import GpuUse
 
 __all__ = ["GpuEnergy", "energy_of"]
 

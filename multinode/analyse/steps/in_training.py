@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_models import last_models
 from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.trace_view import TraceView
-from multinode.core.text.credible import credible_us
+from multinode.analyse.traffic.seen_models import last_models
 from multinode.core.run.profile_samples import DdpSample
+from multinode.core.text.credible import credible_us
 
 __all__ = ["Alone", "InTraining", "beside", "in_training"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
 from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
 
 __all__ = ["Case", "Clue", "compute_longer", "find_clues", "name_compared"]
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from multinode.analyse.steps.exposure import Exposure, WorkerStep
-from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_calls import read_calls, rooted_part
+from multinode.analyse.steps.exposure import Exposure, WorkerStep
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.straggler_causes import Case, compute_longer, find_clues, name_compared
-from multinode.core.text.credible import credible_count
+from multinode.analyse.telemetry.machine_use import NodeUse
+from multinode.analyse.traffic.seen_calls import read_calls, rooted_part
 from multinode.core.run.samples import StepSample
+from multinode.core.text.credible import credible_count
 
 __all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
 

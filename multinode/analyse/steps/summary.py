@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from multinode.analyse.job.flops import Utilisation
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.spread import Spread, spread_of
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.steps.exposure import find_exposure
-from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
-from multinode.analyse.telemetry.machine_use import NodeUse, use_of
 from multinode.analyse.steps.model_work import ModelWork, utilisation_of
-from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_strategy import model_of, recognise
-from multinode.analyse.traffic.seen_traffic import BytesPerStep, SeenCall, SeenTraffic, see_traffic
-from multinode.analyse.stats.spread import Spread, spread_of
 from multinode.analyse.steps.step_split import StepSplit, split_steps
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
-from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.steps.throughput import Throughput, all_steps_samples_per_s, measure_throughput
 from multinode.analyse.steps.trace_events import TraceEvents
 from multinode.analyse.steps.trace_view import TraceView, view_traces
+from multinode.analyse.telemetry.machine_use import NodeUse, use_of
+from multinode.analyse.traffic.seen_strategy import model_of, recognise
+from multinode.analyse.traffic.seen_traffic import BytesPerStep, SeenCall, SeenTraffic, see_traffic
 from multinode.core.run.profile_samples import NoteSample
 from multinode.core.run.samples import LossSample, StepSample, TrainEndSample
 

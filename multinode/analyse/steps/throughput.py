@@ -12,8 +12,8 @@ import msgspec
 
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.text.credible import credible_count, credible_us
 from multinode.core.run.samples import StepSample
+from multinode.core.text.credible import credible_count, credible_us
 
 __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]
 

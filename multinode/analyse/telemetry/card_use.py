@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
 from multinode.analyse.run.observed import ObservedNode
+from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
 from multinode.core.run.samples import CardBytes, NicSample, StepSample, WorkerSample
 
 __all__ = ["CardUse", "use_of_cards"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.stats.counter_rates import Reading, Span, grown_in
 from multinode.analyse.run.observed import ObservedNode
+from multinode.analyse.stats.counter_rates import Reading, Span, grown_in
 from multinode.core.run.samples import GpuSample
 
 __all__ = ["GpuUse", "use_of_gpus"]

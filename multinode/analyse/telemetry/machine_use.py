@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from multinode.analyse.telemetry.card_use import CardUse, use_of_cards
-from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole, is_moment
-from multinode.analyse.telemetry.gpu_use import GpuUse, use_of_gpus
 from multinode.analyse.run.observed import Observed, ObservedNode
+from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole, is_moment
+from multinode.analyse.telemetry.card_use import CardUse, use_of_cards
+from multinode.analyse.telemetry.gpu_use import GpuUse, use_of_gpus
 from multinode.core.run.profile_samples import NoteSample
 from multinode.core.run.samples import CgroupSample, CpuSample, StepSample, TcpSample
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.seen_calls import Group, Kind, WorkerCalls, busiest_worker, read_calls
 from multinode.analyse.traffic.seen_models import last_models
-from multinode.analyse.collectives.traffic import Strategy
 from multinode.core.run.profile_samples import ModelSample
 from multinode.core.run.samples import WorkerSample
 

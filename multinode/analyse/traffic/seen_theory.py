@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Exchange, Layout, Load, Strategy, step_exchanges, worker_bytes
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.seen_strategy import model_of, recognise_strategy
-from multinode.analyse.collectives.traffic import Exchange, Layout, Load, Strategy, step_exchanges, worker_bytes
 from multinode.core.run.profile_samples import ModelSample
 
 __all__ = ["Theory", "theory"]

@@ -5,8 +5,8 @@ What then happens in a worker is the instrumentation's (agent/instrument/multino
 
 from __future__ import annotations
 
-from multinode.core.run.engines.engine import Engine
 from multinode.core.job.job import Job, LlamaFactoryJob
+from multinode.core.run.engines.engine import Engine
 from multinode.errors import UsageError
 
 __all__ = ["compression_environment", "refuse_compression"]

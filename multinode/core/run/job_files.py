@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.measure.benchmark import Benchmark
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, job_paths
+from multinode.core.measure.benchmark import Benchmark
 
 __all__ = ["JobFiles", "job_files"]
 

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.core.measure.benchmark import Benchmark, describe_benchmark
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
+from multinode.core.job.surroundings import Surroundings
+from multinode.core.measure.benchmark import Benchmark, describe_benchmark
 from multinode.core.measure.collective_test import CollectiveTest
 from multinode.core.run.command import Command
-from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.core.run.engines.benchmark import benchmark_command
 from multinode.core.run.engines.engine import Engine, choose_engine, engine_command, engine_files
 from multinode.core.run.engines.llamafactory import JOB_FILE
 from multinode.core.run.engines.place import Place
-from multinode.core.cluster.facts import NodeFacts
 from multinode.core.run.grad_compress import compression_environment, refuse_compression
-from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
-from multinode.core.job.surroundings import Surroundings
 from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.errors import UsageError
 

@@ -9,14 +9,22 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.core.measure.collective_test import CollectiveTest, time_left_s
-from multinode.core.text.credible import credible_reading, credible_us
 from multinode.core.run.device_samples import SpeedSample
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.run.recent_steps import RECENT_STEPS, RecentSteps
-from multinode.core.run.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample, WorkerSample
+from multinode.core.run.samples import (
+    CollectiveSample,
+    GpuSample,
+    LossSample,
+    NicSample,
+    Sample,
+    StepSample,
+    WorkerSample,
+)
 from multinode.core.run.stage import FIRST_STEP
 from multinode.core.run.stall import Stall
+from multinode.core.text.credible import credible_reading, credible_us
 
 __all__ = ["CardProgress", "NodeProgress", "RunProgress", "TrainingTime", "advance_node", "start_progress"]
 

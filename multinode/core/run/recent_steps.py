@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from multinode.core.text.credible import credible_us
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.run.samples import StepSample
+from multinode.core.text.credible import credible_us
 
 __all__ = ["RECENT_STEPS", "RecentSteps"]
 

@@ -1,3 +1,4 @@
 """Text and plain values: YAML with its places, secrets in it, durations, rounding.
 
-It knows nothing of clusters, jobs or runs."""
+It knows nothing of clusters, jobs or runs.
+"""

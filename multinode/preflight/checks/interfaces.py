@@ -6,10 +6,10 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from multinode.core.cluster.dataplane import Endpoint
-from multinode.core.cluster.facts import Interface, NodeFacts, Route
 from multinode.core.check.finding import Finding, Rule
 from multinode.core.check.nccl_sockets import select_interfaces
+from multinode.core.cluster.dataplane import Endpoint
+from multinode.core.cluster.facts import Interface, NodeFacts, Route
 from multinode.preflight.grouping import group_findings, listed
 from multinode.preflight.inspection import Inspection
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import Interface
-from multinode.core.check.finding import Finding, Rule
 from multinode.preflight.inspection import Inspection
 from multinode.units import format_rate
 

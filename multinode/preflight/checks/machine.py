@@ -6,9 +6,9 @@ import ipaddress
 import statistics
 from collections.abc import Iterator
 
+from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import Interface, NodeFacts
-from multinode.core.check.finding import Finding, Rule
 from multinode.preflight.inspection import Inspection
 from multinode.units import format_duration
 

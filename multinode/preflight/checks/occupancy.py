@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.core.check.finding import Finding, Rule
+from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from multinode.core.cluster.cluster import Node
-from multinode.core.run.command import destination, ssh_words
-from multinode.core.cluster.facts import ContentFact, NodeFacts, PathFact
 from multinode.core.check.finding import Finding, Rule
+from multinode.core.cluster.cluster import Node
+from multinode.core.cluster.facts import ContentFact, NodeFacts, PathFact
 from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.run.command import destination, ssh_words
 from multinode.core.run.job_files import job_files
 from multinode.preflight.inspection import Inspection
 

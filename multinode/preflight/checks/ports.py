@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from multinode.core.cluster.facts import NodeFacts
 from multinode.core.check.finding import Finding, Rule
+from multinode.core.cluster.facts import NodeFacts
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.meeting import Attempted
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.check.finding import Finding, Rule
 from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.core.measure.benchmark import Benchmark
 from multinode.core.check.finding import Finding, Rule
 from multinode.core.job.job import Job, LlamaFactoryJob
+from multinode.core.measure.benchmark import Benchmark
 from multinode.preflight.inspection import Inspection
 
 __all__ = [

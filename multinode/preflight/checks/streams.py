@@ -8,8 +8,8 @@ from itertools import permutations
 import msgspec
 
 from multinode.analyse.nccl_test.pair_speeds import Blame, blame_pairs, is_below_due, least_of_due
-from multinode.core.cluster.facts import Interface
 from multinode.core.check.finding import Finding, Rule
+from multinode.core.cluster.facts import Interface
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.pairs import Pair
 from multinode.units import format_rate, goodput_gb_per_s

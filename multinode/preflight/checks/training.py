@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.check.finding import Finding, Rule
+from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from multinode.core.check.finding import Finding, Rule
+from multinode.core.check.nccl_sockets import select_interfaces, takes_by_prefix
 from multinode.core.cluster.cluster import Node
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.job.job import LlamaFactoryJob
 from multinode.core.measure.collective_test import CollectiveTest
 from multinode.core.run.engines.place import STRAY_VARIABLES
-from multinode.core.cluster.facts import NodeFacts
-from multinode.core.check.finding import Finding, Rule
-from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.check.nccl_sockets import select_interfaces, takes_by_prefix
 from multinode.preflight.grouping import group_findings, listed
 from multinode.preflight.inspection import Inspection
 

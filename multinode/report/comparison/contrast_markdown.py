@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
-from multinode.report.comparison.contrast_sheets import contrast_verdict_sheet, differing_settings_sheet, each_node_sheet
+from multinode.report.comparison.contrast_sheets import (
+    contrast_verdict_sheet,
+    differing_settings_sheet,
+    each_node_sheet,
+)
 from multinode.report.comparison.contrast_sides import measured_sides, side_sheet
+from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
 
 __all__ = ["contrast_markdown"]

@@ -11,9 +11,14 @@ import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.report.comparison.contrast_charts import bandwidth_chart, scaling_chart, step_chart
-from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
-from multinode.report.comparison.contrast_sheets import contrast_verdict_sheet, each_node_sheet, missing_sheet, settings_sheet
+from multinode.report.comparison.contrast_sheets import (
+    contrast_verdict_sheet,
+    each_node_sheet,
+    missing_sheet,
+    settings_sheet,
+)
 from multinode.report.comparison.contrast_sides import cost_sheet, measured_sides, side_sheet
+from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
 from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, few, percent
 

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.report.prediction.contrast_outlook import break_even_sheet
-from multinode.report.comparison.contrast_sheets import contrast_verdict_sheet, differing_settings_sheet, each_node_sheet
+from multinode.report.comparison.contrast_sheets import (
+    contrast_verdict_sheet,
+    differing_settings_sheet,
+    each_node_sheet,
+)
 from multinode.report.comparison.contrast_sides import measured_sides, side_sheet
+from multinode.report.prediction.contrast_outlook import break_even_sheet
 from multinode.report.render.foreign_text import plain
 from multinode.report.render.sheet import Sheet
 from multinode.report.steps.summary_table import sheet_table

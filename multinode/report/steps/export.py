@@ -22,8 +22,8 @@ from multinode.core.run.samples import (
     StepSample,
     TcpSample,
 )
-from multinode.report.steps.card_rates import CardRate, card_rates
 from multinode.report.render.foreign_text import plain
+from multinode.report.steps.card_rates import CardRate, card_rates
 
 __all__ = ["FILES", "csv_files", "harmless"]
 

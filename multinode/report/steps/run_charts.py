@@ -14,8 +14,8 @@ from multinode.analyse.steps.step_split import StepSplit
 from multinode.core.run.samples import LossSample
 from multinode.report.render.foreign_text import plain
 from multinode.report.render.page import PALETTE
-from multinode.report.steps.summary_sheets import PARTS
 from multinode.report.render.thinning import thinned
+from multinode.report.steps.summary_sheets import PARTS
 
 __all__ = ["label", "loss_chart", "node_step_times", "split_chart", "step_time_chart"]
 

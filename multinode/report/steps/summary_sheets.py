@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.report.steps.machine_sheets import card_sheet, gpu_sheet, processor_sheet
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent
+from multinode.report.steps.machine_sheets import card_sheet, gpu_sheet, processor_sheet
 
 __all__ = ["PARTS", "bytes_sheet", "calls_sheet", "summary_sheets", "verdict_sheet"]
 

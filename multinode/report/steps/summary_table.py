@@ -10,8 +10,8 @@ from rich.text import Text
 from multinode.analyse.steps.summary import Summary
 from multinode.report.render.foreign_text import plain
 from multinode.report.render.sheet import Sheet
-from multinode.report.steps.summary_sheets import summary_sheets
 from multinode.report.render.table import make_table
+from multinode.report.steps.summary_sheets import summary_sheets
 
 __all__ = ["sheet_table", "summary_tables"]
 

@@ -10,10 +10,10 @@ from plotly.subplots import make_subplots
 
 from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.core.run.samples import CpuSample, GpuSample, NicSample, StepSample
-from multinode.report.steps.card_rates import card_rates
 from multinode.report.render.page import PALETTE
-from multinode.report.steps.run_charts import label
 from multinode.report.render.thinning import thinned
+from multinode.report.steps.card_rates import card_rates
+from multinode.report.steps.run_charts import label
 
 __all__ = ["begun_s", "timeline"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.advice.advice import Counsel, advise, advise_notes
+from multinode.analyse.advice.situation import Room, Situation
+from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.record import Record, job_of, settings_of
 from multinode.analyse.prediction.scenarios import back_tested, trusted
-from multinode.analyse.advice.situation import Room, Situation
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.job.workload import Workload
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob, named_paths

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.advice.advice import Advice, Change, Counsel, Tried
+from multinode.analyse.job.workload import Settings, read_settings
 from multinode.analyse.prediction.chosen_runs import CONTRAST
 from multinode.analyse.prediction.forecast import Outlook
-from multinode.analyse.job.workload import Settings, read_settings
-from multinode.core.measure.benchmark import Benchmark
 from multinode.core.job.deepspeed_edit import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.core.job.job import LlamaFactoryJob, override_job, parse_overrides
+from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.run import Run
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory

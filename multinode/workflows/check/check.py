@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.cluster.cluster import Cluster
 from multinode.core.check.finding import Finding
+from multinode.core.cluster.cluster import Cluster
 from multinode.core.job.job import Job, argument_keys
 from multinode.core.run.job_files import job_files
 from multinode.errors import MultinodeError, NodeError, UsageError
@@ -21,8 +21,8 @@ from multinode.preflight.checks.streams import least_speeds
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.launch_checks import with_endpoints
 from multinode.preflight.network.pairs import choose_pairs
-from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.preflight.network.reach import Agenda, hold_meeting
+from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.transport.agent import AgentTransport
 from multinode.workflows.lab import refresh_lab
 

@@ -16,8 +16,8 @@ from multinode.core.run.run import Run
 from multinode.store.imported_table import load_imported_table
 from multinode.store.prices import load_prices
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.launch import make_run_id
 from multinode.workflows.grid.sweep_table import TABLE_FILE
+from multinode.workflows.run.launch import make_run_id
 
 __all__ = ["Foreign", "Imported", "import_table"]
 

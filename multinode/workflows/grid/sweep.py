@@ -19,7 +19,6 @@ from multinode.core.grid.grid_state import begin, give_up, is_due, is_finished, 
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.report.grid.grid_progress import cell_line, end_line, left_s, state_line
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.launch import Launch, Outside, probe_nodes, same_threads
 from multinode.workflows.grid.sweep_cell import AskedGrid, CellRun, cell_launch, cell_workers, measure_cell
 from multinode.workflows.grid.sweep_resume import end_cut_off, figures_lack
 from multinode.workflows.grid.sweep_store import (
@@ -31,6 +30,7 @@ from multinode.workflows.grid.sweep_store import (
     load_grid,
     new_record,
 )
+from multinode.workflows.run.launch import Launch, Outside, probe_nodes, same_threads
 
 __all__ = ["Resume", "Swept", "find_finished", "require_plannable", "sweep"]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import msgspec
 
 from multinode.analyse.steps.summary import Summary
-from multinode.core.job.deepspeed_edit import fit_batch
-from multinode.core.cluster.facts import NodeFacts
 from multinode.core.check.finding import Finding
+from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.grid import Cell, Grid
+from multinode.core.job.deepspeed_edit import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, cut_short
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.run import Failure, NodeRun, Run
@@ -19,9 +19,18 @@ from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import Interrupted
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.comparison.contrast import cut_job
-from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
-from multinode.workflows.run.launch import Launch, Launched, Outside, Prepared, carry_out, forget, measured_only, prepare
 from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, with_time_limit
+from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
+from multinode.workflows.run.launch import (
+    Launch,
+    Launched,
+    Outside,
+    Prepared,
+    carry_out,
+    forget,
+    measured_only,
+    prepare,
+)
 
 __all__ = ["AskedGrid", "CellRun", "CellTraining", "cell_launch", "cell_workers", "measure_cell"]
 

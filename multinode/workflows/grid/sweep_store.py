@@ -8,16 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.run.engines.engine import choose_engine
 from multinode.core.grid.grid import BATCH, CellRecord, GridRecord
 from multinode.core.grid.grid_fingerprint import fingerprint
 from multinode.core.grid.grid_state import without_runs
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job
+from multinode.core.run.engines.engine import choose_engine
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.launch import make_run_id
 from multinode.workflows.grid.sweep_cell import AskedGrid
+from multinode.workflows.run.launch import make_run_id
 
 __all__ = [
     "GRID_FILE",

@@ -16,9 +16,9 @@ from multinode.analyse.grid.cell_view import Look, look_at
 from multinode.analyse.grid.cells import CellTable
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
+from multinode.core.cluster.prices import Prices
 from multinode.core.grid.grid import CellRecord, GridRecord
 from multinode.core.run.plan import LaunchPlan
-from multinode.core.cluster.prices import Prices
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory, list_runs

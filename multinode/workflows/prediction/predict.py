@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.job.workload import Workload
+from multinode.analyse.nccl_test.sweep import SweepReport
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.prediction.figures import evidence_of_figures
 from multinode.analyse.prediction.forecast import Ask, Forecast
 from multinode.analyse.prediction.record import Record, job_of
 from multinode.analyse.prediction.scenarios import make_forecast, refuse_unusable
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.job.workload import Workload
 from multinode.core.run.plan import LaunchPlan
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError

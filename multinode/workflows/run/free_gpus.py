@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
+from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import Gpu, NodeFacts
-from multinode.core.check.finding import Finding
 from multinode.core.run.plan import LaunchPlan
 from multinode.preflight.checks.occupancy import check_gpus_free
 from multinode.preflight.inspection import Inspection

@@ -11,21 +11,21 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
+from multinode.analyse.job.workload import read_workload
 from multinode.analyse.steps.model_work import read_model_work
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.job.workload import read_workload
-from multinode.core.measure.benchmark import Benchmark
+from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.check.finding import Finding
 from multinode.core.job.job import Job, LlamaFactoryJob, argument_keys, figures_only
+from multinode.core.job.surroundings import with_same_threads
+from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.redaction import redact_plan
 from multinode.core.run.run import Run
-from multinode.core.job.surroundings import with_same_threads
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
@@ -37,8 +37,8 @@ from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
 from multinode.units import format_count
-from multinode.workflows.run.clean import clean
 from multinode.workflows.lab import refresh_lab
+from multinode.workflows.run.clean import clean
 from multinode.workflows.run.observe import summarise_run
 from multinode.workflows.run.traces import fetch_traces
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from multinode.analyse.steps.model_work import ModelWork
-from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.steps.summary import Summary, summarise
 from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.steps.model_work import ModelWork
+from multinode.analyse.steps.summary import Summary, summarise
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.samples import Sample, StepSample, parse_samples
 from multinode.errors import MultinodeError

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.run.command import Command
 from multinode.core.run.engines.accelerate import accelerate_command, accelerate_file
 from multinode.core.run.engines.command import program_command
@@ -14,7 +15,6 @@ from multinode.core.run.engines.deepspeed import deepspeed_command
 from multinode.core.run.engines.llamafactory import llamafactory_command, llamafactory_worker
 from multinode.core.run.engines.place import Place
 from multinode.core.run.engines.torchrun import torchrun_command
-from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.run.plan import PlanFile
 from multinode.errors import UsageError
 
