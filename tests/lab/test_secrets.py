@@ -88,8 +88,9 @@ def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
     yaml = tmp_path / "sft.yaml"
     yaml.write_text(TRAINED)
     command = Command(tmp_path / "runs")
-    common = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", "--no-check", "--env", "HF_TOKEN")
-    common += ("--prelude", f"export SWANLAB_API_KEY={secret}", "--env", f"PYTHONPATH={STAND_IN}")
+    forwarded = ("--env", "HF_TOKEN", "--env", f"PYTHONPATH={STAND_IN}")
+    setup = ("--prelude", f"export SWANLAB_API_KEY={secret}")
+    common = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", "--no-check", *forwarded, *setup)
     given = ("--api-key", secret, f"--hub_token={secret}")
     failing = ("--engine", "command", "--", sys.executable, str(shared_dir / "fail.py"), *given)
     printed = {}

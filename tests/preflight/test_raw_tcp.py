@@ -9,7 +9,7 @@ import pytest
 from multinode.analyse.nccl_test.pair_speeds import find_odd
 from multinode.analyse.nccl_test.raw_tcp import RawTcp
 from multinode.core.cluster.cluster import Node
-from multinode.preflight import raw_tcp
+from multinode.preflight.network import raw_tcp
 from multinode.preflight.network.meeting import Pinged, Streamed
 from multinode.preflight.network.pairs import Pair
 from multinode.transport.agent import AgentTransport
