@@ -135,7 +135,8 @@ def test_what_is_no_order_is_passed_over(node: LocalNode) -> None:
         for line in (b"not json\n", b"[1]\n", b'{"op": "dance"}\n', b"\n"):
             talk.send(line)
         talk.send({"op": "stop", "grace_s": 5})
-        assert talk.read_all()[-1]["cause"] == "stopped"
+        end = talk.read_all()[-1]
+        assert end["cause"] == "stopped", end
 
 
 def test_it_ends_a_run_whose_watchers_are_both_dead(node: LocalNode) -> None:
