@@ -29,7 +29,7 @@ _AREAS = (
         ("agent/test_{name}*", "agent/test_instrument", "agent/test_instrument_robust", "lab/test_profile"),
     ),
     (
-        r"agent/(supervis|lease|sentinel|ending|rundir|recovery|runs|status|job|fork|stop|run_processes|memory_kills)",
+        r"agent/(?:\w+/)?(supervis|lease|sentinel|ending|rundir|recovery|runs|status|job|fork|stop|run_processes|memory_kills)",
         (
             "agent/test_{name}*",
             "agent/test_supervis*",
@@ -40,14 +40,14 @@ _AREAS = (
         ),
     ),
     (
-        r"agent/(collectives|collective_ops|nccl_)",
+        r"agent/(?:\w+/)?(collectives|collective_ops|nccl_)",
         ("agent/test_{name}*", "agent/test_collectives", "lab/test_nccl_test"),
     ),
-    (r"agent/device_", ("agent/test_{name}*", "agent/test_device_bench", "lab/test_bench")),
-    (r"agent/(diagnose|stacks)", ("agent/test_{name}*", "agent/test_diagnose", "lab/test_stall")),
-    (r"agent/(meet|door|talks)", ("agent/test_{name}*", "agent/test_meet", "lab/test_meeting")),
+    (r"agent/bench/device_", ("agent/test_{name}*", "agent/test_device_bench", "lab/test_bench")),
+    (r"agent/(?:\w+/)?(diagnose|stacks)", ("agent/test_{name}*", "agent/test_diagnose", "lab/test_stall")),
+    (r"agent/(?:\w+/)?(meet|door|talks)", ("agent/test_{name}*", "agent/test_meet", "lab/test_meeting")),
     (
-        r"agent/(main|channel|follow|sampler|fetch|prelude|interpreter|arguments)",
+        r"agent/(?:\w+/)?(main|channel|follow|sampler|fetch|prelude|interpreter|arguments)",
         ("agent/test_{name}*", "agent/test_main", "agent/test_follow", "agent/test_sampler", "lab/test_launch"),
     ),
     (r"agent/", ("agent/test_{name}*", "agent/test_probe", "lab/test_check_faults")),

@@ -18,24 +18,24 @@ __all__ = ["main"]
 
 # Imported only when asked for: start-up is paid on every node for every call.
 _VERBS = {
-    "clean": ".runs:clean",
-    "diagnose": ".diagnose:run",
-    "fetch": ".fetch:run",
-    "follow": ".follow:run",
-    "meet": ".meet:run",
-    "probe": ".probe:run",
-    "runs": ".runs:run",
-    "stop": ".stop:run",
-    "supervise": ".supervise:run",
+    "clean": ".run.runs:clean",
+    "diagnose": ".hang.diagnose:run",
+    "fetch": ".run.fetch:run",
+    "follow": ".run.follow:run",
+    "meet": ".meet.meet:run",
+    "probe": ".facts.probe:run",
+    "runs": ".run.runs:run",
+    "stop": ".run.stop:run",
+    "supervise": ".run.supervise:run",
 }
 # No verbs: they run as part of a job, so they have no channel, and their errors are their own.
 _PROGRAMS = {
     # torchrun starts it as a worker.
-    "collectives": ".collectives:main",
+    "collectives": ".bench.collectives:main",
     # Likewise.
-    "devices": ".device_bench:main",
+    "devices": ".bench.device_bench:main",
     # A prelude's shell turns into it.
-    "become-job": ".prelude:become_job",
+    "become-job": ".run.prelude:become_job",
 }
 _SCHEMA = 1
 

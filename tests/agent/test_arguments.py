@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.arguments import parse_unknown, query_unknown
+from multinode.agent.facts.arguments import parse_unknown, query_unknown
 from multinode.agent.queries import QueryFailed
 
 from .localnode import LocalNode

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.card_counters import grown, read_cards, read_interface, read_rdma_port
+from multinode.agent.sample.card_counters import grown, read_cards, read_interface, read_rdma_port
 
 
 def interface(net: Path, name: str, **counters: int) -> None:

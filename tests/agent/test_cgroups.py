@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.cgroups import CpuLimit, Hierarchy, find_hierarchy, group_of, read_cpu_limit
+from multinode.agent.facts.cgroups import CpuLimit, Hierarchy, find_hierarchy, group_of, read_cpu_limit
 
 
 def group(place: Path, **files: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.agent.contents import ContentReader, digest_file, list_files, read_model, read_revision
+from multinode.agent.facts.contents import ContentReader, digest_file, list_files, read_model, read_revision
 from multinode.core.cluster.facts import ContentFact, NodeFacts
 
 from .localnode import LocalNode

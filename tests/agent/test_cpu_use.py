@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.cpu_use import Ticks, read_ticks
-from multinode.agent.processes import list_processes
+from multinode.agent.run.processes import list_processes
+from multinode.agent.sample.cpu_use import Ticks, read_ticks
 
 # Sleeps, works in a child that it waits for, in one that it leaves behind, and in one that still runs; then says so.
 FAMILY = """
@@ -38,8 +38,8 @@ time.sleep(60)
 CLOCK = """
 import os, signal, subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from multinode.agent.cpu_use import JobClock
-from multinode.agent.processes import adopt_orphans
+from multinode.agent.sample.cpu_use import JobClock
+from multinode.agent.run.processes import adopt_orphans
 assert adopt_orphans()
 spared = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 clock = JobClock(os.getpid(), {spared.pid})
@@ -71,7 +71,7 @@ def test_a_job_is_all_its_processes_those_that_have_ended_too() -> None:
 
 
 def test_reading_a_job_is_cheap_beside_reading_all_processes() -> None:
-    from multinode.agent.cpu_use import JobClock  # noqa: PLC0415 - the clock stands beside what it is compared with
+    from multinode.agent.sample.cpu_use import JobClock  # noqa: PLC0415 - the clock stands beside what it is compared with
 
     children = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(50)]
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multinode.agent.machine import read_processor_name
+from multinode.agent.facts.machine import read_processor_name
 from tests.torch_stand_in import put_torch
 
 from .bench_workers import run_workers

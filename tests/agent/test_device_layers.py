@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from multinode.agent.device_layers import LAYERS, layer_shape, make_layer
+from multinode.agent.bench.device_layers import LAYERS, layer_shape, make_layer
 from multinode.analyse.bench.bench_work import work_of
 from multinode.core.run.device_samples import SpeedSample
 

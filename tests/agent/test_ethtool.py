@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.agent.ethtool import fastest_mode, read_card_speed
+from multinode.agent.facts.ethtool import fastest_mode, read_card_speed
 
 
 def modes(*bits: int) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.gpus import Holder, join_processes, parse_gpus, parse_processes
+from multinode.agent.facts.gpus import Holder, join_processes, parse_gpus, parse_processes
 
 # From nvidia_gpu_exporter's public capture of a desktop with an RTX 4080 SUPER, driver 595.71.05, under two ffmpeg
 # (its uuid is masked there): the columns that gpus.py asks for, without units as it asks.

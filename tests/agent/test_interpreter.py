@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.interpreter import Installed, parse_packages
+from multinode.agent.facts.interpreter import Installed, parse_packages
 from multinode.agent.queries import QueryFailed
 
 from .localnode import LocalNode

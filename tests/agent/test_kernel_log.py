@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from multinode.agent.kernel_log import KernelLog
+from multinode.agent.facts.kernel_log import KernelLog
 
 XID = "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 

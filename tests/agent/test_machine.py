@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.machine import find_container, read_machine, read_processor_name
+from multinode.agent.facts.machine import find_container, read_machine, read_processor_name
 
 GIB = 1 << 30
 

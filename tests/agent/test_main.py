@@ -36,9 +36,17 @@ def test_a_quick_verb_loads_little(node: LocalNode, archive: str) -> None:
         check=True,
     )
     loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.decode().splitlines()}
-    assert "multinode_agent.network" in loaded
+    assert "multinode_agent.facts.network" in loaded
     # Each costs more than all of our own modules, or belongs to a verb that was not asked for.
-    assert not loaded & {"asyncio", "dataclasses", "inspect", "logging", "argparse", "shutil", "multinode_agent.follow"}
+    assert not loaded & {
+        "asyncio",
+        "dataclasses",
+        "inspect",
+        "logging",
+        "argparse",
+        "shutil",
+        "multinode_agent.run.follow",
+    }
 
 
 def test_the_benchmark_is_a_worker_and_waits_for_no_request(node: LocalNode, archive: str) -> None:

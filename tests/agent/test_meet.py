@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from multinode.agent.door import PING_BYTES
-from multinode.agent.network import read_port_range
+from multinode.agent.facts.network import read_port_range
+from multinode.agent.meet.door import PING_BYTES
 
 from .localnode import DEADLINE_S, Conversation, LocalNode
 

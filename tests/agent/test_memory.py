@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.cgroups import Hierarchy, find_hierarchy, group_of
-from multinode.agent.memory import GroupMemory, Memory, MemoryReader, limited_groups, read_meminfo, usable_memory
+from multinode.agent.facts.cgroups import Hierarchy, find_hierarchy, group_of
+from multinode.agent.facts.memory import GroupMemory, Memory, MemoryReader, limited_groups, read_meminfo, usable_memory
 
 from .own_group import own_group
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.cgroups import Hierarchy
-from multinode.agent.memory_kills import MemoryKills, counter_of, find_counter, read_counter
+from multinode.agent.facts.cgroups import Hierarchy
+from multinode.agent.sample.memory_kills import MemoryKills, counter_of, find_counter, read_counter
 
 from .localnode import LocalNode
 

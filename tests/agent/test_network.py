@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.network import (
+from multinode.agent.facts.network import (
     list_interfaces,
     parse_ip_addr,
     parse_route_table,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.paths import Mount, find_mount, look_at, parse_mounts, read_mounts
+from multinode.agent.facts.paths import Mount, find_mount, look_at, parse_mounts, read_mounts
 
 # /proc/self/mountinfo of a virtual machine with Debian 12; then lines as NFS, a path with a blank, and rootless podman
 # show there.

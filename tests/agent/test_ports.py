@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from multinode.agent.ports import Listener, find_port_users, find_taken_ports, parse_tcp_table
+from multinode.agent.facts.ports import Listener, find_port_users, find_taken_ports, parse_tcp_table
 
 # /proc/net/tcp of Linux 6.1: a listener on 127.0.0.1:29500, one on 0.0.0.0:22, and a connection from port 29500.
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

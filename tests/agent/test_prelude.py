@@ -136,7 +136,7 @@ def test_neither_the_prelude_nor_the_nodes_disk_sees_the_request(node: LocalNode
 # Starts one job that reads what it was handed for each number of files that are open already.
 _STARTS = """
 import os, sys
-from multinode.agent.job import Job, start_job
+from multinode.agent.run.job import Job, start_job
 for opened in range(12):
     job = Job("/bin/sh", ["sh", "-c", "cat <&9; echo"], {"PATH": "/bin"}, "/", sys.argv[1], 0o077, b"handed")
     os.waitpid(start_job(job), 0)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from multinode.agent.processes import Family, Process, find_process, is_running, parse_stat
+from multinode.agent.run.processes import Family, Process, find_process, is_running, parse_stat
 
 from .localnode import PYTHON
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.agent.rdma import list_rdma_ports
+from multinode.agent.facts.rdma import list_rdma_ports
 
 
 def card(root: Path, device: str, **files: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from multinode.agent.memory import MemoryReader
+from multinode.agent.facts.memory import MemoryReader
 from multinode.agent.rundir import RunDir
-from multinode.agent.sampler import NodeSampler
+from multinode.agent.sample.sampler import NodeSampler
 from multinode.core.run.profile_samples import NoteSample
 from multinode.core.run.samples import CgroupSample, CpuSample, NicSample, TcpSample, parse_samples
 

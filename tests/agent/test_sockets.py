@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from multinode.agent.sockets import Row, parse_connections
+from multinode.agent.hang.sockets import Row, parse_connections
 
 # In the form of Linux 6.18 on a little-endian machine: a listener, a connection with bytes in both queues, one that is
 # being made, one of somebody else, and a line that was cut off. The rest of each line is left out.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.agent.tcp_counters import parse_snmp, read_tcp
+from multinode.agent.sample.tcp_counters import parse_snmp, read_tcp
 
 # The part of /proc/net/snmp that matters and what stands around it, of Linux 6.1.
 SNMP = """\

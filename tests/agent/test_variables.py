@@ -5,7 +5,7 @@ import os
 import pwd
 from pathlib import Path
 
-from multinode.agent.variables import (
+from multinode.agent.facts.variables import (
     parse_deepspeed_env,
     parse_nccl_file,
     read_deepspeed_env,

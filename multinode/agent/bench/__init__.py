@@ -1,0 +1,1 @@
+"""What measures by itself as torchrun's workers: collectives and devices."""

@@ -1,0 +1,152 @@
+"""Collective benchmark: a worker under torchrun that times collectives and records every iteration, raw.
+
+Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> collectives`; MULTINODE_REQUEST says what.
+Measures only; the controller computes bandwidths. Every message is warmed up first: connecting is not timed. Iterations
+follow each other without a barrier between them, whose skew would be timed as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Optional
+
+from ..sample.card_counters import Counters, grown, read_cards
+from .collective_ops import Operation, make_operation
+from .nccl_log import read_nccl_log
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the sweep that the request asks for, and write one record a message to this worker's samples."""
+    import torch
+    import torch.distributed as dist
+
+    request = json.loads(os.environ["MULTINODE_REQUEST"])
+    backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = _device(torch, backend)
+    dist.init_process_group(backend)
+    worker = _Worker(torch, device, request)
+    worker.record(
+        {
+            "kind": "benchmark",
+            "world_size": dist.get_world_size(),
+            "backend": backend,
+            "timer": "cuda" if worker.on_gpu else "clock",
+            "device": torch.cuda.get_device_name(device) if worker.on_gpu else None,
+        }
+    )
+    for index, message in enumerate(request["messages"]):
+        worker.record({"kind": "collective", "index": index, **worker.measure(message)})
+    if worker.on_gpu:
+        lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
+        worker.record({"kind": "nccl", "lines": lines})
+    # Not after an error: the others sit in a collective, this one would wait for them, and nobody would hear why.
+    dist.destroy_process_group()
+
+
+def _device(torch: Any, backend: str) -> Any:
+    if backend != "nccl":
+        return torch.device("cpu")
+    seen, local_rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+    if local_rank >= seen:
+        raise RuntimeError(f"the nccl backend needs a GPU for each worker: worker {local_rank} here, {seen} GPUs seen")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+class _Worker:
+    """This process among the workers.
+
+    Args:
+        torch: the module; its process group stands.
+        device: where the buffers are.
+        request: the sweep.
+    """
+
+    def __init__(self, torch: Any, device: Any, request: dict[str, Any]) -> None:
+        self.on_gpu = device.type == "cuda"
+        self._torch = torch
+        self._dist = torch.distributed
+        self._device = device
+        self._request = request
+        self._rank = self._dist.get_rank()
+        self._local_rank = int(os.environ["LOCAL_RANK"])
+
+    def measure(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Verify, warm up, time: the record of one message."""
+        operation = make_operation(self._torch, {**self._request, **message}, self._device)
+        checks = self._request["check"]
+        wrong = sum(operation.count_wrong() for _ in range(checks)) if checks else None
+        operation.clear()
+        iters = self._agree_iters(self._time(operation, self._request["warmup_iters"]))
+        before = self._read_cards()
+        # Who left the barrier first would wait in it for the others: it is run once more and not timed.
+        operation.run()
+        times_us = self._time(operation, iters)
+        after = self._read_cards()
+        return {
+            "collective": message["collective"],
+            "dtype": operation.dtype_name,
+            "redop": operation.redop if operation.reduces else "none",
+            "size_bytes": operation.size_bytes,
+            "count": operation.count,
+            "time_s": time.time(),
+            "times_us": times_us,
+            "num_wrong": wrong,
+            "cards": grown(before, after) if before is not None and after is not None else None,
+            "card_iters": iters + 1,
+        }
+
+    def record(self, fields: dict[str, Any]) -> None:
+        """Append a record to this worker's samples."""
+        path = os.path.join(os.environ["MULTINODE_RUN_DIR"], "samples", f"rank-{self._rank}.jsonl")
+        line = json.dumps({**fields, "rank": self._rank, "local_rank": self._local_rank}).encode() + b"\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    def _time(self, operation: Operation, iters: int) -> list[float]:
+        """Microseconds of each of so many calls, one after the other."""
+        if self.on_gpu:
+            return self._time_events(operation, iters)
+        times_us = []
+        for _ in range(iters):
+            began = time.perf_counter_ns()
+            operation.run()
+            times_us.append((time.perf_counter_ns() - began) / 1000)
+        return times_us
+
+    def _time_events(self, operation: Operation, iters: int) -> list[float]:
+        """By CUDA events between the calls: the processor runs ahead, and its own time is not counted."""
+        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(iters + 1)]
+        events[0].record()
+        for event in events[1:]:
+            operation.run()
+            event.record()
+        self._torch.cuda.synchronize()
+        return [first.elapsed_time(second) * 1000 for first, second in zip(events, events[1:])]
+
+    def _agree_iters(self, warm_us: list[float]) -> int:
+        """As many iterations as asked for, fewer where they would take too long; the same on all workers."""
+        slowest = self._torch.tensor([min(warm_us, default=0.0)], dtype=self._torch.float32, device=self._device)
+        self._dist.all_reduce(slowest, op=self._dist.ReduceOp.MAX)
+        if slowest.item() <= 0:
+            return int(self._request["iters"])
+        affordable = int(self._request["max_seconds"] * 1e6 / slowest.item())
+        return int(min(self._request["iters"], max(self._request["min_iters"], affordable)))
+
+    def _read_cards(self) -> Optional[Counters]:
+        """The node's counters while nothing moves; its first worker reads them for all."""
+        if self.on_gpu:
+            self._torch.cuda.synchronize()
+        self._dist.barrier()
+        cards = read_cards() if self._local_rank == 0 else None
+        # Nobody sends before all have read.
+        self._dist.barrier()
+        return cards

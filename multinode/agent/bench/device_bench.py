@@ -1,0 +1,279 @@
+"""Device benchmark: a worker under torchrun that times its own device and records every timing, raw.
+
+Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> devices`; MULTINODE_REQUEST says what. It
+exchanges nothing with other workers. What cannot be measured is recorded with its reason, and the rest is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+from ..channel import Record
+from ..facts.machine import read_processor_name
+from ..rundir import RunDir
+from ..sample.sampler import SampleFile
+from .device_ops import DeviceOp, list_ops
+
+__all__ = ["main"]
+
+_US_PER_S, _MS_PER_S = 1e6, 1e3
+# Until clocks and caches are what they will be.
+_WARM_S = 0.2
+# One timing lasts this long at least. A control group that limits processors does so by the tenth of a second: what is
+# shorter sees either all of them or none.
+_LEAST_TIMING_S = {"cpu": 0.2, "cuda": 0.005}
+_LEAST_TIMINGS, _MOST_TIMINGS = 3, 1000
+# Matrices whose product would take more than this part of the time are left out. One of a size that was asked for may
+# take all of the time, and some seconds in any case.
+_LARGEST_PART = 0.2
+_ASKED_S = 10.0
+# The controller allows no more.
+_MOST_SECONDS = 600
+# What a larger product takes can be told from one that takes so long; the first that is tried has so many rows.
+_TELLING_S = 0.1
+_FIRST_TRIED = 256
+# No worker that gets on is without a result for so long, and so many times the time of a test beside.
+_SILENT_S, _SILENT_TESTS = 240.0, 6
+_LOOK_EVERY_S = 0.2
+# What turns out slower than it began is given up after so many times the time.
+_PATIENCE = 4.0
+_LONGEST_ERROR = 300
+
+
+def main() -> None:
+    """Measure what the request asks for, and write one record a test to this worker's samples."""
+    request = json.loads(os.environ["MULTINODE_REQUEST"])
+    run = RunDir(os.environ["MULTINODE_RUN_ID"])
+    with _turn(run, request["seconds"]) if request["turns"] else contextlib.nullcontext(_go_on) as get_on:
+        import torch
+
+        worker = _Worker(torch, request, run)
+        worker.record([worker.describe()])
+        index = 0
+        for _ in range(request["repeats"]):
+            for op in list_ops(torch, request, worker.device):
+                worker.record([{"kind": "speed", "index": index, **op.fields, **worker.measure(op)}])
+                index += 1
+                get_on()
+
+
+def _go_on() -> None:
+    """Nobody waits."""
+
+
+@contextlib.contextmanager
+def _turn(run: RunDir, seconds: float) -> Iterator[Callable[[], None]]:
+    """While inside, no other worker of this node and run is; whoever dies gives way.
+
+    Gives what is to be called at every result: who waits gives up on a worker that has had none for minutes.
+    """
+    path = os.path.join(run.path, "turn")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def get_on() -> None:
+        # By this node's clock: the directory may be a file server's.
+        os.utime(path, (time.time(), time.time()))
+
+    try:
+        _wait_for_turn(descriptor, _SILENT_S + _SILENT_TESTS * seconds)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, os.environ["LOCAL_RANK"].encode(), 0)
+        get_on()
+        yield get_on
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_turn(descriptor: int, silent_s: float) -> None:
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.time() - os.fstat(descriptor).st_mtime > silent_s:
+            holder = os.pread(descriptor, 16, 0).decode(errors="replace") or "another"
+            raise RuntimeError(f"worker {holder} of this node has had no result for {silent_s:.0f} s: its device hangs")
+        time.sleep(_LOOK_EVERY_S)
+
+
+class _Worker:
+    """This process and its device.
+
+    Args:
+        torch: the module.
+        request: a DeviceTest.
+        run: whose samples.
+
+    Attributes:
+        device: torch's.
+    """
+
+    def __init__(self, torch: Any, request: Record, run: RunDir) -> None:
+        self._torch = torch
+        self._request = request
+        self._rank, self._local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        self._file = SampleFile(run, f"rank-{self._rank}.jsonl")
+        self.device = _find_device(torch, self._local_rank)
+        # By type, size and seconds of the matrix product that was measured last.
+        self._product: Optional[tuple[str, int, float]] = None
+
+    def record(self, records: list[Record]) -> None:
+        """Append to this worker's samples."""
+        self._file.append([{**record, "rank": self._rank} for record in records])
+
+    def describe(self) -> Record:
+        """The record of the device itself."""
+        torch, device = self._torch, self.device
+        if device.type == "cpu":
+            about = {"name": read_processor_name(), "capability": torch.backends.cpu.get_cpu_capability()}
+        else:
+            properties = torch.cuda.get_device_properties(device)
+            about = {
+                "name": properties.name,
+                "capability": f"sm_{properties.major}{properties.minor}",
+                "memory_gib": properties.total_memory / (1 << 30),
+                "cuda": torch.version.cuda,
+            }
+        return {
+            "kind": "device",
+            "local_rank": self._local_rank,
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "cores": len(os.sched_getaffinity(0)),
+            "node_cores": _count_cores(),
+            "torch": torch.__version__,
+            **about,
+        }
+
+    def measure(self, op: DeviceOp) -> Record:
+        """Its timings, or why there are none."""
+        try:
+            too_long = self._takes_too_long(op.fields)
+            if too_long is not None:
+                return {"error": too_long}
+            timed = self._time(op.make())
+        except (RuntimeError, TypeError) as error:
+            # No memory, or no such operation on this device, for which torch has no narrower class; or an operation
+            # that an older torch has without one of its options.
+            first = str(error).strip().split("\n", maxsplit=1)[0]
+            return {"error": first[:_LONGEST_ERROR] or type(error).__name__}
+        finally:
+            if self.device.type == "cuda":
+                self._torch.cuda.empty_cache()
+        if op.fields["test"] == "matmul":
+            fastest_s = min(timed["times_us"]) / _US_PER_S
+            self._product = (op.fields["dtype"], op.fields["size"], fastest_s)
+        return timed
+
+    def _takes_too_long(self, fields: Record) -> Optional[str]:
+        """Why a matrix product is left out: it would leave no time to repeat it. None where it does."""
+        if fields["test"] != "matmul":
+            return None
+        asked, seconds = bool(self._request["sizes"]), self._request["seconds"]
+        part, least_s = (1.0, _ASKED_S) if asked else (_LARGEST_PART, 0.0)
+        call_s = self._guess(fields["dtype"], fields["size"])
+        if call_s <= max(part * seconds, least_s):
+            return None
+        needed_s = math.ceil(call_s / part)
+        way_out = f": it needs --seconds {needed_s}" if needed_s <= _MOST_SECONDS else ""
+        return f"one product would take about {call_s:.2f} s{way_out}"
+
+    def _guess(self, dtype: str, size: int) -> float:
+        """Seconds of a product, by a smaller one: work grows with the cube of the size. 0 of one that is short."""
+        if self._product is None or self._product[0] != dtype:
+            self._try_small_ones(dtype, size)
+        if self._product is None or self._product[0] != dtype:
+            return 0.0
+        _, known, known_s = self._product
+        return known_s * (size / known) ** 3
+
+    def _try_small_ones(self, dtype: str, size: int) -> None:
+        """Larger and larger products below the size, until one takes as long as tells what that would."""
+        rows, taken_s = _FIRST_TRIED, 0.0
+        while rows < size and taken_s < _TELLING_S:
+            wanted = {"kinds": ["matmul"], "dtypes": [dtype], "sizes": [rows]}
+            run = next(list_ops(self._torch, wanted, self.device)).make()
+            taken_s = min(self._call(run), self._call(run))
+            self._product, rows = (dtype, rows, taken_s), rows * 2
+
+    def _call(self, run: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        run()
+        self._synchronise()
+        return time.perf_counter() - began
+
+    def _time(self, run: Callable[[], Any]) -> Record:
+        call_s = self._warm_up(run)
+        wanted_s = self._request["seconds"]
+        calls = max(1, math.ceil(_LEAST_TIMING_S[self.device.type] / call_s))
+        count = min(_MOST_TIMINGS, max(_LEAST_TIMINGS, round(wanted_s / (call_s * calls))))
+        began_ns = time.monotonic_ns()
+        time_them = self._time_events if self.device.type == "cuda" else self._time_clock
+        seconds = time_them(run, calls, count)
+        return {
+            "times_us": [one / calls * _US_PER_S for one in seconds],
+            "calls": calls,
+            "began_mono_ns": began_ns,
+            "ended_mono_ns": time.monotonic_ns(),
+        }
+
+    def _warm_up(self, run: Callable[[], Any]) -> float:
+        """Call it until it runs as it will, and guess how long a call takes; the first one is not counted."""
+        run()
+        self._synchronise()
+        began, calls = time.perf_counter(), 0
+        while True:
+            run()
+            calls += 1
+            self._synchronise()
+            passed_s = time.perf_counter() - began
+            if passed_s >= _WARM_S:
+                return passed_s / calls
+
+    def _time_clock(self, run: Callable[[], Any], calls: int, count: int) -> list[float]:
+        patience_s = _PATIENCE * max(self._request["seconds"], _LEAST_TIMING_S["cpu"])
+        seconds: list[float] = []
+        while len(seconds) < count and (len(seconds) < _LEAST_TIMINGS or sum(seconds) < patience_s):
+            began = time.perf_counter()
+            for _ in range(calls):
+                run()
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def _time_events(self, run: Callable[[], Any], calls: int, count: int) -> list[float]:
+        """By CUDA events between the calls: the processor runs ahead, and its own time is not counted."""
+        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        events[0].record()
+        for event in events[1:]:
+            for _ in range(calls):
+                run()
+            event.record()
+        self._synchronise()
+        return [first.elapsed_time(second) / _MS_PER_S for first, second in zip(events, events[1:])]
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            self._torch.cuda.synchronize(self.device)
+
+
+def _find_device(torch: Any, local_rank: int) -> Any:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    seen = torch.cuda.device_count()
+    if local_rank >= seen:
+        raise RuntimeError(f"each worker measures a GPU of its own: worker {local_rank} here, {seen} GPUs seen")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _count_cores() -> Optional[int]:
+    """Those of which the sampler says how busy they are."""
+    with contextlib.suppress(OSError), open("/proc/stat", encoding="ascii", errors="replace") as file:
+        return sum(line.startswith("cpu") and line[3].isdigit() for line in file) or None
+    return None

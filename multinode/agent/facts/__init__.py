@@ -1,0 +1,1 @@
+"""What this node is: machine, network, paths, interpreters, GPUs, and what its kernel log says."""

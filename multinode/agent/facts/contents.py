@@ -1,0 +1,267 @@
+"""Contents of the job's files on this node, as digests that nodes can compare, and the model's config.json.
+
+Small files are hashed whole, large ones by their size and both ends. All in a thread with a deadline: a network file
+system that hangs must not keep the other facts back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from ..channel import Record
+
+__all__ = ["ContentReader", "digest_file", "list_files", "read_model", "read_revision"]
+
+_DEADLINE_S = 5.0
+_MOST_FILES = 200
+_WHOLE_BYTES = 16 << 20
+_END_BYTES = 1 << 20
+# Weights: whole they would take longer than all else together.
+_WEIGHTS = (".safetensors", ".bin")
+_MOST_JSON_BYTES = 1 << 18
+_MOST_INFO_BYTES = 4 << 20
+_MOST_REFS_BYTES = 4 << 20
+_MOST_CHARACTERS = 1000
+_MOST_DEPTH = 64
+_MOST_NUMBER = 1 << 53
+
+_INFO = "dataset_info.json"
+# What a model or an adapter is made of; logs and optimizer states beside it may differ.
+_MODEL_FILES = re.compile(
+    r"config\.json|adapter_config\.json|preprocessor_config\.json|.*\.index\.json|tokenizer.*|vocab\.(json|txt)"
+    r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\..*|.*\.safetensors"
+    r"|(pytorch|adapter)_model.*\.bin"
+)
+# Of the texts in a config.json these say how large the model is; a text that is not known might be a secret.
+_MODEL_TEXTS = frozenset({"model_type", "dtype", "torch_dtype", "quant_method"})
+_REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_GIT = ".git"
+
+
+class ContentReader:
+    """Reads from its making on, beside everything else that a probe does.
+
+    Args:
+        paths: of the job; relative ones start at `cwd`.
+        datasets: names whose files are read of those in dataset_info.json.
+        cwd: the directory of the job, whose git revision is read as well.
+        deadline_s: from now, for all of it.
+    """
+
+    def __init__(self, paths: list[str], datasets: list[str], cwd: str, deadline_s: float = _DEADLINE_S) -> None:
+        self._paths = paths
+        self._datasets = datasets
+        self._cwd = cwd
+        self._deadline = time.monotonic() + deadline_s
+        self._late = f"not read within {deadline_s:g} s"
+        self._facts: list[Record] = []
+        # Each path as it was asked for, until it and all below it are read.
+        self._waiting = list(paths)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        if paths:
+            self._thread.start()
+
+    def facts(self) -> list[Record]:
+        """What was read in time; the rest has a reason."""
+        if self._paths:
+            self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        # In this order: what is read meanwhile must not be missing from both.
+        waiting = [{"path": path[:_MOST_CHARACTERS], "reason": self._late} for path in list(self._waiting)]
+        return [*self._facts, *waiting]
+
+    def _read(self) -> None:
+        revision = read_revision(self._cwd)
+        if revision is not None:
+            self._facts.append({"path": _GIT, "digest": revision})
+        for path in self._paths:
+            self._read_path(path)
+            self._waiting.remove(path)
+
+    def _read_path(self, path: str) -> None:
+        for name in list_files(path, self._cwd, self._datasets):
+            if time.monotonic() > self._deadline:
+                self._facts.append({"path": path, "reason": self._late})
+                return
+            if len(self._facts) >= _MOST_FILES:
+                self._facts.append({"path": path, "reason": f"more than {_MOST_FILES} files"})
+                return
+            self._facts.append(_fact(name, self._cwd, self._datasets))
+
+
+def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
+    """What of a path is compared, each name starting as the path does; nothing where it is not there.
+
+    A file is itself; a directory those files of a model that it has, its dataset_info.json and the files of the
+    datasets that are named there.
+    """
+    full = _full(path, cwd)
+    if os.path.isfile(full):
+        yield path
+        return
+    try:
+        names = sorted(os.listdir(full))
+    except (OSError, ValueError):
+        return
+    for name in names:
+        if _MODEL_FILES.fullmatch(name) and os.path.isfile(os.path.join(full, name)):
+            yield os.path.join(path, name)
+    if _INFO in names:
+        yield os.path.join(path, _INFO)
+        yield from _dataset_files(path, cwd, datasets)
+
+
+def digest_file(full: str) -> tuple[str, int]:
+    """Digest and size in bytes; of a large file, and of weights, the digest of its size, its first and its last MiB.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    import hashlib
+
+    digest = hashlib.sha256()
+    with open(full, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= 2 * _END_BYTES or (size <= _WHOLE_BYTES and not full.endswith(_WEIGHTS)):
+            digest.update(file.read(_WHOLE_BYTES))
+        else:
+            digest.update(b"%d " % size + file.read(_END_BYTES))
+            file.seek(size - _END_BYTES)
+            digest.update(file.read(_END_BYTES))
+    return digest.hexdigest(), size
+
+
+def read_revision(cwd: str) -> Optional[str]:
+    """The commit of the git checkout that a directory lies in; None where there is none, or it cannot be told."""
+    try:
+        folder = _find_git(os.path.realpath(cwd))
+        return None if folder is None else _resolve_head(folder)
+    except (OSError, ValueError):
+        return None
+
+
+def read_model(path: str, cwd: str) -> Record:
+    """The numbers of a model directory's config.json, and those of its texts that say how large the model is.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object, or too large for one.
+    """
+    with open(os.path.join(_full(path, cwd), "config.json"), "rb") as file:
+        data = file.read(_MOST_JSON_BYTES + 1)
+    if len(data) > _MOST_JSON_BYTES:
+        raise ValueError("config.json is too large")
+    try:
+        config = json.loads(data)
+    except RecursionError:
+        raise ValueError("config.json is nested too deeply") from None
+    if not isinstance(config, dict):
+        raise ValueError("config.json is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+    return {key: one for key, one in config.items() if _is_harmless(key, one)}
+
+
+def _full(path: str, cwd: str) -> str:
+    return os.path.join(cwd, os.path.expanduser(path))
+
+
+def _fact(name: str, cwd: str, datasets: list[str]) -> Record:
+    shown, full = name[:_MOST_CHARACTERS], _full(name, cwd)
+    try:
+        digest, size = digest_file(full)
+        if datasets and os.path.basename(name) == _INFO:
+            digest = _digest_entries(full, datasets) or digest
+    except OSError as error:
+        return {"path": shown, "reason": error.strerror or str(error)}
+    return {"path": shown, "digest": digest, "size_bytes": size}
+
+
+def _digest_entries(full: str, datasets: list[str]) -> Optional[str]:
+    """Of the entries that the job uses: what a node has for other jobs is its own affair."""
+    import hashlib
+
+    info = _read_info(full)
+    used = [info.get(dataset) for dataset in datasets]
+    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest() if info else None
+
+
+def _read_info(full: str) -> Record:
+    try:
+        with open(full, "rb") as file:
+            info = json.loads(file.read(_MOST_INFO_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
+    info = _read_info(os.path.join(_full(path, cwd), _INFO))
+    for dataset in datasets:
+        entry = info.get(dataset)
+        name = entry.get("file_name") if isinstance(entry, dict) else None
+        # System calls refuse a zero byte with an error of its own.
+        if not isinstance(name, str) or "\0" in name:
+            continue
+        place = os.path.join(path, name)
+        full = _full(place, cwd)
+        if os.path.isfile(full):
+            yield place
+        elif os.path.isdir(full):
+            yield from _files_in(place, full)
+
+
+def _files_in(place: str, full: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(full)):
+            if os.path.isfile(os.path.join(full, name)):
+                yield os.path.join(place, name)
+
+
+def _find_git(folder: str) -> Optional[str]:
+    """The directory of the repository's own files; a worktree's `.git` is a file that names it."""
+    for _ in range(_MOST_DEPTH):
+        place = os.path.join(folder, _GIT)
+        if os.path.isdir(place):
+            return place
+        if os.path.isfile(place):
+            key, _, named = _read_text(place).partition(":")
+            return os.path.join(folder, named.strip()) if key == "gitdir" else None
+        if folder == os.path.dirname(folder):
+            return None
+        folder = os.path.dirname(folder)
+    return None
+
+
+def _resolve_head(folder: str) -> Optional[str]:
+    head = _read_text(os.path.join(folder, "HEAD"))
+    if not head.startswith("ref:"):
+        return head if _REVISION.fullmatch(head) else None
+    name = head[len("ref:") :].strip()
+    common = os.path.join(folder, "commondir")
+    shared = os.path.join(folder, _read_text(common)) if os.path.isfile(common) else folder
+    for place in (folder, shared):
+        if os.path.isfile(os.path.join(place, name)):
+            found = _read_text(os.path.join(place, name))
+            return found if _REVISION.fullmatch(found) else None
+    for line in _read_text(os.path.join(shared, "packed-refs")).splitlines():
+        revision, _, packed = line.partition(" ")
+        if packed == name and _REVISION.fullmatch(revision):
+            return revision
+    return None
+
+
+def _read_text(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(_MOST_REFS_BYTES).decode(errors="replace").strip()
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    # What every JSON reader takes: no NaN, no number beyond a double's integers.
+    if isinstance(value, (int, float)):
+        return abs(value) < _MOST_NUMBER
+    return value is None or (key in _MODEL_TEXTS and isinstance(value, str) and len(value) < _MOST_CHARACTERS)

@@ -1,0 +1,253 @@
+"""Network interfaces of this node, and the routes its kernel would take. Sends no packet."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+from typing import Optional
+
+from ..channel import Record
+from ..programs import find_program
+from .ethtool import read_card_speed
+
+__all__ = [
+    "find_routes",
+    "list_interfaces",
+    "parse_ip_addr",
+    "parse_route_table",
+    "parse_speed",
+    "prefix_length",
+    "read_interfaces_by_ioctl",
+    "read_port_range",
+]
+
+_IP_DEADLINE_S = 5.0
+_SBIN = ("/usr/sbin", "/sbin")
+_DISCARD_PORT = 9
+_MBIT_PER_GBIT = 1000
+_UNKNOWN_MBIT = 1 << 31
+
+_SIOCGIFCONF = 0x8912
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFNETMASK = 0x891B
+_IFREQ_BYTES = 40
+_MAX_ADDRESSES = 1024
+_IFF_UP = 1
+_IFF_RUNNING = 0x40
+_IFREQ_FLAGS = "16sH22x"
+_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+
+# ARPHRD numbers in /sys/class/net/X/type (linux/if_arp.h).
+_HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+# What `ip -details` and DEVTYPE call devices that end in software. veth, bond, vlan and macvlan carry Ethernet to
+# somewhere else, and count as what they imitate.
+_BRIDGES = {"bridge", "openvswitch"}
+_CARD_TYPES = {"", "wlan", "wwan"}
+_TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "gretap", "ipip", "sit", "ifb", "vrf"}
+
+
+def list_interfaces() -> list[Record]:
+    """All interfaces, in the kernel's order, each by the names of its fact.
+
+    Raises:
+        OSError: neither iproute2 nor the kernel's own calls told them.
+    """
+    program = find_program("ip", os.pathsep.join((os.environ.get("PATH", os.defpath), *_SBIN)))
+    if program is not None:
+        try:
+            answer = subprocess.run(
+                [program, "-details", "-json", "address", "show"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_IP_DEADLINE_S,
+                check=True,
+            )
+            return parse_ip_addr(answer.stdout.decode(errors="replace"))
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+            # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
+            return read_interfaces_by_ioctl()
+    return read_interfaces_by_ioctl()
+
+
+def parse_ip_addr(text: str) -> list[Record]:
+    """What `ip -details -json address show` printed.
+
+    Raises:
+        ValueError, KeyError: it is something else.
+    """
+    return [
+        _describe(
+            link["ifname"],
+            [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if item["family"] == "inet"],
+            link.get("linkinfo", {}).get("info_kind"),
+        )
+        # Some versions print an empty object for what they filter out.
+        for link in json.loads(text)
+        if link
+    ]
+
+
+def read_interfaces_by_ioctl() -> list[Record]:
+    """The same from the kernel (netdevice(7)), where there is no iproute2."""
+    addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for label, address in _list_addresses(query):
+            mask = fcntl.ioctl(query, _SIOCGIFNETMASK, struct.pack("40s", os.fsencode(label)))
+            # A second address may carry a label of its own, eth0:1.
+            addresses.setdefault(label.split(":")[0], []).append(f"{address}/{prefix_length(mask[20:24])}")
+    return [_describe(name, found, None) for name, found in addresses.items()]
+
+
+def parse_speed(text: Optional[str]) -> Optional[float]:
+    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; a card without a link says -1, an old kernel 4294967295."""
+    speed_mbit = int(text or "-1")
+    return speed_mbit / _MBIT_PER_GBIT if 0 < speed_mbit < _UNKNOWN_MBIT else None
+
+
+def prefix_length(mask: bytes) -> int:
+    """24 for the four bytes of 255.255.255.0."""
+    return bin(int.from_bytes(mask, "big")).count("1")
+
+
+def read_port_range() -> tuple[int, int]:
+    """First and last of the ephemeral ports.
+
+    Raises:
+        OSError, ValueError: the kernel does not tell them.
+    """
+    with open(_PORT_RANGE, encoding="ascii") as file:
+        first, last = file.read().split()
+    return int(first), int(last)
+
+
+def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
+    """For each peer the source address that the kernel picks, and the interface over which it sends."""
+    owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
+    table = parse_route_table(_read_route_table()) if peers else []
+    return [_find_route(peer, owners, table) for peer in peers]
+
+
+def parse_route_table(text: str) -> list[tuple[int, int, str]]:
+    """Network, mask and interface of each route in /proc/net/route (proc(5)), the one that counts before others."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    # Addresses are as they lie in memory, so on every machine we run on with the last byte first.
+    found = [(_number(row[1]), _number(row[7]), int(row[6]), row[0]) for row in rows if len(row) > 7]  # noqa: PLR2004
+    # The longest mask decides, then the least metric.
+    return [(network, mask, name) for network, mask, _, name in sorted(found, key=lambda one: (-one[1], one[2]))]
+
+
+def _read_route_table() -> str:
+    try:
+        with open("/proc/net/route", encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int:
+    return socket.ntohl(int(text, 16))
+
+
+def _find_route(peer: str, owners: dict[str, str], table: list[tuple[int, int, str]]) -> Record:
+    route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
+    try:
+        # Names are for the controller to resolve: a resolver may take longer than all of the probe.
+        socket.inet_pton(socket.AF_INET, peer)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.connect((peer, _DISCARD_PORT))
+            source = datagrams.getsockname()[0]
+    except OSError as error:
+        route["error"] = error.strerror or "not an IPv4 address"
+        return route
+    # A route may name another source than the address of the card it leaves by; to itself a node needs no route.
+    target = int.from_bytes(socket.inet_aton(peer), "big")
+    sender = next((name for network, mask, name in table if target & mask == network), None)
+    route.update(source=source, ifname=owners.get(source) if sender is None or source == peer else sender)
+    return route
+
+
+def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
+    buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_ADDRESSES))
+    address, size = buffer.buffer_info()
+    answer = fcntl.ioctl(query, _SIOCGIFCONF, struct.pack("iL", size, address))
+    used = struct.unpack("iL", answer)[0]
+    data = buffer.tobytes()
+    return [
+        (os.fsdecode(data[at : at + 16].split(b"\0", 1)[0]), socket.inet_ntoa(data[at + 20 : at + 24]))
+        for at in range(0, used, _IFREQ_BYTES)
+    ]
+
+
+def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Record:
+    flags = _read_flags(name)
+    driver = _find_driver(name, info_kind)
+    duplex = _read(name, "duplex")
+    return {
+        "name": name,
+        "addresses": addresses,
+        "up": bool((flags or 0) & _IFF_UP) and _read(name, "operstate") in ("up", "unknown"),
+        "mtu": _read_int(name, "mtu"),
+        "speed_gbit_per_s": parse_speed(_read(name, "speed")),
+        "kind": _find_kind(name, driver),
+        "driver": driver,
+        "running": None if flags is None else bool(flags & _IFF_RUNNING),
+        "duplex": duplex if duplex in ("full", "half") else None,
+        "card_gbit_per_s": read_card_speed(name) if os.path.exists(f"/sys/class/net/{name}/device") else None,
+        "errors": _count(name, "errors"),
+        "packets": _count(name, "packets"),
+    }
+
+
+def _read_flags(name: str) -> Optional[int]:
+    # The file `flags` below /sys lacks what the kernel works out when it is asked, RUNNING among it.
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+            answer = fcntl.ioctl(query, _SIOCGIFFLAGS, struct.pack(_IFREQ_FLAGS, os.fsencode(name), 0))
+    except OSError:
+        return None
+    flags: int = struct.unpack(_IFREQ_FLAGS, answer)[1]
+    return flags
+
+
+def _find_driver(name: str, info_kind: Optional[str]) -> Optional[str]:
+    if info_kind:
+        return info_kind
+    for mark, driver in (("tun_flags", "tun"), ("bonding", "bond"), ("bridge", "bridge")):
+        if os.path.exists(f"/sys/class/net/{name}/{mark}"):
+            return driver
+    device = dict(line.split("=", 1) for line in (_read(name, "uevent") or "").splitlines() if "=" in line)
+    kind = device.get("DEVTYPE", "")
+    return None if kind in _CARD_TYPES else kind
+
+
+def _find_kind(name: str, driver: Optional[str]) -> str:
+    if driver in _BRIDGES:
+        return "bridge"
+    if driver in _TUNNELS:
+        return "virtual"
+    if any(os.path.exists(f"/sys/class/net/{name}/{mark}") for mark in ("wireless", "phy80211")):
+        return "wireless"
+    return _HARDWARE_KINDS.get(_read_int(name, "type") or 0, "virtual")
+
+
+def _count(ifname: str, what: str) -> Optional[int]:
+    both = [_read_int(ifname, f"statistics/{way}_{what}") for way in ("rx", "tx")]
+    return None if None in both else sum(filter(None, both))
+
+
+def _read(ifname: str, attribute: str) -> Optional[str]:
+    try:
+        with open(f"/sys/class/net/{ifname}/{attribute}", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _read_int(ifname: str, attribute: str) -> Optional[int]:
+    text = _read(ifname, attribute)
+    return None if text is None else int(text)

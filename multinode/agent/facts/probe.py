@@ -1,0 +1,212 @@
+"""The verb `probe`: reads what this node is, without judging it. What cannot be read gets a reason in `missing`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+from ..channel import Channel, Record
+from ..programs import find_program
+from ..queries import Query, QueryFailed
+from ..run.run_processes import find_run_processes
+from .arguments import parse_unknown, query_unknown
+from .contents import ContentReader, read_model
+from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
+from .interpreter import find_interpreter, parse_packages, query_packages
+from .machine import read_machine
+from .network import find_routes, list_interfaces, read_port_range
+from .paths import look_at, read_mounts
+from .ports import find_port_users, find_taken_ports
+from .rdma import list_rdma_ports
+from .tools import find_tools, parse_tools, query_interactive
+from .variables import read_deepspeed_env, read_nccl_files, select_variables
+
+__all__ = ["run"]
+
+_RESOLVE_S = 3.0
+_NOT_ASKED = "not asked for"
+_INSTALLED = ("python_version", "cuda_version", "nccl_version")
+
+
+def run(request: Record, channel: Channel) -> None:
+    """One record `facts`."""
+    channel.emit({"kind": "facts", **Probe(request).collect()})
+
+
+class Probe:
+    """One look at the node.
+
+    Args:
+        request: the probe request.
+    """
+
+    def __init__(self, request: Record) -> None:
+        self._request = request
+        self._path = os.environ.get("PATH", os.defpath)
+        self._missing: dict[str, str] = {}
+
+    def collect(self) -> Record:
+        """All facts, by the names of NodeFacts."""
+        cwd = self._find_cwd()
+        python, reason = find_interpreter(self._request.get("python"), self._path)
+        if python is None:
+            self._missing["python"] = reason
+        # Slow answers first, so that everything else is read while they come.
+        packages = query_packages(python, cwd) if python and self._request.get("packages") else None
+        keys: list[str] = self._request.get("arguments", [])
+        arguments = query_unknown(python, keys, cwd) if python and keys else None
+        gpus = self._query_gpus()
+        resolver = _Resolver()
+        contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
+        facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
+        mounts = read_mounts()
+        facts["paths"] = [look_at(path, cwd or "/", mounts) for path in self._request.get("paths", [])]
+        facts["model"] = self._try("model", lambda: self._read_model(cwd or "/"))
+        facts.update(_read_variables(dict(os.environ)))
+        facts["hostname_address"] = self._try("hostname_address", resolver.address)
+        facts.update(self._read_gpus(gpus), **self._read_packages(packages))
+        facts["unknown_arguments"] = self._read_arguments(arguments)
+        facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts())
+        # The clock last: the controller compares it with its own when the answer comes.
+        return {**facts, "missing": self._missing, "time_s": time.time()}
+
+    def _try(self, name: str, read: Callable[[], Any]) -> Optional[Any]:
+        try:
+            return read()
+        except (OSError, ValueError, LookupError, QueryFailed) as error:
+            self._missing[name] = str(error)
+            return None
+
+    def _find_cwd(self) -> Optional[str]:
+        home = os.path.expanduser("~")
+        asked: Optional[str] = self._request.get("workdir")
+        if asked is None:
+            same: Optional[str] = self._request.get("controller_cwd")
+            return same if same is not None and os.path.isdir(same) else home
+        cwd = os.path.join(home, os.path.expanduser(asked))
+        if os.path.isdir(cwd):
+            return cwd
+        self._missing["workdir"] = f"{cwd} is not a directory"
+        return None
+
+    def _read_machine(self) -> Record:
+        facts, missing = read_machine()
+        self._missing.update(missing)
+        return facts
+
+    def _read_network(self) -> Record:
+        interfaces = self._try("interfaces", list_interfaces) or []
+        return {
+            "interfaces": interfaces,
+            "port_range": self._try("port_range", read_port_range),
+            "routes": find_routes(self._request.get("peers", []), interfaces),
+            "port_users": self._read_port_users(),
+        }
+
+    def _read_port_users(self) -> dict[str, str]:
+        taken: list[int] = []
+        for port in self._request.get("ports", []):
+            taken += self._try(f"port {port}", lambda port=port: find_taken_ports([port])) or []  # type: ignore[misc]
+        return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
+
+    def _query_gpus(self) -> Optional[tuple[Query, Query]]:
+        program = find_program("nvidia-smi", self._path)
+        if program is None:
+            self._missing["gpus"] = "nvidia-smi not found"
+            return None
+        return query_gpus(program), query_processes(program)
+
+    def _read_gpus(self, queries: Optional[tuple[Query, Query]]) -> Record:
+        ours = self._try("run_processes", find_run_processes) or []
+        gpus: list[Record] = []
+        if queries is not None:
+            table, processes = queries
+            found = self._try("gpus", lambda: parse_gpus(table.answer())) or []
+            holders = self._try("gpu_processes", lambda: parse_processes(processes.answer())) or []
+            gpus = join_processes(found, holders, {process["pid"]: process["run_id"] for process in ours})
+        return {"gpus": gpus, "run_processes": ours, "rdma": list_rdma_ports()}
+
+    def _read_packages(self, query: Optional[Query]) -> Record:
+        found = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))
+        if found is None:
+            reason = self._missing.get("python", _NOT_ASKED)
+            self._missing.setdefault("packages", reason)
+            unread = dict.fromkeys(_INSTALLED, self._missing["packages"])
+            self._missing.update(unread)
+            return {**dict.fromkeys(unread), "packages": {}}
+        self._missing.update(found.missing)
+        return {**{name: getattr(found, name) for name in _INSTALLED}, "packages": found.packages}
+
+    def _read_arguments(self, query: Optional[Query]) -> dict[str, Optional[str]]:
+        if query is None:
+            self._missing["unknown_arguments"] = self._missing.get("python", _NOT_ASKED)
+            return {}
+        return self._try("unknown_arguments", lambda: parse_unknown(query.answer())) or {}
+
+    def _read_model(self, cwd: str) -> Record:
+        model: Optional[str] = self._request.get("model")
+        if model is None:
+            raise LookupError(_NOT_ASKED)
+        return read_model(model, cwd)
+
+    def _read_tools(self, python: Optional[str], packages: dict[str, str]) -> Record:
+        names: list[str] = self._request.get("tools", [])
+        tools = find_tools(names, python, self._path)
+        lost = [name for name in names if name not in tools]
+        # An interpreter without torch is found as often as none.
+        torchless = bool(names) and (python is None or ("packages" not in self._missing and "torch" not in packages))
+        if torchless:
+            lost.append("python3")
+        found = self._try("interactive", lambda: parse_tools(query_interactive(lost).answer(), lost)) if lost else {}
+        interactive = dict(found or {})
+        other = interactive.pop("python3", None)
+        if other is not None and other != python and self._has_torch(other):
+            interactive["python3"] = other
+        return {"tools": tools, "interactive": interactive}
+
+    def _has_torch(self, python: str) -> bool:
+        found = self._try("interactive", lambda: parse_packages(query_packages(python, None).answer()))
+        return found is not None and "torch" in found.packages
+
+
+class _Resolver:
+    """Resolves the node's own name in a thread: the C library gives no deadline, and no way to interrupt it."""
+
+    def __init__(self) -> None:
+        self._outcome: list[str | OSError] = []
+        self._thread = threading.Thread(target=self._resolve, daemon=True)
+        self._thread.start()
+
+    def address(self) -> str:
+        """The address.
+
+        Raises:
+            OSError: the name does not resolve, or not in time.
+        """
+        self._thread.join(_RESOLVE_S)
+        if not self._outcome:
+            raise TimeoutError(f"the resolver did not answer within {_RESOLVE_S:.0f} s")
+        outcome = self._outcome[0]
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    def _resolve(self) -> None:
+        # As bytes, because the codec for names that are no ASCII takes longer to load than the answer to come.
+        name: Any = os.uname().nodename.encode()
+        try:
+            self._outcome.append(socket.gethostbyname(name))
+        except OSError as error:
+            self._outcome.append(error)
+
+
+def _read_variables(env: dict[str, str]) -> Record:
+    return {
+        "env": select_variables(env),
+        "nccl_files": read_nccl_files(env),
+        "deepspeed_env": read_deepspeed_env(os.path.expanduser("~")),
+    }

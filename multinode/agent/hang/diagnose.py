@@ -1,0 +1,242 @@
+"""The verb `diagnose`: what each worker of a run that hangs is doing right now, and where it stands.
+
+Reads only, but for the signal that an instrumented worker registered to show its stacks. Who is to blame is not for a
+node to say: that takes the answers of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import NamedTuple, Optional
+
+from ..channel import Channel, Record
+from ..run.processes import Family, Process, find_process
+from ..rundir import RunDir, open_run
+from .nccl_state import RasQuestion, list_flight_records
+from .sockets import describe_sockets
+from .stacks import Mark, StackReader, read_marks
+
+__all__ = ["run"]
+
+_LOOK_S = 0.3
+_STACKS_S = 2.0
+_RAS_S = 1.0
+_MOST_PROCESSES = 64
+_MOST_LAUNCHERS = 4
+_SHORT_BYTES = 4096
+_TAIL_BYTES = 1 << 16
+_VARIABLES = (
+    "LOCAL_RANK",
+    "RANK",
+    "NCCL_RAS_ADDR",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "PATH",
+)
+_WORDS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible sleep",
+    "I": "idle",
+    "T": "stopped",
+    "t": "held by a debugger",
+    "Z": "zombie",
+    "X": "dead",
+}
+
+
+class _Member(NamedTuple):
+    """A process of the run that is looked at.
+
+    Attributes:
+        process: which.
+        environ: some of the variables it was started with; none of a zombie.
+        rank: global rank; None of a launcher, which is whatever stands above the workers.
+        local_rank: likewise.
+    """
+
+    process: Process
+    environ: dict[str, str]
+    rank: Optional[int]
+    local_rank: Optional[int]
+
+
+class _Look(NamedTuple):
+    """One look at a process: its state's letter, and seconds of CPU used since it began."""
+
+    state: str
+    cpu_s: float
+
+
+def run(request: Record, channel: Channel) -> None:
+    """One record `diagnosis`.
+
+    Raises:
+        AgentError: no such run.
+    """
+    run_dir = open_run(request["run_id"])
+    marks = read_marks(run_dir)
+    members = _find_members(run_dir, marks)
+    ras = RasQuestion(_variable(members, "NCCL_RAS_ADDR"))
+    first = {member.process.pid: _look(member.process.pid) for member in members}
+    began = time.monotonic()
+    time.sleep(_LOOK_S)
+    second = {member.process.pid: _look(member.process.pid) for member in members}
+    looked_s = time.monotonic() - began
+    stacks = _read_stacks(run_dir, marks, members, second)
+    channel.emit(
+        {
+            "kind": "diagnosis",
+            "schema": 1,
+            "run_id": run_dir.run_id,
+            "time_s": time.time(),
+            "processes": [
+                {
+                    **_describe(member, first[member.process.pid], second[member.process.pid]),
+                    "looked_s": looked_s,
+                    **stacks.get(member.process.pid, {}),
+                }
+                for member in members
+            ],
+            "last_steps": _last_steps(run_dir),
+            "flight_records": list_flight_records(run_dir.path, [member.environ for member in members]),
+            **ras.answer(_RAS_S),
+        }
+    )
+
+
+def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
+    """The workers, and what started them.
+
+    A worker's data loaders inherit its variables: of those with one rank, the one that registered is the worker, else
+    the one whose parent has none.
+    """
+    family = Family(run_dir.run_id, root=None, spare=()).find()
+    environs = {process.pid: _read_environ(process.pid) for process in family}
+    marked = {mark.rank for mark in marks.values()}
+    members = []
+    for process in family:
+        environ = environs[process.pid]
+        rank = _number(environ.get("RANK", environ.get("LOCAL_RANK")))
+        if "LOCAL_RANK" not in environ:
+            members.append(_Member(process, environ, None, None))
+        elif process.pid in marks or (rank not in marked and "LOCAL_RANK" not in environs.get(process.ppid, {})):
+            members.append(_Member(process, environ, rank, _number(environ["LOCAL_RANK"])))
+    known = {member.process.pid for member in members}
+    # A zombie has no environment any more: its mark still says which worker it was.
+    gone = ((find_process(pid), mark) for pid, mark in marks.items() if pid not in known)
+    members += [_Member(process, {}, mark.rank, None) for process, mark in gone if process is not None]
+    workers = sorted((one for one in members if one.rank is not None), key=lambda one: one.rank or 0)
+    launchers = [one for one in members if one.rank is None]
+    return launchers[:_MOST_LAUNCHERS] + workers[:_MOST_PROCESSES]
+
+
+def _read_stacks(
+    run_dir: RunDir, marks: dict[int, Mark], members: list[_Member], looks: dict[int, Optional[_Look]]
+) -> dict[int, Record]:
+    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), _variable(members, "PATH")]))
+    reader = StackReader(run_dir, marks, path)
+    for member in members:
+        look = looks[member.process.pid]
+        if look is not None:
+            reader.ask(member.process, look.state)
+    return reader.answers(_STACKS_S)
+
+
+def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) -> Record:
+    pid = member.process.pid
+    state = second.state if second is not None else "X"
+    return {
+        "role": "launcher" if member.rank is None else "worker",
+        "rank": member.rank,
+        "local_rank": member.local_rank,
+        "pid": pid,
+        "command": _short(f"/proc/{pid}/comm"),
+        "state": state,
+        "state_words": _WORDS.get(state, "unknown"),
+        "state_before": first.state if first is not None else state,
+        "cpu_s": second.cpu_s - first.cpu_s if first is not None and second is not None else None,
+        "wchan": _short(f"/proc/{pid}/wchan"),
+        # Only root may read it.
+        "kernel_stack": _short(f"/proc/{pid}/stack"),
+        "sockets": _sockets(pid) if member.rank is not None else None,
+    }
+
+
+def _look(pid: int) -> Optional[_Look]:
+    try:
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return _Look(fields[0], ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _sockets(pid: int) -> Optional[Record]:
+    try:
+        return describe_sockets(pid)
+    except (OSError, ValueError):
+        return None
+
+
+def _last_steps(run_dir: RunDir) -> list[Record]:
+    """The last step of each rank that has recorded one, whether its process lives or not."""
+    found = []
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(name for name in os.listdir(run_dir.samples) if name.startswith("rank-"))
+    for name in names[:_MOST_PROCESSES]:
+        with contextlib.suppress(OSError):
+            step = _last_step(os.path.join(run_dir.samples, name))
+            if step is not None:
+                found.append({"rank": step.get("rank"), "step": step.get("step"), "time_s": step.get("time_s")})
+    return found
+
+
+def _last_step(path: str) -> Optional[Record]:
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).splitlines()
+    for line in reversed(lines):
+        # The first line may be the end of one, the last one is perhaps being written.
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("kind") == "step":
+                return record
+    return None
+
+
+def _read_environ(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            data = file.read()
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
+    return {name: value for name, _, value in pairs if name in _VARIABLES}
+
+
+def _variable(members: list[_Member], name: str) -> Optional[str]:
+    return next((member.environ[name] for member in members if name in member.environ), None)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(_SHORT_BYTES)
+
+
+def _short(path: str) -> Optional[str]:
+    """What a file of /proc says; None where it may not be read, or says nothing (`0` is the kernel's nothing)."""
+    try:
+        text = _read(path).strip()
+    except OSError:
+        return None
+    return text if text not in {"", "0"} else None
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and text.isdecimal() else None

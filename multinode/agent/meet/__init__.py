@@ -1,0 +1,1 @@
+"""Nodes meet: connections and streams between two of them."""

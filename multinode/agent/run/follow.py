@@ -1,0 +1,188 @@
+"""The verb `follow`: streams a run's log, samples and status as they grow, and takes lease and stop orders meanwhile.
+
+A guest at the run: its death changes nothing. Only where supervisor and sentinel are both dead does it end the run.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import os
+import time
+from typing import Optional
+
+from ..channel import Channel, Record
+from ..rundir import RunDir, open_run
+from .lease import renew_lease
+from .processes import Family
+from .recovery import Recovery
+from .status import has_ended, is_lost, read_status
+from .stop import order_stop
+
+__all__ = ["Follower", "run", "say_hello"]
+
+_POLL_S = 0.1
+_ALIVE_S = 0.9
+_CHUNK_BYTES = 1 << 16
+
+
+def run(request: Record, channel: Channel) -> None:
+    """Follow a run until its end, or until stdin closes.
+
+    Raises:
+        AgentError: no such run.
+    """
+    Follower(open_run(request["run_id"]), request.get("offsets", {}), channel).follow()
+
+
+def say_hello(run_dir: RunDir, channel: Channel) -> None:
+    """The first record of a channel."""
+    channel.emit(
+        {
+            "kind": "hello",
+            "schema": 1,
+            "run_id": run_dir.run_id,
+            "run_dir": run_dir.path,
+            "supervisor_pid": (run_dir.read("supervisor.json") or {}).get("pid"),
+            "hostname": os.uname().nodename,
+            "time_s": time.time(),
+        }
+    )
+
+
+class Follower:
+    """One reader of a run.
+
+    Args:
+        run_dir: the run.
+        offsets: bytes of each file that the reader has already, by name relative to the run directory.
+        channel: to the reader.
+    """
+
+    def __init__(self, run_dir: RunDir, offsets: dict[str, int], channel: Channel) -> None:
+        self._run = run_dir
+        self._offsets = offsets
+        self._channel = channel
+        self._tails: dict[str, Tail] = {}
+        self._status: Optional[Record] = None
+        self._recovery: Optional[Recovery] = None
+        self._alive_due = 0.0
+
+    def follow(self) -> None:
+        """Until the run has ended and all of it is sent, or the reader is gone."""
+        say_hello(self._run, self._channel)
+        while not self._channel.closed:
+            # The status is read first: what was written before the end is then sent before the end.
+            ended = self._tell_status()
+            sent = self._send_chunks(final=ended)
+            if ended and not sent:
+                self._channel.emit({**(self._status or {}), "kind": "end"})
+                return
+            for line in self._channel.lines(0 if sent else _POLL_S):
+                self._obey(line)
+            self._tell_alive()
+
+    def _tell_status(self) -> bool:
+        status = self._recovery.status.copy() if self._recovery else read_status(self._run)
+        if status is not None and status != self._status:
+            self._status = status
+            self._channel.emit({**status, "kind": "status"})
+        return has_ended(self._status)
+
+    def _send_chunks(self, *, final: bool) -> bool:
+        sent = False
+        for tail in self._find_tails():
+            offset, data = tail.read(final=final)
+            if data:
+                sent = True
+                text = binascii.b2a_base64(data, newline=False).decode()
+                self._channel.emit({"kind": "chunk", "file": tail.name, "offset": offset, "data": text})
+        return sent
+
+    def _find_tails(self) -> list[Tail]:
+        try:
+            names = ["log", *sorted(f"samples/{name}" for name in os.listdir(self._run.samples))]
+        except OSError:
+            names = ["log"]
+        for name in names:
+            if name not in self._tails and (name == "log" or name.endswith(".jsonl")):
+                self._tails[name] = Tail(self._run, name, self._offsets.get(name, 0))
+        return list(self._tails.values())
+
+    def _obey(self, line: bytes) -> None:
+        try:
+            order = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(order, dict):
+            return
+        if order.get("op") == "lease":
+            try:
+                renew_lease(self._run, order["lease_s"])
+            except OSError as error:
+                self._channel.emit({"kind": "note", "message": f"the lease could not be renewed: {error}"})
+        elif order.get("op") == "stop":
+            order_stop(self._run, order["grace_s"])
+            if self._recovery is not None:
+                self._recovery.shorten(order["grace_s"])
+
+    def _tell_alive(self) -> None:
+        if self._recovery is not None:
+            self._recovery.step()
+        now = time.monotonic()
+        if now < self._alive_due:
+            return
+        self._alive_due = now + _ALIVE_S
+        self._channel.emit({"kind": "alive", "time_s": time.time()})
+        if self._recovery is None and is_lost(self._run):
+            family = Family(self._run.run_id, root=None, spare=())
+            self._recovery = Recovery(self._run, family, "supervisor and sentinel are both dead")
+
+
+class Tail:
+    """The part of a file that has not been sent yet.
+
+    Args:
+        run_dir: whose file.
+        name: relative to the run directory.
+        offset: bytes that were sent before.
+    """
+
+    def __init__(self, run_dir: RunDir, name: str, offset: int) -> None:
+        self.name = name
+        self._path = os.path.join(run_dir.path, name)
+        self._offset = offset
+        self._whole = name != "log"
+        self._searched = offset
+        self._line_end = offset
+
+    def read(self, *, final: bool) -> tuple[int, bytes]:
+        """The next piece and its offset; empty when there is nothing to send yet.
+
+        A file of samples is read up to its last newline, so that no record is sent in part; `final` lifts that.
+        """
+        offset = self._offset
+        try:
+            if os.stat(self._path).st_size <= offset:
+                return offset, b""
+            with open(self._path, "rb", buffering=0) as file:
+                limit = _CHUNK_BYTES
+                if self._whole and not final:
+                    self._search_line_end(file.fileno())
+                    limit = min(limit, self._line_end - offset)
+                data = os.pread(file.fileno(), limit, offset)
+        except OSError:
+            return offset, b""
+        self._offset += len(data)
+        return offset, data
+
+    def _search_line_end(self, fd: int) -> None:
+        # Each byte is looked at once; no more than one block is in memory.
+        while True:
+            block = os.pread(fd, _CHUNK_BYTES, self._searched)
+            newline = block.rfind(b"\n")
+            if newline >= 0:
+                self._line_end = self._searched + newline + 1
+            self._searched += len(block)
+            if len(block) < _CHUNK_BYTES:
+                return

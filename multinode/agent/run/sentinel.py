@@ -1,0 +1,107 @@
+"""The sentinel: the supervisor's parent. Does nothing but wait, and ends the run should the supervisor be killed.
+
+The kernel gives the orphans of a dead process to the nearest ancestor that asked for them (prctl(2),
+PR_SET_CHILD_SUBREAPER): first the supervisor, and after its death the sentinel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Optional
+
+from ..channel import Record
+from ..fork import fork_child
+from ..rundir import RunDir
+from .ending import STEP_S
+from .job import Job
+from .processes import Family, adopt_orphans
+from .recovery import Recovery
+from .status import has_ended, read_status, signal_name
+from .supervisor import start_supervisor
+
+__all__ = ["start_sentinel"]
+
+_STDERR = "agent.err"
+
+
+def start_sentinel(run: RunDir, request: Record, job: Job, started: int) -> int:
+    """Fork the sentinel and through it the supervisor; returns the sentinel's pid.
+
+    Args:
+        run: the run's directory.
+        request: the supervise request.
+        job: what the supervisor starts.
+        started: the write end of a pipe; it is closed once the job runs, or gets the reason why it does not.
+    """
+
+    def watch() -> None:
+        _leave_connection(run, keep=started)
+        adopt_orphans()
+        supervisor_pid = start_supervisor(run, request, job, started)
+        os.close(started)
+        wait_status = _wait_for(supervisor_pid)
+        if not has_ended(read_status(run)):
+            _recover(run, wait_status)
+
+    return fork_child(watch)
+
+
+def _leave_connection(run: RunDir, keep: int) -> None:
+    """Hold nothing of the SSH connection: no terminal, no descriptor, no directory, no signal that its end sends."""
+    os.setsid()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    errors = os.open(os.path.join(run.path, _STDERR), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for target, source in ((0, null), (1, null), (2, errors)):
+        os.dup2(source, target)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != keep:  # noqa: PLR2004 - the three standard descriptors
+            _close(int(name))
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        # The descriptor that listed the directory is gone by now.
+        return
+
+
+def _wait_for(supervisor_pid: int) -> int:
+    while True:
+        pid, wait_status = os.wait()
+        if pid == supervisor_pid:
+            return wait_status
+
+
+def _recover(run: RunDir, wait_status: int) -> None:
+    job_pid = (read_status(run) or {}).get("job_pid")
+    family = Family(run.run_id, root=os.getpid(), spare=())
+    recovery = Recovery(run, family, f"the supervisor {_how_it_ended(wait_status)}")
+    while not recovery.step(_reap(job_pid)):
+        time.sleep(STEP_S)
+
+
+def _reap(job_pid: Optional[int]) -> Optional[int]:
+    """Reap all children that are dead; the wait status of the job, if it was among them."""
+    found = None
+    try:
+        while True:
+            pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return found
+            if pid == job_pid:
+                found = wait_status
+    except ChildProcessError:
+        return found
+
+
+def _how_it_ended(wait_status: int) -> str:
+    if os.WIFSIGNALED(wait_status):
+        return f"was killed by {signal_name(os.WTERMSIG(wait_status))}"
+    return f"ended with code {os.WEXITSTATUS(wait_status)} before the job did; see {_STDERR} in the run directory"

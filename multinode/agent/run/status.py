@@ -1,0 +1,114 @@
+"""status.json: what a run's state is. Its writers are the supervisor, the sentinel and whoever finds both dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Optional
+
+from ..channel import Record
+from ..rundir import RunDir
+from .processes import boot_id, is_running
+
+__all__ = [
+    "describe_exit",
+    "has_ended",
+    "is_lost",
+    "is_watched",
+    "new_status",
+    "note_exit",
+    "read_status",
+    "signal_name",
+    "write_status",
+]
+
+_FILE = "status.json"
+# Between the directory's creation and supervisor.json lie two forks; a directory without one for longer has no watcher.
+_START_S = 15.0
+
+
+def new_status() -> Record:
+    """The status of a run that is being started now."""
+    return {
+        "schema": 1,
+        "state": "starting",
+        "exit_code": None,
+        "signal": None,
+        "cause": None,
+        "message": None,
+        "started_s": time.time(),
+        "ended_s": None,
+        "processes_left": 0,
+        "job_pid": None,
+        "oom_kills": None,
+        "disk_free_bytes": None,
+    }
+
+
+def read_status(run: RunDir) -> Optional[Record]:
+    """The status; None when it cannot be read right now."""
+    return run.read(_FILE)
+
+
+def write_status(run: RunDir, status: Record) -> None:
+    """Write the status.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    run.write(_FILE, status)
+
+
+def note_exit(status: Record, wait_status: int) -> None:
+    """Put how the job ended, as waitpid(2) tells it, into the status."""
+    if os.WIFSIGNALED(wait_status):
+        status["signal"] = signal_name(os.WTERMSIG(wait_status))
+    else:
+        status["exit_code"] = os.WEXITSTATUS(wait_status)
+
+
+def describe_exit(status: Record) -> str:
+    """How the job ended, in words."""
+    return f"was ended by {status['signal']}" if status["signal"] else f"ended with exit code {status['exit_code']}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; realtime signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def has_ended(status: Optional[Record]) -> bool:
+    """Whether the run is over."""
+    return status is not None and status.get("state") == "ended"
+
+
+def is_watched(run: RunDir) -> bool:
+    """Whether its supervisor or its sentinel lives."""
+    watcher = run.read("supervisor.json")
+    if watcher is None:
+        return _is_fresh(run)
+    return watcher.get("boot_id") == boot_id() and any(
+        _lives(watcher.get(f"{which}pid"), watcher.get(f"{which}start_ticks")) for which in ("", "sentinel_")
+    )
+
+
+def is_lost(run: RunDir) -> bool:
+    """Whether the run has not ended and nobody is left to end it."""
+    # In this order: a supervisor writes its last word before it leaves.
+    return not is_watched(run) and not has_ended(read_status(run))
+
+
+def _lives(pid: object, start_ticks: object) -> bool:
+    # A file of another release, or one that somebody wrote, may say anything.
+    return isinstance(pid, int) and isinstance(start_ticks, int) and is_running(pid, start_ticks)
+
+
+def _is_fresh(run: RunDir) -> bool:
+    try:
+        return time.time() - os.stat(os.path.join(run.path, "request.json")).st_mtime < _START_S
+    except OSError:
+        return False

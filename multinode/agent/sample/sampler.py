@@ -1,0 +1,186 @@
+"""Samples of the node itself: network cards, processors, memory, kernel log, read in the caller's own loop.
+
+Never raises: what fails is noted once in the samples, and the job goes on. GPUs are in gpu_sampler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Optional
+
+from ..channel import Record
+from ..facts.cgroups import CpuLimit
+from ..facts.kernel_log import KernelLog
+from ..facts.memory import Memory, MemoryReader
+from ..facts.rdma import list_rdma_ports
+from ..rundir import RunDir
+from .card_counters import read_interface, read_rdma_port
+from .cpu_use import JobClock, Ticks, read_ticks
+from .tcp_counters import read_tcp
+
+__all__ = ["NodeSampler", "SampleFile"]
+
+_GIB = 1 << 30
+_LEAST_INTERVAL_S = 0.1
+# What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.
+_IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
+# Of all but the cards: the kernel takes a while to write down what each of many cores did, and means need no more.
+_SLOW_INTERVAL_S = 1.0
+
+
+class SampleFile:
+    """A JSONL file of samples that one process appends to.
+
+    Args:
+        run: whose samples.
+        name: of the file.
+    """
+
+    def __init__(self, run: RunDir, name: str) -> None:
+        self._path = os.path.join(run.samples, name)
+        self._noted: set[str] = set()
+
+    def append(self, records: list[Record]) -> None:
+        """Write the records, each stamped with wall clock and monotonic clock, unless it is; all or none of them.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        stamp: Record = {"schema": 1, "time_s": time.time(), "mono_ns": time.monotonic_ns()}
+        data = b"".join(json.dumps({**stamp, **record}).encode() + b"\n" for record in records)
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            if os.write(fd, data) < len(data):
+                # Half a line would spoil the next one as well.
+                os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def note(self, message: str) -> None:
+        """Record a failure, once; one that cannot be recorded is let go."""
+        if message not in self._noted:
+            self._noted.add(message)
+            with contextlib.suppress(OSError):
+                self.append([{"kind": "note", "message": message}])
+
+
+class NodeSampler:
+    """Samples cards at an interval and the rest once a second, and never disturbs its caller.
+
+    Args:
+        run: whose samples; they go to samples/node.jsonl.
+        ifnames: the network cards to read; RDMA ports that are active are read as well.
+        interval_s: from one sample of the cards to the next.
+        spared: children of the caller that are none of the job's.
+        memory: reads what the job may have.
+
+    Attributes:
+        job_pid: the job, once it has been started.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        ifnames: list[str],
+        interval_s: float,
+        spared: Collection[int],
+        memory: Optional[MemoryReader] = None,
+    ) -> None:
+        self._file = SampleFile(run, "node.jsonl")
+        self._ifnames = ifnames
+        self._rdma_ports = [f"{one['device']}/{one['port']}" for one in list_rdma_ports() if one["state"] == "ACTIVE"]
+        self._interval_s = max(interval_s, _LEAST_INTERVAL_S)
+        self._due = self._slow_due = time.monotonic()
+        self._idle_until = self._due + _IDLE_LOOK_S
+        self._ticks: Optional[Ticks] = None
+        self._clock = JobClock(os.getpid(), spared)
+        self._limit = CpuLimit()
+        self._memory = MemoryReader() if memory is None else memory
+        self._kernel_log = KernelLog()
+        self.job_pid: Optional[int] = None
+
+    def due_in_s(self) -> float:
+        """Time until the next sample is due."""
+        return max(0.0, self._due - time.monotonic())
+
+    def tick(self) -> None:
+        """Take a sample if one is due."""
+        now = time.monotonic()
+        if now >= self._due:
+            interval_s = min(_IDLE_INTERVAL_S, self._interval_s) if now < self._idle_until else self._interval_s
+            self._due += interval_s
+            if self._due <= now:
+                # After a pause of the node, samples that were missed are not made up for.
+                self._due = now + interval_s
+            self._sample(is_slow_due=now >= self._slow_due)
+
+    def sample_last(self) -> None:
+        """Take the last sample, of all there is, now."""
+        self._sample(is_slow_due=True)
+
+    def _sample(self, *, is_slow_due: bool) -> None:
+        readers: list[Callable[[], Record]] = [partial(_read_card, name, read_interface) for name in self._ifnames]
+        readers += [partial(_read_card, name, read_rdma_port) for name in self._rdma_ports]
+        if is_slow_due:
+            # Half an interval early: a sample that comes a little before the second must not make it two.
+            self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
+            readers += [self._read_processors, read_tcp]
+        records = [record for read in readers for record in self._try(read)]
+        if is_slow_due:
+            records += [*self._read_limit(), *self._kernel_log.read()]
+        self._try(partial(self._file.append, records))
+
+    def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:
+        try:
+            record = action()
+        except (OSError, ValueError, KeyError) as error:
+            self._file.note(f"a sample could not be taken: {error}")
+            return []
+        return [] if record is None else [record]
+
+    def _read_processors(self) -> Record:
+        before, self._ticks = self._ticks, read_ticks()
+        return {
+            "kind": "cpu",
+            **_shares(before, self._ticks),
+            "job_cores": self._clock.read_cores(),
+            **_in_gib(self._memory.read(self.job_pid)),
+        }
+
+    def _read_limit(self) -> list[Record]:
+        try:
+            return [self._limit.read(self.job_pid)]
+        except (OSError, ValueError) as error:
+            self._file.note(f"no cgroup samples: {error}")
+            return []
+
+
+def _read_card(name: str, read: Callable[[str], Record]) -> Record:
+    # Stamped here: rates are made of these, and other records are read before they are written.
+    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read(name)}
+
+
+def _shares(before: Optional[Ticks], now: Ticks) -> Record:
+    """In percent of all cores' time since the sample before; the kernel's counts of idle time may go back a little."""
+    total = 0 if before is None else now.all - before.all
+    if before is None or total <= 0:
+        return {"busy_percent": None, "iowait_percent": None, "steal_percent": None}
+
+    def percent(ticks: int) -> float:
+        return round(100 * min(1.0, max(0.0, ticks / total)), 1)
+
+    return {
+        "busy_percent": percent(total - (now.idle - before.idle)),
+        "iowait_percent": percent(now.iowait - before.iowait),
+        "steal_percent": percent(now.steal - before.steal),
+    }
+
+
+def _in_gib(memory: Memory) -> Record:
+    return {"memory_available_gib": memory.available / _GIB, "memory_total_gib": memory.total / _GIB}
