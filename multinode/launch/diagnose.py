@@ -7,9 +7,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.plan import LaunchPlan, NodePlan, node_run_id
 from multinode.core.run.stall import FlightRecord, LastStep, NodeDiagnosis, ProcessDiagnosis
-from multinode.decoding import convert
-from multinode.errors import NodeFailed
-from multinode.transport.agent import AgentTransport
+from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.outcomes import gather
 
 __all__ = ["diagnose"]
@@ -46,10 +44,7 @@ def _ask(agent: AgentTransport, node: Node, plan: NodePlan, run_id: str) -> Node
     # Its channel is not kept: stalls are far apart.
     stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
     stream.close()
-    try:
-        answer = convert(stream.first, _Answer, strict=False)
-    except msgspec.ValidationError as error:
-        raise NodeFailed(f"its diagnosis cannot be read: {error}", node=node.name) from error
+    answer = read_answer(stream.first, _Answer, node.name, "diagnosis")
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
     return NodeDiagnosis(node=plan.node, node_rank=plan.node_rank, ranks=plan.ranks, **fields)
 

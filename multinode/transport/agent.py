@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.command import quote_path
-from multinode.decoding import decode_json
+from multinode.decoding import convert, decode_json
 from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.archive import AgentArchive, load_archive
 from multinode.transport.base import Completed, Stream, Transport
 
-__all__ = ["AgentStream", "AgentTransport", "Record"]
+__all__ = ["AgentStream", "AgentTransport", "Record", "read_answer"]
 
 Record = dict[str, Any]
+_Kind = TypeVar("_Kind")
 
 _NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _SHOWN_BYTES = 400
 _END_DEADLINE_S = 2.0
+
+
+def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
+    """What a node answered, as `kind`.
+
+    Raises:
+        NodeFailed: it answered something else.
+    """
+    try:
+        return convert(answer, kind, strict=False, str_keys=True)
+    except (msgspec.ValidationError, binascii.Error) as error:
+        raise NodeFailed(f"its {what} cannot be read: {error}", node=node) from error
 
 
 class AgentTransport:

@@ -13,12 +13,11 @@ import msgspec
 
 from multinode.analyse.stats.spread import spread_of
 from multinode.core.cluster.cluster import Node
-from multinode.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.preflight.network.meeting import Attempted, Listening, Meeting, Pinged, Streamed
 from multinode.preflight.network.pairs import Pair
 from multinode.preflight.network.stream_rounds import repeat_slow, stream_all
-from multinode.transport.agent import AgentStream, AgentTransport, Record
+from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.outcomes import Outcomes, gather
 
 __all__ = ["MAX_PINGS", "Agenda", "Hall", "hold_meeting"]
@@ -308,7 +307,4 @@ def _paired(node: str, asked: list[Any], results: list[Any]) -> Iterator[tuple[A
 
 
 def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
-    try:
-        return convert({**record, "node": node, **more}, kind, strict=False, str_keys=True)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error
+    return read_answer({**record, "node": node, **more} if isinstance(record, dict) else record, kind, node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -12,13 +12,12 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.run.plan import LaunchPlan, node_run_id
 from multinode.core.run.run import NodeRun, Run
-from multinode.decoding import convert
-from multinode.errors import MultinodeError, NodeFailed, UsageError
+from multinode.errors import MultinodeError, UsageError
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
 from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
-from multinode.transport.agent import AgentTransport
+from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.outcomes import gather
 from multinode.workflows.run.launch import Launched, Outside
 from multinode.workflows.run.observe import summarise_run
@@ -28,8 +27,6 @@ __all__ = ["Known", "attach", "find_known", "find_on_nodes", "stop"]
 
 _ANSWER_S = 30.0
 _WAIT_S = 0.2
-
-_Kind = TypeVar("_Kind")
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +80,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     """
     first = cluster.nodes[0]
     request = {"schema": 1, "run_id": node_run_id(run_id, 0)}
-    found = _read(agent.call(first, "runs", request, deadline_s=_ANSWER_S), _RunsOnNode, first.name)
+    found = read_answer(agent.call(first, "runs", request, deadline_s=_ANSWER_S), _RunsOnNode, first.name)
     if not found.runs or found.plan is None:
         hint = f"what it has: ssh {first.name} ls .multinode/runs"
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
@@ -193,10 +190,3 @@ def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
             hint="name the hostfile that it was launched with: --hosts",
         )
     return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))
-
-
-def _read(record: object, kind: type[_Kind], node: str) -> _Kind:
-    try:
-        return convert(record, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise NodeFailed(f"its answer cannot be read: {error}", node=node) from error

@@ -8,9 +8,7 @@ import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.plan import node_run_id
-from multinode.decoding import convert
-from multinode.errors import NodeFailed
-from multinode.transport.agent import AgentTransport
+from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.outcomes import gather
 
 __all__ = ["Cleaned", "clean"]
@@ -55,10 +53,7 @@ def clean(
     request = {"schema": 1, "run_ids": names, "older_s": older_s}
 
     def ask(node: Node) -> Cleaned:
-        try:
-            answer = convert(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode)
-        except msgspec.ValidationError as error:
-            raise NodeFailed(f"its answer cannot be read: {error}", node=node.name) from error
+        answer = read_answer(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode, node.name)
         return Cleaned(
             node=node.name,
             removed=tuple(one.run_id for one in answer.removed),

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import binascii
 import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from multinode.core.cluster.cluster import Node
-from multinode.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
-from multinode.transport.agent import AgentStream, AgentTransport
+from multinode.transport.agent import AgentStream, AgentTransport, read_answer
 from multinode.units import format_size
 
 __all__ = ["Fetched", "Wanted", "fetch_files"]
 
 _ANSWER_S = 60.0
 _DIR_MODE = 0o700
-
-_Kind = TypeVar("_Kind")
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +84,7 @@ def fetch_files(
 
 
 def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None]) -> Fetched:
-    listed = _convert(stream.first, _Files, node).files
+    listed = read_answer(stream.first, _Files, node.name).files
     total = sum(file.size_bytes for file in listed)
     places = [to / _safe(file.name, node) for file in listed]
     to.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
@@ -108,7 +104,7 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
             if short is not None:
                 raise NodeFailed(f"it sent less of {short} than it had announced", node=node.name)
             return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
-        data = _convert(record, _Data, node)
+        data = read_answer(record, _Data, node.name)
         if not 0 <= data.file < len(places):
             raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
         left[data.file] -= len(data.data)
@@ -130,10 +126,3 @@ def _safe(name: str, node: Node) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise NodeFailed(f"it named a file {name!r}, which would lie elsewhere", node=node.name)
     return path
-
-
-def _convert(record: object, kind: type[_Kind], node: Node) -> _Kind:
-    try:
-        return convert(record, kind)
-    except (msgspec.ValidationError, binascii.Error) as error:
-        raise NodeFailed(f"its answer cannot be read: {error}", node=node.name) from error
