@@ -83,12 +83,12 @@ def contrast(
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
     from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_surroundings
     from multinode.cli.running import outside
-    from multinode.core.comparison.sides import Wish
     from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.comparison.contrast import contrast as measure
     from multinode.workflows.comparison.contrast import cut_job
+    from multinode.workflows.comparison.sides import Wish
     from multinode.workflows.run.launch import Launch
 
     cluster, text = read_cluster(hosts, None)

@@ -11,6 +11,7 @@ from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
 from multinode.analyse.advice.levers import setting_levers
 from multinode.analyse.advice.situation import Room, Situation, joined, options_of
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.nccl_test.sweep_curve import fit_curve
@@ -23,7 +24,6 @@ from multinode.analyse.prediction.variants import Subject
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import parse_llamafactory
-from multinode.core.job.model_size import parse_model
 from multinode.errors import UsageError
 
 TWO = Layout(nodes=2)

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from multinode.analyse.job.flops import Flops, flops_per_token, packed_length, utilisation, xtuner_tflops
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.peak_flops import peak_of
-from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
 
 
 def shape_of(**sizes: Any) -> ModelShape:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from multinode.analyse.job.gradients import Gradient, arriving, fill_past, fill_up_to, registered
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.training import Adapter
-from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
 
 from .trainings import LLAMA_3_8B, TINY
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.analyse.job.memory_need import Keeping, memory_need
-from multinode.core.job.model_size import lora_parameters, parse_model
+from multinode.analyse.job.model_size import lora_parameters, parse_model
 
 TWO = Layout(nodes=2, workers_per_node=2)
 GIB = 1 << 30

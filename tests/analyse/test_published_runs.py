@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy, card_bytes, step_exchanges
+from multinode.analyse.job.model_size import lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.sweep_curve import fit_curve
 from multinode.analyse.prediction.break_even import accumulation_for, link_for
@@ -13,7 +14,6 @@ from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, StepParts, step_parts
 from multinode.analyse.prediction.predict import Prediction, predict
 from multinode.analyse.prediction.scenario import Scenario
-from multinode.core.job.model_size import lora_parameters, parse_model
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.traffic.seen_theory import Theory, theory
 from multinode.analyse.traffic.seen_traffic import see_traffic
 from multinode.core.run.profile_samples import CallCount
+from tests.analyse.seen_theory import Theory, theory
 from tests.analyse.seen_trainings import PARAMETERS, S, Training, call, ddp, model, zero2
 
 DDP = Training(calls=ddp, model=model("ddp"))

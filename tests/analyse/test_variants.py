@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.evidence import gather
 from multinode.analyse.prediction.variants import Subject, method_of, parse_method, vary
-from multinode.core.job.model_size import parse_model
 from multinode.errors import UsageError
 from tests.analyse.stored import sweep_record, training_record
 from tests.analyse.trainings import TINY

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 import msgspec
 
+from multinode.analyse.job.model_size import ModelShape
 from multinode.analyse.job.peak_flops import Peak
-from multinode.core.job.model_size import ModelShape
 
 __all__ = ["Flops", "Utilisation", "flops_per_token", "packed_length", "utilisation", "xtuner_tflops"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from multinode.analyse.job.model_size import ModelShape
 from multinode.analyse.job.training import Adapter
-from multinode.core.job.model_size import ModelShape
 
 __all__ = ["Gradient", "arriving", "fill_past", "fill_up_to", "layer_gradients", "outer_gradients", "registered"]
 

@@ -22,10 +22,10 @@ from multinode.analyse.job.gradients import (
     outer_gradients,
     registered,
 )
+from multinode.analyse.job.model_size import ModelShape
 from multinode.analyse.job.training import Adapter, Training, read_training
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import Job, LlamaFactoryJob
-from multinode.core.job.model_size import ModelShape
 from multinode.errors import JobError
 
 __all__ = ["StepMessage", "StepMessages", "step_messages"]

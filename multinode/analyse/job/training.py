@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.errors import JobError
 
 __all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_trained", "read_training", "refuse_unknown"]

@@ -6,6 +6,7 @@ What is missing is not made up: a figure that predictions need and that is not t
 from __future__ import annotations
 
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate
@@ -18,7 +19,6 @@ from multinode.analyse.prediction.variants import Subject
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.core.prediction.figures import Figures, Model, Network, Speed
 from multinode.errors import UsageError
 from multinode.units import goodput_gb_per_s

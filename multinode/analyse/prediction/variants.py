@@ -12,12 +12,12 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Load, Strategy
 from multinode.analyse.job.flops import flops_per_token
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work, passing_bytes
 from multinode.analyse.job.workload import Settings, read_work
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.carried_network import Doubt
 from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
 

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.job.flops import Utilisation, flops_per_token, utilisation
+from multinode.analyse.job.model_size import ModelShape, parse_model
 from multinode.analyse.job.peak_flops import mean_peak
 from multinode.analyse.job.training import read_trained, refuse_unknown
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.throughput import Throughput
 from multinode.analyse.traffic.seen_models import last_models
 from multinode.core.job.job import Job, LlamaFactoryJob
-from multinode.core.job.model_size import ModelShape, parse_model
 from multinode.core.measure.benchmark import Benchmark
 from multinode.errors import JobError
 

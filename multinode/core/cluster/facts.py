@@ -31,7 +31,6 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface.
 
     Attributes:
-        name: its name.
         addresses: its IPv4 addresses with prefix length, `10.0.0.1/24`.
         up: whether it is up and has a carrier (operstate up, or unknown for virtual ones).
         mtu: in bytes.
@@ -67,7 +66,6 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
         port: from 1 on.
         state: `ACTIVE`, `DOWN`, `INIT`, `ARMED`.
         link_layer: `InfiniBand` or `Ethernet` (RoCE).
-        rate_gbit_per_s: its rate.
     """
 
     device: str
@@ -97,7 +95,6 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that holds memory of a GPU.
 
     Attributes:
-        pid: its id.
         user: whose it is, where that can be seen.
         command: its name, likewise.
         memory_mib: what it holds of the GPU.
@@ -127,7 +124,6 @@ class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process of one of our runs, found by its environment.
 
     Attributes:
-        pid: its id.
         run_id: the run's directory on the node, `<run_id>.<node_rank>`.
         command: its name.
         supervised: whether a supervisor that lives still looks after the run.
@@ -163,7 +159,6 @@ class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: as it was asked for, or a file below it.
         digest: of the content; None where it was not read.
-        size_bytes: its size.
         reason: why there is no digest.
     """
 
@@ -180,7 +175,6 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         node: the node's name in the hostfile.
         hostname: what the node calls itself.
         user: the user that SSH logged in as.
-        home: that user's home directory.
         boot_id: the kernel's boot id; equal ids mean the same machine.
         time_s: the node's wall clock when it answered, seconds since the epoch.
         cores: processors that a job may use.
@@ -189,17 +183,13 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         disk_free_gib: free space where runs are kept.
         agent_python: version of the interpreter that runs the agent.
         python: absolute path of the job's interpreter.
-        python_version: its version.
         packages: versions of torch, llamafactory, ... in the job's environment; an absent key is not installed.
         unknown_arguments: keys of the job's YAML that its LLaMA-Factory has no argument for, each with the argument
             whose name is nearest; None is none near.
         cwd: the directory in which the job would run.
-        interfaces: all network interfaces.
         routes: the ways to the peers that were asked for.
         ssh_address: the node's address that SSH connected to.
         hostname_address: what the node's own name resolves to.
-        gpus: its GPUs; empty when there is none.
-        paths: the job's paths.
         port_users: ports that were asked for and are taken, with who holds them where that can be seen.
         env: variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...).
         machine_id: /etc/machine-id, which tells two containers of one machine from one machine named twice.
@@ -216,9 +206,6 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         deepspeed_env: values of ~/.deepspeed_env.
         nccl_version: NCCL of the job's torch.
         cuda_version: CUDA that the job's torch was built with.
-        rdma: ports of RDMA cards.
-        run_processes: processes of our runs.
-        contents: what was asked for, digested.
         model: config.json of the job's model, where it was asked for.
         missing: reason by name of every fact that could not be had.
     """

@@ -24,12 +24,7 @@ _LONGEST_CURRENCY = 12
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one GPU, or one node, costs; None is unknown.
-
-    Attributes:
-        hourly: an hour of it.
-        purchase: to buy it.
-    """
+    """What one GPU, or one node, costs; None is unknown."""
 
     hourly: _Money | None = None
     purchase: _Money | None = None

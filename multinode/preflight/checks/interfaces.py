@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 from multinode.core.check.finding import Finding, Rule
-from multinode.core.check.nccl_sockets import select_interfaces
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Interface, NodeFacts, Route
 from multinode.preflight.grouping import group_findings, listed
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.nccl_sockets import select_interfaces
 
 __all__ = ["check_hostnames", "check_media", "check_routes", "check_subnets", "check_unset_interface"]
 

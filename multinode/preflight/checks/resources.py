@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from multinode.analyse.job.model_size import parse_model
 from multinode.core.check.finding import Finding, Rule
 from multinode.core.job.deepspeed import parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob
-from multinode.core.job.model_size import parse_model
 from multinode.preflight.checks.gpus import used_gpus, worker_count
 from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from multinode.core.check.finding import Finding, Rule
-from multinode.core.check.nccl_sockets import select_interfaces, takes_by_prefix
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import LlamaFactoryJob
@@ -17,6 +16,7 @@ from multinode.core.measure.collective_test import CollectiveTest
 from multinode.core.run.engines.place import STRAY_VARIABLES
 from multinode.preflight.grouping import group_findings, listed
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.nccl_sockets import select_interfaces, takes_by_prefix
 
 __all__ = [
     "check_agreement",

@@ -11,7 +11,6 @@ from multinode.analyse.comparison.contrast import SideRun, Terms, compare, make_
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.prediction.forecast import Ask
 from multinode.analyse.run.steady import steps_to_run
-from multinode.core.comparison.sides import PlannedSide, Sides, Wish, interleaved, plan_sides
 from multinode.core.job.deepspeed_edit import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, cut_short, override_job
 from multinode.core.run.planning import workers_per_node
@@ -20,6 +19,7 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.advice.advise import advise_runs
 from multinode.workflows.comparison.compare import load_side_run
+from multinode.workflows.comparison.sides import PlannedSide, Sides, Wish, interleaved, plan_sides
 from multinode.workflows.prediction.predict import forecast_runs
 from multinode.workflows.run.launch import (
     Launch,

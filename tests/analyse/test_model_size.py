@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.job.model_size import lora_parameters, parse_model
+from multinode.analyse.job.model_size import lora_parameters, parse_model
 
 # The sizes in config.json of Meta-Llama-3-8B, Mistral-7B-v0.1, Qwen2.5-0.5B and Qwen3-0.6B, with the number of
 # parameters that their model cards and files have.

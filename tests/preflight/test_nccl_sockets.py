@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.check.nccl_sockets import MAX_INTERFACES, match_interfaces, select_interfaces, takes_by_prefix
 from multinode.core.cluster.facts import Interface
+from multinode.preflight.nccl_sockets import MAX_INTERFACES, match_interfaces, select_interfaces, takes_by_prefix
 
 NAMES = ("lo", "eth0", "eth1", "eth10", "docker0", "ens1f0")
 

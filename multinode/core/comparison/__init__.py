@@ -1,1 +1,0 @@
-"""The sides of a comparison: which nodes and workers each has."""
