@@ -86,7 +86,6 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         cores: the cores it is pinned to; None is all of them.
         boot_id: what the node reads as its kernel's boot id.
         init: process 1 of the node; killing it kills the node.
-        sshd: its SSH daemon.
     """
 
     name: str
@@ -114,8 +113,6 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A lab that stands.
 
     Attributes:
-        schema: `multinode.lab/1`.
-        spec: what was asked for.
         controller_boot_id: of the machine that it was made on; after a reboot nothing of it stands.
         hostfile: path of the hostfile that names its nodes.
         nodes: in node-rank order.

@@ -32,8 +32,6 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """One direction between two nodes.
 
     Attributes:
-        source: the sending node.
-        target: the receiving node.
         rate_gbit_per_s: line rate that was asked for, the lower of the two ends; None is unshaped.
         expected_gbit_per_s: what of it is left for TCP payload at an MTU of 1500; None is unshaped.
         goodput_gbit_per_s: TCP payload that arrived.

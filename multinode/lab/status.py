@@ -16,7 +16,6 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node as it is now.
 
     Attributes:
-        name: of the node.
         state: `up`; `down` when its first process or its sshd is gone.
         addr: on the training network.
         management_addr: where SSH reaches it.
@@ -44,7 +43,6 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The lab as it is now.
 
     Attributes:
-        schema: `multinode.lab/1`.
         hostfile: its path; None where no lab stands.
         nodes: in node-rank order.
     """

@@ -30,7 +30,6 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         namespaces: names of network namespaces.
-        processes: process ids.
         interfaces: the controller's interfaces.
         cgroups: directories of control groups that hold nodes to a part of the processors or of the memory.
         mounts: mount points below the state directory.

@@ -31,7 +31,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a node when a run has ended.
 
     Attributes:
-        run: how the job ended there.
         exceptions: of its workers, as they recorded them themselves.
         clock_offset_s: the node's clock minus the controller's; None is unknown.
         error: why it could not be reached or started.

@@ -33,7 +33,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a node's session has to say.
 
     Attributes:
-        node_rank: whose.
         message: what the node sent; None for the session's own news.
         error: contact was lost (and is being sought again), or the run could not be started there.
         over: nothing more will come.

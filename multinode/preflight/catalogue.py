@@ -34,7 +34,6 @@ class Check(msgspec.Struct, frozen=True):
     """One check.
 
     Attributes:
-        judge: the function.
         before_launch: whether a launch makes it as well: what it finds would leave the run hanging or dead.
     """
 

@@ -26,7 +26,6 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         controller_cwd: directory to run in where the hostfile names none and the node has it too.
         peers: addresses to which routes are asked for.
-        paths: paths of the job.
         ports: ports that node 0 should have free.
         tools: programs of the job, looked for beside its interpreter and on PATH.
         packages: whether versions in the job's environment are read (it starts the job's interpreter).

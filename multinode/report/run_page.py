@@ -40,7 +40,6 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run and all that is known of it.
 
     Attributes:
-        run: its record.
         summary: its figures; None where it never got so far.
         observed: its samples; None where it has no nodes of its own, as a contrast.
         sweep: what an nccl-test measured; None of any other run.

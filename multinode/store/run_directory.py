@@ -41,11 +41,7 @@ def runs_root(environ: dict[str, str], cwd: Path) -> Path:
 
 
 class RunDirectory:
-    """A run's files.
-
-    Attributes:
-        path: the directory.
-    """
+    """A run's files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

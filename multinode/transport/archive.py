@@ -23,7 +23,6 @@ class AgentArchive:
     """The zipapp: its bytes, and the path under which a node keeps it.
 
     Attributes:
-        data: the archive.
         digest: the first 16 hex digits of its SHA-256.
         path: where it lies on a node, relative to the user's home directory.
     """

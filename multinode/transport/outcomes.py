@@ -23,7 +23,6 @@ class Outcome(Generic[T]):
     """What one node answered: a value or an error, never both.
 
     Attributes:
-        node: the node that was asked.
         error: why there is no value; None where there is one.
     """
 

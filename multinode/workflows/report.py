@@ -36,7 +36,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Runs that are reported on.
 
     Attributes:
-        runs: each with all that is known of it.
         directories: where they lie; their raw samples are in `samples` there, a JSON object a line.
     """
 

@@ -71,7 +71,6 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         change: how a machine makes it; None where it takes a person (a switch, a card).
         command: the exact command or YAML lines for a person.
         why: why it pays or does not, in a sentence with figures.
-        tried: what a short run of it gave.
     """
 
     name: str
@@ -91,7 +90,6 @@ class Counsel(msgspec.Struct, frozen=True, kw_only=True):
     """What `advise --json` prints; `advice.json`.
 
     Attributes:
-        schema: `multinode.advise/1`.
         runs: stored runs that the predictions were made from, by their ids.
         sources: the same, a sentence each.
         settings: of the training as it stands.

@@ -81,7 +81,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A training in its settings.
 
     Attributes:
-        calibration: what its steps cost.
         scenario: its settings, as far as the model has them; its gradients' factor is without `--grad-compress`.
         settings: all of them.
         subject: what was trained when its costs were measured; None is unknown.

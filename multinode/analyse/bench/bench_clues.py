@@ -31,11 +31,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A slow device beside its like, or beside itself in another phase.
 
     Attributes:
-        node: whose it is.
-        me: the worker.
+        me: the slow worker.
         phase: in which it was slow.
         they: the others in words; `peers` their workers.
-        peer_phase: in which they were not.
+        peer_phase: in which they were not slow.
     """
 
     node: str

@@ -21,16 +21,10 @@ _SHARED_BELOW = 0.8
 
 
 class _Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that is slower than alone.
-
-    Attributes:
-        node: its node's name.
-        ratio: median over its tests of the speed together over that alone.
-        clues: what differs.
-    """
+    """A worker that is slower than alone."""
 
     node: str
-    ratio: float
+    ratio: float  # Median over its tests of the speed together over that alone.
     clues: tuple[Clue, ...]
 
 

@@ -16,7 +16,6 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         value: in the test's unit, by the median of the timings.
         cv: standard deviation of the timings over their mean.
-        timings: how many.
         of_peak: as a share of the data sheet's figure; None where that is not known.
         of_peers: as a share of the median of like devices elsewhere; None where there is none.
         slow: whether that is too little, by more than the timings scatter.
@@ -36,12 +35,9 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: `matmul`, `memory`, `bus` or `layers`.
         name: in words; likewise `label`, with its type.
-        dtype: of the numbers.
         size: rows of the matrices; of a layer batch x sequence; of memory the buffer in MiB.
         unit: of its speeds: `TFLOP/s` (1e12) or `GB/s` (1e9), read and written.
         peak: by the data sheet, in `unit`; None where it is not known, with `peak_reason`.
-        peak_source: which data sheet.
-        peak_reason: why there is no peak.
         alone: while no other worker of any node measured; None where that was not, or could not be measured.
         together: while all of them did.
         error: why it could not be measured, as the node has it; None where it could.
@@ -70,7 +66,6 @@ class WorkerUse(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: for how long it measured.
-        gpu: its GPU.
         cpu_busy_percent: of all cores of the node, mean; likewise `cpu_steal_percent`, taken by the hypervisor.
         job_cores: cores that all workers of the node used, mean.
         quota_cores: processors that the control group allows; None is no limit, too.
@@ -122,7 +117,6 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node.
 
     Attributes:
-        node: its name; `node_rank` its node rank.
         workers: on it, as far as they said what they are.
         runs: the run of each phase.
         failures: why a phase did not end well there, by phase.
@@ -144,7 +138,6 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
     """A node, or one worker of it, that is slower than its like.
 
     Attributes:
-        node: its name.
         rank: the worker's, where the others of the node are not slow; None is all of them.
         ratios: by phase and kind of test, the median share of what the peers reach.
         peers: who they are, in words.
@@ -167,10 +160,8 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that are slower while all of them measure than each of them alone.
 
     Attributes:
-        nodes: whose.
         ratio: median over workers and tests of the speed together over that alone.
         cause: `gpu_heat`, `gpu_power`, `gpu_clocks`, `shared_processors`, `cpu`, `unknown`.
-        clues: what differs.
         text: it all in a sentence.
     """
 
@@ -185,7 +176,6 @@ class BelowSheet(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that stay far below their data sheet.
 
     Attributes:
-        device: its name.
         label: of the test in which they come closest.
         of_peak: the best share of the data sheet's figure.
         workers: whose, as `node0/1`.
@@ -205,13 +195,9 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `bench` found out.
 
     Attributes:
-        schema: `multinode.bench/1`.
-        run_id: its run.
         phases: that were made, in this order.
         nodes: in node-rank order.
         slow: nodes and workers slower than their like, the slowest first.
-        drops: who is slower while all measure.
-        below_sheet: who stays far below the data sheet.
         verdict: what there is to say first, a sentence each.
         notes: how it was measured.
         left: what was not measured when this was stored, in order, and the first of it perhaps under way; empty of a

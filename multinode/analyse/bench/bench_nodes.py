@@ -39,7 +39,6 @@ class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         phase: of PHASES.
-        node: the node's name; `node_rank` its node rank.
         run_id: of its run; None where it never began.
         ranks: of its workers in that run.
         gpus: theirs, by local rank; None where it has none.

@@ -58,7 +58,6 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which a backend makes a collective.
 
     Attributes:
-        name: of the algorithm.
         source: where that can be read.
         flows: of so many nodes with so many workers each.
         in_turns: whether two workers that send each other a large message do so one after the other.

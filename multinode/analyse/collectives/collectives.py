@@ -17,7 +17,6 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a sweep.
 
     Attributes:
-        collective: which.
         dtype: nccl-tests' name of the element type; `redop` that of the reduction, or `none`.
         size_bytes: S as nccl-tests prints it.
         count: elements, as nccl-tests prints them.

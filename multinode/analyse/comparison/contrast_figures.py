@@ -23,8 +23,6 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         role: `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to
             tell a slow node from a slow network).
         run_ids: its runs, one a repeat.
-        node_names: its nodes.
-        nodes: how many; `workers_per_node` on each; `world_size` in all.
         settings: of the training; None is unknown.
         global_batch: samples of an optimizer step, of all workers.
         versions: of torch, the engine and NCCL, by package.
@@ -89,8 +87,6 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """One point of a scaling curve.
 
     Attributes:
-        nodes: how many; `world_size` workers in all.
-        samples_per_s: measured.
         speedup: over the side with the fewest nodes.
         efficiency: speed-up over the ratio of workers; of a curve with the same workers, the speed-up itself.
     """
@@ -106,9 +102,6 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """One node alone.
 
     Attributes:
-        node: its name.
-        samples_per_s: measured.
-        step_time_ms: likewise.
         relative: its samples/s over those of the fastest node.
     """
 
@@ -145,14 +138,11 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """One node against many; `contrast.json`.
 
     Attributes:
-        schema: `multinode.contrast/2`.
         mode: `same-workers` (as many workers on both sides), `scale-out` (every node full, the same batch a worker),
             `fixed-global-batch` (every node full, the same samples a step) or `compare` (two stored runs).
         why: why this mode.
-        job: the job in a few words.
         baseline: the side with fewer nodes.
         candidate: that with more.
-        others: further sides.
         speedup: samples/s of the candidate over the baseline's.
         efficiency: speed-up over the ratio of workers: 1 is a network that costs nothing.
         scaling: which efficiency that is: `weak` (the same batch a worker), `strong` (the same samples a step) or

@@ -40,9 +40,7 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run.
 
     Attributes:
-        summary: its figures.
-        node_names: its nodes, in node-rank order.
-        workers_per_node: workers on each.
+        node_names: in node-rank order.
         workload: what it trained; None where the run did not keep it.
         prices: of each node, an hour; None where it has none.
         cores: processors of each node; None is unknown.

@@ -51,7 +51,6 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     """A cell and what its runs found.
 
     Attributes:
-        record: what became of it.
         runs: that ended well, in the order in which they were measured; none of a cell that has no figures.
         devices: of each node how many workers compute on which device; empty where one does not tell.
         price_purchase: of its nodes or of their GPUs together, as the hostfile has it; None is unknown.

@@ -34,8 +34,6 @@ class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep has measured so far.
 
     Attributes:
-        run_id: its own.
-        job: in a few words.
         cells: in the order of its grid.
         worker_batch: as GridRecord has it.
         most_workers: of its largest cell, whether that is measured or not; None is not known.

@@ -29,9 +29,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
         device: what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it,
             `CPU` where that does not name it; None is unknown.
         nodes: how many; `workers_per_node` on each, `world_size` in all; None is unknown.
-        settings: of the training.
         global_batch: samples of an optimizer step, of all workers (HF: total train batch size).
-        dataset_samples: samples of the data set.
         samples_per_s: of all workers, over the steady state; `tokens_per_s` likewise, padding counted.
         tgs: tokens a second and worker.
         tokens_per_sample: padded length, in the mean.
@@ -103,7 +101,6 @@ class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
     """The cheapest cell that ends the whole job in time.
 
     Attributes:
-        deadline_s: the time.
         label: the cell's; None where none ends in time or none has a price.
         sentence: which, when it ends and what it costs; or why none.
     """
@@ -117,12 +114,9 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     """The cells of one sweep, of several, or of an import.
 
     Attributes:
-        schema: `multinode.sweep/1`.
         run_id: of the sweep or import; of several, with commas between.
-        job: in a few words.
         rule: which steps count.
         baseline: label of the row that `relative` refers to; None where no row has a speed.
-        cells: the rows.
         cheapest: None where no deadline was asked for.
         notes: what a reader should know, a sentence each.
     """

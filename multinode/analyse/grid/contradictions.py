@@ -27,18 +27,12 @@ class _Way(NamedTuple):
 
 
 class _Relation(NamedTuple):
-    """Two ways to one figure.
+    """Two ways to one figure."""
 
-    Attributes:
-        needs: figures without which there is nothing to compare.
-        left: one way; `right` the other.
-        unless: a figure beside which another relation says the same.
-    """
-
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # Figures without which there is nothing to compare.
     left: _Way
     right: _Way
-    unless: str = ""
+    unless: str = ""  # A figure beside which another relation says the same.
 
 
 def find_contradictions(figures: Figures) -> tuple[str, ...]:

@@ -16,21 +16,13 @@ _MS_PER_S = 1e3
 
 
 class _Rule(NamedTuple):
-    """One figure as the product of some over the product of others.
-
-    Attributes:
-        name: of the figure.
-        over: names of the factors.
-        under: names of the divisors.
-        scale: what it is multiplied with beside them.
-        counts: whether it is a number of things, and so nothing where it comes out broken.
-    """
+    """One figure as the product of some over the product of others."""
 
     name: str
-    over: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()
-    scale: float = 1.0
-    counts: bool = False
+    over: tuple[str, ...] = ()  # Names of the factors.
+    under: tuple[str, ...] = ()  # Names of the divisors.
+    scale: float = 1.0  # A further, constant factor.
+    counts: bool = False  # Whether it is a number of things, and so nothing where it comes out broken.
 
 
 _RULES = (

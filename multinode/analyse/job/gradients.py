@@ -22,7 +22,6 @@ class Gradient(msgspec.Struct, frozen=True):
     """One tensor's gradient.
 
     Attributes:
-        elements: how many numbers.
         matrix: whether it is of a weight; those of biases and normalisations lie in an optimizer group of their own.
     """
 

@@ -81,7 +81,6 @@ class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step sends between the nodes.
 
     Attributes:
-        training: the training, in a few words.
         messages: its calls, in the order in which their kinds first go out.
         notes: where the truth is known to differ from them, a sentence each.
     """

@@ -56,7 +56,6 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA adapter.
 
     Attributes:
-        rank: of its matrices.
         targets: names of the modules that it is put on; `all` alone is every linear module.
     """
 
@@ -68,11 +67,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What of a LLaMA-Factory training decides its traffic.
 
     Attributes:
-        strategy: how the model is shared out.
-        shape: of the model.
         adapter: what is trained instead of the whole model; None where the whole model is.
         settings: of DeepSpeed; None without it.
-        load: what it moves.
         small: what it would move under DDP with its adapter, or with one of SMALL_RANK where it trains the whole model.
     """
 

@@ -84,10 +84,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """`workload.json` of a run.
 
     Attributes:
-        settings: of the training.
-        whole: what the job asks for when it is not cut short.
         work: what it communicates, by the job's files; None where these do not say.
-        reason: why not.
+        reason: why `work` is None.
         versions: of torch, the engine and NCCL on node 0, by package.
     """
 

@@ -30,7 +30,6 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
     """What the log says.
 
     Attributes:
-        version: of NCCL.
         network: `Socket`, `IB`, or a plugin's name.
         bootstrap_ifname: where ranks met.
         cards: what the network uses: interface names, or `device:port/kind` of RDMA cards.

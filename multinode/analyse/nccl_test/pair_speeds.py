@@ -45,11 +45,8 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """What a TCP stream from one node to another reached.
 
     Attributes:
-        source: the sender.
-        target: the receiver.
         gbit_per_s: payload that arrived, of two tries the better one; None where the stream failed.
         worse_gbit_per_s: of two tries the other one; None where there was one.
-        error: why it failed.
     """
 
     source: str
@@ -69,7 +66,6 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
         nodes: whom it concerns: one node, or sender and receiver; none where it is all of them.
         best_gbit_per_s: the fastest of the streams concerned; None where none ran.
         usual_gbit_per_s: median of the streams that are well; where none is, what the links carry.
-        text: a plain sentence.
         hint: what to look at.
     """
 

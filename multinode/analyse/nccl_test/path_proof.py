@@ -60,7 +60,6 @@ class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What passed the cards of a node in one iteration.
 
     Attributes:
-        node: its name.
         ifname: its card of the data plane; None is not known.
         passed: over this card; None where it has no counters.
         expected: what the algorithm moves; None where that is not known.
@@ -83,7 +82,6 @@ class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
     """The path of one message.
 
     Attributes:
-        collective: which.
         size_bytes: S.
         algorithm: that fits the counters, or several with `or` between; None where none does or none was judged.
         protocol: likewise NCCL's, by which bytes on the wire are more than the payload.

@@ -13,10 +13,8 @@ class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
     """Round trips of a small message on one TCP connection, seen from `source`.
 
     Attributes:
-        source: the caller.
         target: who sends the message back.
         median_us: None where they failed; likewise `p95_us`.
-        error: why they failed.
     """
 
     source: str

@@ -43,8 +43,6 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step of a training sends, and what that takes by the sweep.
 
     Attributes:
-        training: in a few words.
-        messages: the calls of a step.
         step_us: what they take one after the other, as if nothing hid behind the computation; None where a time could
             not be told.
         notes: where the truth is known to differ.
@@ -60,11 +58,8 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `nccl-test --json` prints; `nccl-test.json` of the run.
 
     Attributes:
-        schema: `multinode.nccl-test/1`.
-        run_id: the run.
         backend: `nccl` or `gloo`, as the workers chose it.
         timer: `cuda` (CUDA events) or `clock`.
-        world_size: workers in all, over `nodes` nodes.
         devices: a line for each worker, in the order of ranks.
         test: what was asked for.
         link_gbit_per_s: the slowest card's rate; None where one does not tell, or there is one node.
@@ -74,15 +69,10 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
             connections as were best; None where it was not tried.
         rows: a row a message.
         curves: time over size, by collective, where several sizes were measured.
-        tcp: raw TCP between the nodes.
-        odd: what is odd between pairs of nodes.
-        path: which cards carried it.
         nccl: how NCCL connected, by its own log; None with gloo.
         like: the training whose messages were measured; None where sizes were given.
-        verdict: whether this is normal, and what to look at if not.
         changes: since the earlier sweep that it was to be compared with; None where there is none.
         states: what of each node bears on its speed, for later comparisons.
-        directory: where everything lies.
     """
 
     schema: str = "multinode.nccl-test/1"

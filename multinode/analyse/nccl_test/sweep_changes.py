@@ -32,7 +32,6 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """What of a node bears on its speed; None is not known.
 
     Attributes:
-        name: the node's.
         ifname: its interface of the data plane.
         link_gbit_per_s: what that card negotiated.
         mtu: in bytes.
@@ -72,11 +71,10 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
     """A message that both sweeps have and whose speed, or correctness, changed.
 
     Attributes:
-        collective: which; likewise `dtype`, `redop`, `size_bytes` (as it is now).
+        size_bytes: as it is now.
         before_gb_per_s: busbw; likewise `now_gb_per_s`.
         change: of busbw, as a fraction: -0.5 is half of what it was; 0 where it is within the noise.
         noise: what both scatter together, as a fraction of the time.
-        text: a sentence.
     """
 
     collective: str
@@ -95,7 +93,6 @@ class SweepChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         before: its run id; likewise `now`.
-        text: one plain sentence.
         environment: what changed in the nodes that both have, as sentences.
         came: nodes that only the later one has; likewise `gone`, only the earlier.
         rows: what changed; `unchanged` counts the messages that did not.

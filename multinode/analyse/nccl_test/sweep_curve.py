@@ -61,9 +61,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     """One point, predicted from all others.
 
     Attributes:
-        size_bytes: of the point.
         predicted_us: by the curve through the others.
-        measured_us: by the sweep.
     """
 
     size_bytes: int

@@ -35,11 +35,10 @@ class SweepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a sweep; whatever was not measured stays empty.
 
     Attributes:
-        rows: the sweep.
         backend: `nccl` or `gloo`.
         ranks: workers in all.
         card_factors: by collective, the part of S that the busiest card carries one way; without, busbw's own factor.
-        nodes: how many; a single one uses no network.
+        nodes: a single one uses no network.
         over_rdma: whether the collectives went by RDMA, for which TCP is no peer.
         link_shares: by collective, the share of a link that the backend gets where all is well; without, all of it.
         link_gbit_per_s: rate of the slowest card; likewise `mtu`, the smallest, in bytes.
@@ -79,7 +78,6 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the network one large message used.
 
     Attributes:
-        collective: which; likewise `size_bytes`.
         card_gb_per_s: what passed the busiest card one way.
         busbw_gb_per_s: as nccl-tests has it.
         share_of_ceiling: of what TCP can carry over the slowest link; None where its rate is not known.
@@ -103,7 +101,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence, and what it comes to.
 
     Attributes:
-        evidence: all of it.
         ceiling_gb_per_s: payload that the slowest link carries.
         tcp_gb_per_s: raw TCP at the slowest place of the ring, each pair over as many connections as were best.
         shares: of every large size: 1 MiB and more, or the largest of its collective.

@@ -17,9 +17,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of what was predicted, in a few words.
-        predicted: of the model.
         interval: low, high.
-        measured: of the run.
     """
 
     name: str
@@ -48,10 +46,9 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
     """The model against stored runs.
 
     Attributes:
-        tested: each pair.
         median_error: of the errors' magnitudes; None of nothing, likewise the others.
-        worst: the pair that is furthest off.
-        coverage: part of the pairs whose interval has what was measured.
+        worst: the trial that is furthest off.
+        coverage: part of the trials whose interval has what was measured.
         sentence: the same for people.
     """
 

@@ -30,8 +30,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A stored run and where it ran.
 
     Attributes:
-        summary: its figures.
-        layout: its workers.
         link: between its nodes; None is the one that the network was measured on.
         grad_compress: whether a hook sent its gradients as two bytes an element.
         overlap: whether computation was allowed to hide communication.
@@ -75,7 +73,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         layout: of the run that they were measured in.
         per_device_batch: samples of a micro-batch, of one worker.
         accumulation: micro-batches a step.
-        work: what is trained.
         network: what was measured of, or is known of, the network between the nodes.
         scatter: cv of the step times that it was made from.
         tokens_per_sample: padded; None is unknown.

@@ -93,7 +93,6 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         part: of what: `network`, `compute`, `overlap` or `step`, the whole.
         relative: how far off that may be, upwards or downwards: 0.1 is 10 %; 0 where it is an end of its own.
-        why: a sentence.
     """
 
     part: str

@@ -29,7 +29,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         calibration: of the runs that were named.
         today: the scenario that was measured: on several nodes, where that was; else on those of the network.
         today_samples_per_s: of it; None where it was not measured.
-        subject: what was trained.
         grad_compress: the hook that was used.
         held: stored runs of the same training, each with a calibration that does not know it.
         sources: what all this was made from, a sentence each.

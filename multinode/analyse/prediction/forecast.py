@@ -29,10 +29,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         links: rates of a node's card, Gbit/s; empty takes the usual ones and the measured one.
-        nodes: how many; likewise `workers_per_node`.
         per_device_batches: samples of a worker's micro-batch.
         accumulations: micro-batches a step.
-        strategies: how the model is shared out.
         methods: `full` or `lora:RANK`.
         bucket_mib: the most that a reduction carries at once.
         overlaps: whether computation may hide communication.
@@ -60,10 +58,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         link_gbit_per_s: of a node's card; None on one node, which uses none.
-        nodes: how many; `workers_per_node` on each.
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches a step.
-        strategy: how the model is shared out.
         method: `full` or `lora:8`; None as calibrated.
         grad_compress: `fp16`, `bf16` or None.
         bucket_mib: the most that a reduction carries at once; None as calibrated.
@@ -74,7 +70,6 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_s: padded; None where samples have no known length.
         speedup: over one node in the same settings, with all the workers that one was measured with.
         efficiency: speed-up over the ratio of workers.
-        parts: of the step.
         bottleneck: what holds it up most.
         doubts: why the interval is as wide.
         measured: whether exactly this was measured, so that the figure is near to it by construction.
@@ -106,7 +101,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What `predict --json` prints.
 
     Attributes:
-        schema: `multinode.predict/1`.
         sources: what it was calibrated from, a sentence each: which run, which nccl-test, which figures.
         scenarios: as asked for, nodes by nodes, link by link.
         break_even: of the scenario that was measured, or of the first on several nodes; None on one node alone.

@@ -39,9 +39,6 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """Of one training.
 
     Attributes:
-        subject: what is trained.
-        work: what a step communicates.
-        network: between the nodes.
         link_measured: rate of the link that the runs used, Gbit/s, where their cards did not say it.
     """
 

@@ -28,7 +28,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A run that a prediction can be held against.
 
     Attributes:
-        name: of it, in a few words.
         calibration: made without it.
         scenario: what it ran as.
         samples_per_s: measured.

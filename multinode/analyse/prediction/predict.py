@@ -46,11 +46,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What a scenario gives.
 
     Attributes:
-        scenario: what was asked for.
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers.
         interval: of samples_per_s: low, high.
-        parts: of the step.
         bottleneck: what holds it up most, as of a run that was measured.
         doubts: why the interval is as wide.
     """

@@ -37,9 +37,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What a stored run has; None where it has none.
 
     Attributes:
-        plan: what was done.
-        summary: its figures.
-        workload: what it trained.
         sweep: of an nccl-test.
         model: the config.json of its model.
     """

@@ -14,11 +14,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for.
 
     Attributes:
-        link: between the nodes.
-        layout: the workers.
         per_device_batch: samples of a worker's micro-batch, above zero.
         accumulation: micro-batches a step.
-        strategy: how the model is shared out.
         gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
         bucket_bytes: the most that a reduction carries at once; None as calibrated.
         overlap: whether computation may hide communication at all.

@@ -40,7 +40,6 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What was trained, as far as another strategy or method can be made of it.
 
     Attributes:
-        settings: of the training.
         job: as it ran; None of a script, or of figures.
         model: its config.json; None is unknown.
         shape: of the model, where there is no config.json.

@@ -27,8 +27,6 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
     """What one node recorded.
 
     Attributes:
-        name: the node's name.
-        node_rank: its node rank.
         ranks: its workers' global ranks.
         ifname: its data-plane interface; None is unknown.
         link_gbit_per_s: what that interface says of its speed; None is unknown.
@@ -53,8 +51,6 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes recorded.
 
     Attributes:
-        run_id: the run.
-        world_size: workers in all.
         nodes: in node-rank order; of a worker that began anew, what came since.
         recorded: steps that were recorded, those included that are not here.
         steps: by the step's number, ascending, the records of it by rank.

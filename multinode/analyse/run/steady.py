@@ -20,7 +20,6 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         first: index of the first step that counts.
-        count: how many count.
         rule: why, in words.
     """
 

@@ -17,7 +17,6 @@ class Ranged(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         value: the median of the repeats.
         low: the least of them, or the bound that their own scatter gives where that is lower; `high` likewise.
-        repeats: how many.
     """
 
     value: float

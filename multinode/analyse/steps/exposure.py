@@ -52,8 +52,6 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of one worker.
 
     Attributes:
-        record: the step's own record.
-        step_us: how long it took.
         exposed_us: how long the worker waited in communication that nothing hid, at most the step; None is unknown.
         ddp: DDP's counters of it, where the source is `ddp`.
     """

@@ -28,14 +28,12 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: global rank.
-        step_ms: the whole step.
         compute_ms: forward and backward computation.
         exposed_ms: communication that no computation hid, less the wait for stragglers.
         wait_ms: of its exposed communication what it waited for slower workers: its own less the least of all workers
             in that step.
         data_ms: waiting for batches; of a GPU's step likewise `optimizer_ms`: by the host's clock, as far as the GPU
             was not computing or communicating all the same, hence no more than that.
-        optimizer_ms: in the optimizer.
         host_ms: the rest.
         overlap: part of the communication that computation hid; None where that cannot be told.
     """

@@ -35,7 +35,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A late node beside the others.
 
     Attributes:
-        node: its name; `they` the others in words.
+        they: the others in words.
         late_ms: what the others wait for it a step.
         on_cpu: whether its workers train on processors.
         mine: the late workers' steps; `theirs` those of the workers that are compared with them.

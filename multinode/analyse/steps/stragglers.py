@@ -42,7 +42,6 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """A node whose workers the others wait for.
 
     Attributes:
-        node: its name.
         ranks: the workers that are late.
         late_ms: what the others wait for it, median over the steps.
         share: of the step.

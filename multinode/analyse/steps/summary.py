@@ -66,10 +66,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One run in figures; None comes with a reason in `missing`.
 
     Attributes:
-        schema: `multinode.summary/1`.
-        run_id: the run.
         strategy: how the model is spread over the workers, as `seen_strategy` has it.
-        world_size: workers in all.
         steps: optimizer steps that were recorded.
         steady_steps: those that count.
         rule: which those are.
@@ -83,13 +80,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         dataset_samples: of the data that an epoch goes through, on all workers together.
         all_steps_samples_per_s: as `samples_per_s`, warm-up included, as the Trainer counts.
         trainer_samples_per_s: the Trainer's own figure.
-        first_loss: the first loss that was logged; `last_loss` the last.
-        comm: the communication of a step.
-        split: where a step's time goes.
-        bottleneck: what holds the training up most.
-        stragglers: nodes that the others wait for.
-        nodes: what the nodes' machines did.
-        utilisation: TFLOP/s, MFU and HFU.
         trace: the profiler's window; None where none was asked for.
         missing: reason by name of every figure that is None, and whatever else could not be recorded.
     """

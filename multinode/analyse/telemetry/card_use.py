@@ -31,7 +31,6 @@ class CardUse(msgspec.Struct, frozen=True, kw_only=True):
     """One network card or RDMA port.
 
     Attributes:
-        ifname: its name.
         in_gbit_per_s: as counted, headers and all, mean over the window; likewise `out_gbit_per_s`.
         peak_in_gbit_per_s: the highest between two samples; likewise `peak_out_gbit_per_s`.
         idle_in_gbit_per_s: before the first worker began; likewise `idle_out_gbit_per_s`; None was not sampled.

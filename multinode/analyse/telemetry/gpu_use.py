@@ -36,7 +36,6 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU; medians over the window unless the name says otherwise.
 
     Attributes:
-        index: of the GPU.
         sm_percent: part of the time in which a kernel ran.
         peak_memory_gib: by all processes, of `memory_total_gib`.
         power_w: drawn, of `power_limit_w`.

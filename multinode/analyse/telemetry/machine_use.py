@@ -41,11 +41,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     """One node over the window of the steps that count.
 
     Attributes:
-        node: its name.
-        node_rank: its node rank.
-        ranks: its workers.
         cards: the network cards that were sampled.
-        gpus: its GPUs.
         cpu_busy_percent: of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`.
         job_cores: cores that the job used, mean.
         quota_cores: processors that its cgroup allows; None is no limit, or unknown.

@@ -51,7 +51,6 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         op: as CallCount has it; likewise `size_bytes` and `source`.
-        group: that they joined.
         count: a step, in the mean over the steps that count.
     """
 
@@ -81,7 +80,6 @@ class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker calls in a step.
 
     Attributes:
-        rank: the worker.
         kinds: the calls that can be read.
         odd: why others cannot; empty where there are none.
     """

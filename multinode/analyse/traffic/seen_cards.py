@@ -32,7 +32,6 @@ class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
     """Payload that a node's cards carried in a step, in the mean.
 
     Attributes:
-        node: its name.
         ifname: its card of the data plane; None is unknown.
         carried: by that card, and by the RDMA ports where they carried more; None has a `reason`.
         rdma: the RDMA ports that are in it.

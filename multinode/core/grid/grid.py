@@ -53,7 +53,6 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a cell so far.
 
     Attributes:
-        cell: which.
         state: `waiting`, `running`, `measured`, `out_of_memory`, `skipped` or `failed`; one that has a run which ended
             well is `measured`, though repeats of it are still to come.
         run_ids: runs that ended well, one a repeat.
@@ -82,10 +81,8 @@ class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`grid.json` of a sweep: written anew whenever a cell's state changes, so that it can go on after a crash.
 
     Attributes:
-        schema: `multinode.grid/1`.
         fingerprint: of everything that decides the figures; the same command has the same.
         command: the job in a few words.
-        grid: what was asked for.
         cells: in the order of the grid.
         worker_batch: samples of a worker's optimizer step as the job's own file has it (batch x accumulation), before
             the grid sets anything; None is unknown.

@@ -59,7 +59,6 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How fast some workers were: exactly one of step time, samples a second, and the time that all samples took.
 
     Attributes:
-        nodes: how many; `workers_per_node` on each.
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers.
         runtime_s: of the whole training, for `samples` of the file.
@@ -77,9 +76,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         title: for people.
-        model: what is trained.
-        strategy: how it is shared out.
-        precision: of the training.
         gradient_bytes: of one element on the wire; else 4 under DDP, and as the precision has it under the others.
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches a step.
@@ -87,9 +83,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tokens_per_sample: padded.
         samples: of the whole training, all epochs; for `runtime_s`.
         network: between the nodes.
-        backend: what makes the collectives.
-        single_node: how fast one node was.
-        several_nodes: how fast several were; it is held against the model, which does not know it.
+        several_nodes: how fast several nodes were; it is held against the model, which does not know it.
     """
 
     title: str = "published figures"

@@ -16,7 +16,6 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     """The device of a worker that begins to measure it.
 
     Attributes:
-        rank: global rank; likewise `local_rank`.
         device: `cpu` or `cuda`.
         name: as the driver, or /proc/cpuinfo, calls it; None is unknown.
         threads: that torch computes with on a processor.
@@ -54,7 +53,6 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         batch: of a layer, samples at once; likewise `sequence`, tokens of each, `hidden`, its width, `feedforward`,
             the inner width of its two linear maps, and `attentions`, how many it has.
         times_us: of one call, the mean over `calls` of them in a row; every timing, in order.
-        calls: see `times_us`.
         began_mono_ns: the node's monotonic clock when the timed calls began; `ended_mono_ns` when they ended.
         error: why it could not be measured; None where it was.
     """

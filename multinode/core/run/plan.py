@@ -18,7 +18,6 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: relative to the run directory.
-        text: its content.
     """
 
     path: str
@@ -30,7 +29,6 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         node: the node's name in the hostfile.
-        node_rank: its node rank.
         ranks: the global ranks of its workers.
         addr: its data-plane address.
         ifname: its data-plane interface; None is unknown.
@@ -59,7 +57,6 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that torch.profiler records on some workers.
 
     Attributes:
-        steps: how many.
         after: the step after which it begins; earlier in a training that is too short for that.
         ranks: global ranks of the workers.
     """
@@ -73,14 +70,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, laid out over the nodes.
 
     Attributes:
-        schema: `multinode.plan/1`.
-        run_id: unique name of the run.
         engine: what starts the workers, by its name (core/run/engines/engine.py).
         job: the job in a few words, for people.
         master_addr: node 0's data-plane address.
         master_port: TCP port of the rendezvous on it.
-        nproc_per_node: workers a node.
-        world_size: workers in all.
         profile: whether the workers record their steps.
         trace: the profiler's window; None is none.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.

@@ -87,10 +87,8 @@ class CallCount(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         op: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `all_to_all`, `reduce`, `gather`, `scatter`,
             `send`, `recv` or `barrier`.
-        group: name of the process group.
         size_bytes: S of one call as nccl-tests counts it: of an all-gather what every worker has afterwards, of a
             reduce-scatter what it had before. The mean, where sizes were summed up.
-        count: how many.
         source: `call` where torch.distributed was called, `ddp` for the buckets of DDP's reducer, which nothing in
             Python sees pass.
     """
@@ -121,7 +119,6 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
     Attributes:
         rank: global rank.
-        step: the step that they are of.
         iteration: DDP's number of it.
         bucket_sizes_bytes: its buckets, in the order in which they are reduced.
         forward_us: of the last micro-batch's forward pass; likewise `backward_us`, the backward computation, from the
@@ -145,10 +142,8 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
 
     Attributes:
         rank: global rank.
-        step: the step.
         wait_us: in all.
         calls: how many calls were timed, of `of_calls`.
-        of_calls: see `calls`.
     """
 
     rank: Count
@@ -166,7 +161,6 @@ class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         first_step: the first step in it; `last_step` the last.
         disturbed_to: the last step that recording, ending and writing it may have slowed.
         file: the trace's name in the run directory's `traces`; None where it failed.
-        error: why it failed.
     """
 
     rank: Count

@@ -38,8 +38,7 @@ class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One network card, now.
 
     Attributes:
-        last: its last sample.
-        in_gbit_per_s: between the last two; likewise `out_gbit_per_s`.
+        in_gbit_per_s: between the last two samples; likewise `out_gbit_per_s`.
     """
 
     last: NicSample
@@ -56,8 +55,6 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One node, now.
 
     Attributes:
-        name: the node's name.
-        node_rank: its node rank.
         ranks: its workers' global ranks.
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         message: one short line on the state, such as how it ended.
@@ -181,7 +178,6 @@ class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
     """Of a training that is stopped at its time.
 
     Attributes:
-        limit_s: how long it trains.
         trained_s: since its first step; 0 before that.
     """
 
@@ -198,10 +194,8 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run, now.
 
     Attributes:
-        run_id: its name.
         job: the job in a few words.
         elapsed_s: since it was started.
-        world_size: workers in all.
         nodes: in node-rank order.
         stall: what is behind the standstill that lasts; None while the run gets on.
         training: how far it is in its time; None has it train its steps.

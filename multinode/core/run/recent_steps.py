@@ -26,7 +26,6 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         last_step: the last one that it finished; None is none yet.
-        times_us: how long it took.
         tokens: padded tokens of this worker.
         ddp_us: exposed communication by DDP's counters, its iterations and DDP modules added up.
         device_us: likewise by the waits of a GPU's computing stream; None where not all of its calls were timed.

@@ -16,13 +16,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run did not succeed: the first thing that went wrong.
 
     Attributes:
-        node: the node's name.
-        node_rank: its node rank.
         rank: the worker's global rank, where one worker is to blame.
         exit_code: of the job on that node; None where it never ended or never started.
         signal: the signal's name that ended it.
         message: one sentence.
-        hint: what mends it.
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
             `timeout`, `connection`, `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to
@@ -50,8 +47,6 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     """How the job ended on one node.
 
     Attributes:
-        name: the node's name.
-        node_rank: its node rank.
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         exit_code: the job's; None while it runs, or when a signal ended it.
         signal: the signal's name.
@@ -82,14 +77,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as `run.json` keeps it.
 
     Attributes:
-        schema: `multinode.run/1`.
-        run_id: its name.
         job: the job in a few words.
-        engine: what ran it.
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
         started_s: controller's wall clock.
         ended_s: likewise; None while it runs.
-        world_size: workers in all.
         nodes: in node-rank order.
         first_failure: None when it succeeded.
         lease_s: how long the nodes go on without word from the controller.

@@ -47,7 +47,6 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     """A worker that began to train.
 
     Attributes:
-        rank: global rank; likewise `local_rank` and `world_size`.
         time_s: the node's wall clock.
         source: what counts its steps: `trainer`, `deepspeed` or `optimizer`.
         versions: of torch and, where imported, transformers and deepspeed.
@@ -229,7 +228,6 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
     Attributes:
         time_s: the node's wall clock; `mono_ns` its monotonic clock.
-        index: of the GPU.
         sm_percent: part of the time in which a kernel ran; a waiting NCCL kernel runs, too.
         memory_used_gib: by all processes, of `memory_total_gib`.
         power_w: drawn; `power_limit_w` what it may.
@@ -268,8 +266,6 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     """One message of a collective benchmark on one worker.
 
     Attributes:
-        rank: global rank; likewise `local_rank`.
-        collective: which.
         dtype: nccl-tests' name of the element type; `redop` that of the reduction, `none` where nothing is reduced.
         size_bytes: S as nccl-tests counts it, rounded down to what divides among the workers.
         count: elements, as nccl-tests counts them: of one worker's share where there are shares.
@@ -299,7 +295,6 @@ class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
     Attributes:
         rank: global rank.
-        world_size: how many workers.
         backend: `nccl` or `gloo`.
         timer: what timed the iterations: `clock` (the processor's monotonic clock) or `cuda` (CUDA events).
         device: the GPU's name, or None.

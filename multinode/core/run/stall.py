@@ -41,9 +41,7 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         role: `worker`, or `launcher`, which is whatever stands above the workers.
-        pid: on its node.
-        rank: global rank; None of a launcher.
-        local_rank: likewise.
+        rank: global rank, None of a launcher; likewise `local_rank`.
         command: its short name.
         state: the kernel's letter (proc(5)), and in words `state_words`.
         state_before: the letter a moment earlier.
@@ -91,15 +89,12 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a run that hangs.
 
     Attributes:
-        node: its name.
-        node_rank: its node rank.
         ranks: the workers that it should have.
         error: why it could not be asked; the rest is then empty.
         time_s: the node's wall clock.
         processes: launchers, then workers by rank.
         last_steps: by rank, also of workers that are gone.
         ras: what NCCL's RAS service answered; None for the reason `ras_missing`.
-        flight_records: dumps that were found.
     """
 
     node: str

@@ -71,13 +71,9 @@ _NODE_WORDS = {"kill": "killed, links and all", "freeze": "all its processes are
 
 
 class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind has.
+    """What every kind has."""
 
-    Attributes:
-        node: whom it is taken from.
-    """
-
-    node: str
+    node: str  # whom the fault is taken from
 
 
 class LinkDown(_Fault, frozen=True, kw_only=True, tag="link-down"):

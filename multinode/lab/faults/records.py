@@ -20,7 +20,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         number: counts up; names what the fault leaves in the node.
         boot_id: of the node then; one that was started anew has lost the fault together with its disk.
-        fault: what was taken away.
     """
 
     number: int

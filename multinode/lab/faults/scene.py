@@ -21,9 +21,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """One fault and where it happens.
 
     Attributes:
-        lab: as it stands.
         node: the one that the fault is taken from.
-        record: the fault on record.
         others: what else is in force on this node since it was started, oldest first.
     """
 

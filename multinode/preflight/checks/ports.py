@@ -90,9 +90,6 @@ class Edge(msgspec.Struct, frozen=True):
     """What one node found at another.
 
     Attributes:
-        caller: who tried.
-        peer: whom.
-        trouble: the rule that speaks of it.
         error: in a word.
         ports: that failed.
     """

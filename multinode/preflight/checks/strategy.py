@@ -52,17 +52,11 @@ _MODEL_SHARE = 0.75
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Another way to train.
-
-    Attributes:
-        name: in a few words.
-        way: how a person gets there.
-        size_bytes: what it sends.
-    """
+    """Another way to train."""
 
     name: str
-    way: str
-    size_bytes: float
+    way: str  # how a person gets there
+    size_bytes: float  # what it sends
 
 
 def check_strategy(inspection: Inspection) -> Iterator[Finding]:

@@ -93,11 +93,9 @@ class Stream(msgspec.Struct, frozen=True):
     """One stream that was measured between two links whose speed is known.
 
     Attributes:
-        source: the sender.
-        target: the receiver.
         gbit_per_s: payload that arrived.
         ceiling_gbit_per_s: payload that the slower of the two links carries.
-        link_gbit_per_s: its speed.
+        link_gbit_per_s: speed of that link.
         worse_gbit_per_s: of two tries the other one; None where there was one.
     """
 

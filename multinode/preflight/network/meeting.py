@@ -11,7 +11,6 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """What a node's listeners could bind.
 
     Attributes:
-        node: where.
         ports: bound: those that were asked for, then ephemeral ones.
         failed: reason by port, for those that were asked for and could not be bound.
     """
@@ -22,13 +21,10 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt to connect over the data plane.
+    """One attempt of `node` to connect to `peer` over the data plane.
 
     Attributes:
-        node: who tried.
-        peer: whom.
         addr: the peer's address.
-        port: its port.
         error: None is success; `refused`, `timed out`, `no route`, `wrong answer`, `large packets lost`, or the
             system's words.
         ms: time to the connection or to the failure.
@@ -48,11 +44,8 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     """A short TCP stream from `node` to `peer`.
 
     Attributes:
-        node: the sender.
-        peer: the receiver.
         gbit_per_s: what arrived, of two tries the better one; None where the stream failed.
         worse_gbit_per_s: of two tries the other one; None where there was one.
-        error: why it failed.
     """
 
     node: str
@@ -66,11 +59,8 @@ class Pinged(msgspec.Struct, frozen=True, kw_only=True):
     """Round trips of a small message on one connection, seen from `node`; what both agents take is part of them.
 
     Attributes:
-        node: the caller.
-        peer: who sends the message back.
         median_us: of the round trips; None where they failed.
         p95_us: the time that 95 % of them did not exceed; None where they failed.
-        error: why they failed.
     """
 
     node: str

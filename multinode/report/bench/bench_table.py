@@ -47,20 +47,13 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Speeds(msgspec.Struct, frozen=True, kw_only=True):
-    """A sheet of speeds.
-
-    Attributes:
-        title: what it is about; `unit` of its figures, where the title does not name it.
-        columns: by title, what stands in a cell, with a stroke between them.
-        shares: whether each figure stands beside its share of the data sheet's.
-        notes: a sentence each.
-    """
+    """A sheet of speeds."""
 
     title: str
-    unit: str = ""
-    columns: dict[str, tuple[_Asked, ...]]
-    shares: bool = True
-    notes: tuple[str, ...] = ()
+    unit: str = ""  # Of its figures, where the title does not name it.
+    columns: dict[str, tuple[_Asked, ...]]  # By title, what stands in a cell, with a stroke between them.
+    shares: bool = True  # Whether each figure stands beside its share of the data sheet's.
+    notes: tuple[str, ...] = ()  # A sentence each.
 
 
 def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:

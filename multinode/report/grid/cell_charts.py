@@ -44,7 +44,6 @@ class CellChart(msgspec.Struct, frozen=True, kw_only=True):
     """A chart.
 
     Attributes:
-        figure: the chart.
         rows: how tall it is, as `chart_html` counts.
     """
 

@@ -49,11 +49,9 @@ class CellColumn(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of its value, as a sort names it.
-        title: above it; `unit` of its figures.
         tell: a row's value as text.
         rank: the least is kept longest where there is little room.
         is_figure: whether it was measured; else it says which cell it is.
-        is_words: whether it holds words.
     """
 
     name: str

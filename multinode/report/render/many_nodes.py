@@ -20,7 +20,6 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that have no row of their own.
 
     Attributes:
-        count: how many.
         states: in a few words, `24 running, 1 ended`.
         step: the least of their steps.
         step_time_us: median of theirs; likewise None where none is known.

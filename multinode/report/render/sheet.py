@@ -17,8 +17,6 @@ class Column(msgspec.Struct, frozen=True):
     """A column.
 
     Attributes:
-        name: what stands in it.
-        unit: of its figures.
         words: whether it holds words, which stand on the left and may wrap, or figures.
     """
 
@@ -31,7 +29,6 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """A table.
 
     Attributes:
-        title: what it is about.
         columns: without them, its rows are a name and what there is to say of it.
         rows: a cell a column; plain text, whoever wrote it.
         notes: a sentence each, to stand below it.

@@ -30,21 +30,14 @@ _LONG = 1e9
 
 
 class _Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that a table may do without.
-
-    Attributes:
-        title: its header.
-        form: how a value is written.
-        of_node: its value; None is unknown.
-        of_rest: that of the nodes which have no row of their own; None where nothing sums them up.
-        rank: the higher, the earlier it gives way where the terminal is narrow.
-    """
+    """A column that a table may do without."""
 
     title: str
-    form: str
-    of_node: Callable[[NodeProgress], float | None]
+    form: str  # How a value is written.
+    of_node: Callable[[NodeProgress], float | None]  # A node's value; None is unknown.
+    # That of the nodes without a row of their own; None where nothing sums them up.
     of_rest: Callable[[Sequence[NodeProgress], Rest], float | None] = lambda _nodes, _rest: None
-    rank: int
+    rank: int  # The higher, the earlier it gives way where the terminal is narrow.
 
 
 def _exposed(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:

@@ -30,18 +30,11 @@ _LONG_DASH = "longdash"
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a lane.
+    """One line of a lane."""
 
-    Attributes:
-        node: position of the node, which gives the colour.
-        name: what it is called.
-        points: time and value.
-        dash: how it is drawn.
-    """
-
-    node: int
+    node: int  # Position of the node, which gives the colour.
     name: str
-    points: Sequence[tuple[float, float | None]]
+    points: Sequence[tuple[float, float | None]]  # Time and value.
     dash: str = "solid"
 
 

@@ -202,14 +202,7 @@ def _comparable(what: Launch, outside: Outside, counsel: Counsel, chosen: tuple[
 
 
 class _Series:
-    """Runs one after the other, and what they gave so far.
-
-    Args:
-        what: the job as it stands.
-        outside: the nodes.
-        counsel: what was advised.
-        run: makes a run.
-    """
+    """Runs one after the other, and what they gave so far."""
 
     def __init__(
         self, what: Launch, outside: Outside, counsel: Counsel, run: Callable[[Launch, Outside], Launched]

@@ -29,17 +29,11 @@ _MOST_NAMES = 8
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are measured at the same time.
+    """Nodes that are measured at the same time."""
 
-    Attributes:
-        phase: of PHASES.
-        node_ranks: whose.
-        place: which of the phase's steps it is, for people; empty of the only one.
-    """
-
-    phase: str
+    phase: str  # Of PHASES.
     node_ranks: tuple[int, ...]
-    place: str = ""
+    place: str = ""  # Which of the phase's steps it is, for people; empty of the only one.
 
 
 def bench(what: Launch, phases: Sequence[str], outside: Outside) -> BenchReport:
@@ -72,19 +66,13 @@ def _steps(phase: str, nodes: int) -> list[_Step]:
 
 
 class _Series:
-    """The steps of a bench one after the other; what there is of it is stored before each of them and at the end.
-
-    Args:
-        what: the bench, with its name.
-        test: its job.
-        outside: the nodes.
-        directory: the bench's, which this process holds.
-    """
+    """The steps of a bench one after the other; what there is of it is stored before each of them and at the end."""
 
     def __init__(self, what: Launch, test: DeviceTest, outside: Outside, directory: RunDirectory) -> None:
         self._what = what
         self._test = test
         self._outside = outside
+        # The bench's, which this process holds.
         self._directory = directory
         self._started_s = time.time()
         self._measured: list[Measured] = []

@@ -41,7 +41,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What became of it.
 
     Attributes:
-        part: for the analysis.
         launched: its run; None where it never began.
         error: why it did not end well.
     """

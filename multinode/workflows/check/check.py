@@ -37,7 +37,6 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How nodes are checked.
 
     Attributes:
-        master_port: port of the rendezvous.
         bandwidth: whether nodes stream to each other; None does where they are few.
     """
 
@@ -49,8 +48,6 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as checked.
 
     Attributes:
-        name: its name.
-        node_rank: its node rank.
         reached: whether it answered.
         addr: its data-plane address, where it could be found; likewise `ifname` and `link_gbit_per_s`.
         python: the job's interpreter.
@@ -80,13 +77,10 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `check --json` prints.
 
     Attributes:
-        schema: `multinode.check/1`.
         ok: no finding is an error.
         nodes: in node-rank order.
-        checks: the checks that were made.
         findings: errors first.
         streams: the short TCP streams between the nodes, in Gbit/s of payload.
-        time_s: how long it took.
     """
 
     schema: str = "multinode.check/1"

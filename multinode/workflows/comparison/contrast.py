@@ -45,7 +45,6 @@ class Contrasted(msgspec.Struct, frozen=True, kw_only=True):
     """A contrast that was measured.
 
     Attributes:
-        contrast: its figures.
         directory: where it lies; its sides' runs lie beside it.
     """
 

@@ -60,7 +60,6 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep that has come to its end.
 
     Attributes:
-        record: what became of each cell.
         directory: where it lies; its runs lie beside it.
     """
 
@@ -166,14 +165,7 @@ def _end(outside: Outside, directory: RunDirectory, status: str, conclude: Concl
 
 
 class _Series:
-    """The runs of a sweep one after the other; its state is stored before and after each of them.
-
-    Args:
-        outside: the nodes.
-        directory: the sweep's, which this process holds: nobody else changes what is stored there.
-        launches: of each cell, by its label.
-        minutes: of training in each run; None has it train its steps.
-    """
+    """The runs of a sweep one after the other; its state is stored before and after each of them."""
 
     def __init__(
         self,
@@ -184,8 +176,11 @@ class _Series:
     ) -> None:
         self.record = load_grid(directory)
         self._outside = outside
+        # This process holds it: nobody else changes what is stored there.
         self._directory = directory
+        # Of each cell, by its label.
         self._launches = launches
+        # Of training in each run; None has it train its steps.
         self._minutes = minutes
         # Whether a run came to an end since this process began.
         self._has_run = False

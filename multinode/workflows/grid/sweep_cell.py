@@ -57,7 +57,6 @@ class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         launch: all nodes of the hostfile, and how each cell is laid out; its job is replaced by the cell's.
         job: the user's, without what the grid sets.
-        grid: the settings.
         cells: of the grid, in its order.
         jobs: of each cell, by its label: the user's job with what the cell sets.
         training: how long, and on which data.
@@ -75,7 +74,6 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a cell that has ended.
 
     Attributes:
-        launched: it.
         in_time: whether it was stopped because its time was over.
     """
 

@@ -41,7 +41,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """How stored tables are shown.
 
     Attributes:
-        look: which rows, relative to which, and in what order.
         prices: of devices and nodes; None takes those of the hostfiles alone.
         deadline_s: by when the whole job has to end, for the cheapest cell; None does not ask.
     """

@@ -34,7 +34,6 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: its record, as it was last written here.
-        plan: what was done.
         cluster: its nodes, in the plan's order.
         directory: where it lies here.
     """

@@ -20,7 +20,6 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     """What was removed from one node.
 
     Attributes:
-        node: its name.
         removed: run ids, as the node has them.
         kept: those that are not over.
         size_bytes: what was freed.

@@ -25,8 +25,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
     """What came home.
 
     Attributes:
-        directory: where it lies.
-        files: names below it.
+        files: names below `directory`.
         size_bytes: of all of them.
     """
 
@@ -54,8 +53,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What shall come home.
 
     Attributes:
-        node: from where.
-        paths: files and directories there.
+        paths: files and directories on the node.
         cwd: where relative ones start.
     """
 

@@ -71,11 +71,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be launched.
 
     Attributes:
-        cluster: the nodes.
         hostfile: the hostfile's text, kept with the run.
-        job: the training, or a benchmark.
-        options: how it is laid out.
-        execute: how it is executed.
         check: whether findings that would break the run stop it before it starts.
         run_id: its name; None makes one.
     """
@@ -123,14 +119,7 @@ class Outside:
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has ended.
-
-    Attributes:
-        run: what happened.
-        summary: its figures.
-        plan: what was done.
-        directory: where everything lies.
-    """
+    """A run that has ended."""
 
     run: Run
     summary: Summary
@@ -142,11 +131,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A launch that has been planned, checked and kept; nothing of it runs yet.
 
     Attributes:
-        what: was asked for.
         facts: by node.
-        plan: what will be done.
         findings: what the checks found, no errors among them.
-        directory: the run's.
     """
 
     what: Launch

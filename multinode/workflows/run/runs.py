@@ -26,9 +26,7 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run read back.
 
     Attributes:
-        run: its record.
         summary: its figures; None where it never got so far.
-        directory: where it lies.
     """
 
     run: Run

@@ -27,8 +27,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part of a job.
 
     Attributes:
-        node_rank: its node rank.
-        nnodes: nodes in all.
         nproc: workers on each node.
         master_addr: address of node 0.
         master_port: port of the rendezvous there.
