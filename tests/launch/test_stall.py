@@ -37,8 +37,8 @@ def until(condition: Any) -> None:
 class Hanging:
     """Nodes a and b whose job says one line and then nothing, until `go_on`; rank 3 is stopped on b."""
 
-    def __init__(self, root: Path, **options: Any) -> None:
-        self.execution = Execution(root, "a", "b", stall_s=SILENT_S, **options)
+    def __init__(self, root: Path, *, stall_s: float = SILENT_S, **options: Any) -> None:
+        self.execution = Execution(root, "a", "b", stall_s=stall_s, **options)
         self.asked: list[tuple[str, str]] = []
         self.go_on = threading.Event()
         self.error: str | None = None
@@ -157,16 +157,16 @@ def test_a_node_that_cannot_be_diagnosed_is_told_and_hides_nothing_of_the_others
 
 @pytest.mark.parametrize("busy", ["a", "b"])
 def test_a_job_of_which_only_one_node_speaks_does_not_hang(tmp_path: Path, busy: str) -> None:
-    hanging = Hanging(tmp_path)
+    # Longer than a loaded machine keeps a thread waiting, and shorter than the node speaks.
+    stall_s = 5.0
+    hanging = Hanging(tmp_path, stall_s=stall_s)
     done = threading.Event()
 
     def follow(talk: Talk) -> None:
         if talk.node.name == busy:
-            offset = 8
-            for _ in range(30):
-                talk.chunk("log", offset, b".")
-                offset += 1
-                time.sleep(SILENT_S / 10)
+            for line in range(30):
+                talk.chunk("log", 8 + line, b".")
+                time.sleep(stall_s / 20)
             done.set()
         assert done.wait(DEADLINE_S)
         talk.end()
