@@ -158,7 +158,7 @@ def test_a_node_that_cannot_be_diagnosed_is_told_and_hides_nothing_of_the_others
 @pytest.mark.parametrize("busy", ["a", "b"])
 def test_a_job_of_which_only_one_node_speaks_does_not_hang(tmp_path: Path, busy: str) -> None:
     # Longer than a loaded machine keeps a thread waiting, and shorter than the node speaks.
-    stall_s = 5.0
+    stall_s = 3.0
     hanging = Hanging(tmp_path, stall_s=stall_s)
     done = threading.Event()
 
