@@ -12,7 +12,7 @@ from multinode.lab.faults import (
     Route,
     clear_faults,
 )
-from multinode.lab.spec import Lab
+from multinode.lab.spec import Lab, LabNode
 from multinode.lab.speed import measure_stream
 
 from .faulting import CONNECTED, DROPPED, REFUSED, Command, Make, connect, quick_ssh, send, server
@@ -41,6 +41,11 @@ def test_a_management_link_that_is_down_takes_ssh_away(lab: Lab, fault: Make) ->
     assert quick_ssh("node1").stdout == "node1\n"
 
 
+def is_fast(source: LabNode, target: LabNode) -> bool:
+    """Whether a stream reaches the rate of the lab at least once: a busy core may hold up one of them."""
+    return any(measure_stream(source, target).goodput_gbit_per_s > 0.7 for _ in range(3))
+
+
 @pytest.mark.timing
 def test_a_slow_link_carries_less_than_its_card_says(lab: Lab, shell: Command, fault: Make) -> None:
     node0, node1 = lab.nodes
@@ -61,10 +66,10 @@ def test_a_link_that_is_slow_one_way_carries_all_the_other_way(
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.1, way=way))
     # A bucket that was full lets some more pass at first.
     assert 0.08 < measure_stream(source, target).goodput_gbit_per_s < 0.12
-    assert measure_stream(target, source).goodput_gbit_per_s > 0.7
+    assert is_fast(target, source)
     assert len(clear_faults(lab)) == 1
     assert clear_faults(lab) == ()
-    assert measure_stream(source, target).goodput_gbit_per_s > 0.7
+    assert is_fast(source, target)
 
 
 @pytest.mark.timing
@@ -76,7 +81,7 @@ def test_both_ways_of_a_link_may_be_slow_each_in_its_own_way(lab: Lab, fault: Ma
     assert 0.2 < measure_stream(node0, node1).goodput_gbit_per_s < 0.35
     assert len(clear_faults(lab)) == 2
     for source, target in ((node0, node1), (node1, node0)):
-        assert measure_stream(source, target).goodput_gbit_per_s > 0.7
+        assert is_fast(source, target)
 
 
 @pytest.mark.timing
@@ -86,7 +91,7 @@ def test_the_command_slows_a_link_one_way(lab: Lab) -> None:
         made = call_here("lab", "fault", "link", "node0", "--rate", "100mbit", "--way", "receive")
         assert (made.returncode, made.stdout) == (0, "node0: ens1f0 receives 100mbit\n")
         assert measure_stream(node1, node0).goodput_gbit_per_s < 0.12
-        assert measure_stream(node0, node1).goodput_gbit_per_s > 0.7
+        assert is_fast(node0, node1)
         for wrong in (["--rate", "100mbit", "--way", "up"], ["--down", "--way", "send"]):
             refused = call_here("lab", "fault", "link", "node1", *wrong)
             assert refused.returncode == 2
