@@ -97,6 +97,7 @@ def test_a_node_held_to_thirty_percent_is_named_with_its_quota(command: Command,
 
 
 @pytest.mark.timing
+@pytest.mark.thorough
 def test_a_product_is_as_fast_as_in_a_plain_loop(command: Command, lab: Lab) -> None:
     """Between two plain loops, on a noisy machine; benchmarks/device_speed.py measures it closely."""
     options = ("--hosts", "lab", "--nodes", "1", *QUICK, "--env", "OMP_NUM_THREADS=1", "--alone", "--json")

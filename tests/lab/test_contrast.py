@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.lab]
 
 JOB = "configs/tiny_sft.yaml"
 SCRIPT = str(Path(__file__).with_name("train_mlp.py"))
+# Slow enough that the network is what counts even where other tests keep the processor busy.
+SLOW_GBIT_PER_S = 0.04
 CONTRAST = ("contrast", "--no-check", "--json")
 # Where the sides' figures do not matter, workers need no torch.
 QUICK = ("--env", f"PYTHONPATH={STAND_IN}")
@@ -39,7 +41,7 @@ def one_slot(lab: Lab, tmp_path: Path) -> str:
 
 
 class Contrasted:
-    """A contrast of LLaMA-Factory over links of 100 Mbit/s, and where a training had been before."""
+    """A contrast of LLaMA-Factory over links of 40 Mbit/s, and where a training had been before."""
 
     def __init__(self, directory: Path, lab: Lab) -> None:
         self.command = Command(directory / "runs")
@@ -61,7 +63,7 @@ class Contrasted:
 def contrasted(module_lab: Lab, tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contrasted]:
     del tiny
     names = [node.name for node in module_lab.nodes]
-    set_rate(names, 0.1)
+    set_rate(names, SLOW_GBIT_PER_S)
     try:
         yield Contrasted(tmp_path_factory.mktemp("contrasted"), module_lab)
     finally:
@@ -82,10 +84,7 @@ def in_node(lab: Lab, shell: str) -> str:
 
 
 @pytest.mark.torch
-@pytest.mark.timing
 class TestLlamaFactoryOverASlowLink:
-    """It is judged by its speed, so all of it is measured alone."""
-
     def test_it_is_the_same_workers_on_one_node_and_on_two(self, contrasted: Contrasted) -> None:
         document, baseline, candidate = contrasted.document, contrasted.baseline, contrasted.candidate
         assert (document["schema"], document["mode"]) == ("multinode.contrast/2", "same-workers")
@@ -108,8 +107,8 @@ class TestLlamaFactoryOverASlowLink:
         document, candidate = contrasted.document, contrasted.candidate
         assert document["speedup"]["value"] == pytest.approx(contrasted.speedup)
         assert (document["scaling"], document["efficiency"]) == ("same workers", pytest.approx(contrasted.speedup))
-        # 14.7 MB of gradients a step take 1.2 s at 100 Mbit/s, and the step on one node some 0.2 s.
-        assert candidate["step_time_ms"]["value"] > 1100
+        # 14.7 MB of gradients a step take 2.9 s at 40 Mbit/s, and the step on one node some 0.2 s.
+        assert candidate["step_time_ms"]["value"] > 2700
         assert contrasted.speedup < 0.5
         assert document["loss"]["cause"] == "network"
         assert candidate["exposed_share"] > 0.6
@@ -118,14 +117,21 @@ class TestLlamaFactoryOverASlowLink:
 
     def test_what_would_mend_it_is_foretold_and_advised(self, contrasted: Contrasted) -> None:
         foretold = measure(
-            contrasted.command, "predict", contrasted.run_id, "--link", "0.1,10", "--nodes", "2", "--json"
+            contrasted.command,
+            "predict",
+            contrasted.run_id,
+            "--link",
+            f"{SLOW_GBIT_PER_S},10",
+            "--nodes",
+            "2",
+            "--json",
         )
         as_it_was, faster = foretold["scenarios"]
         low, high = as_it_was["interval"]
         assert low <= contrasted.candidate["samples_per_s"]["value"] <= high
         assert faster["samples_per_s"] > 3 * as_it_was["samples_per_s"]
         # With both workers on each of the nodes, twice as many as one node has.
-        assert 0.1 < foretold["break_even"]["full_beats_one"]["value"] < 10
+        assert SLOW_GBIT_PER_S < foretold["break_even"]["full_beats_one"]["value"] < 10
         advice = measure(contrasted.command, "advise", contrasted.run_id, "--json")["advice"]
         gains = [one["gain"] for one in advice]
         assert gains == sorted(gains, reverse=True)

@@ -31,7 +31,7 @@ NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", 
 # Few samples in a batch, each of which takes its time; what is computed and sent takes none beside that.
 SLOW_LOADER = {"steps": 15, "batch": 4, "width": 256, "batch_ms": 400}
 # Its numbers of collectives are compared with those of a run without profiling.
-COUNTED = ("--strategy", "ddp", "--steps", "15", "--width", "512", "--batch", "16", "--count-collectives")
+COUNTED = ("--strategy", "ddp", "--steps", "24", "--width", "512", "--batch", "16", "--count-collectives")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def over_slow_link(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) ->
     command = Command(tmp_path_factory.mktemp("profiled") / "runs")
     make_fault(module_lab, LinkSlow(node="node1", ifname="ens1f0", rate_gbit_per_s=0.1))
     try:
-        return command, summary_of(command, *TWO_NODES, "--", TRAIN, *COUNTED)
+        return command, summary_of(command, *TWO_NODES, "--trace", "5", "--", TRAIN, *COUNTED)
     finally:
         clear_faults(module_lab)
 
@@ -78,36 +78,26 @@ def train(command: Command, *options: str, **arguments: str | float) -> dict[str
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize(
-    "link",
-    [
-        pytest.param("100mbit", marks=pytest.mark.thorough),
-        "300mbit",
-        pytest.param("1gbit", marks=pytest.mark.thorough),
-    ],
-)
-def test_bytes_exposure_and_bandwidth_agree_whichever_way_they_are_measured(
+@pytest.mark.thorough
+@pytest.mark.parametrize("link", ["100mbit", "300mbit", "1gbit"])
+def test_exposure_and_bandwidth_agree_whichever_way_they_are_measured(
     command: Command, rate: Callable[[str], None], link: str
 ) -> None:
     rate(link)
-    # A machine that others use spoils a run now and then; a fault of ours would spoil the next one, too.
-    apart = disagreements(command)
-    assert not apart or not (again := disagreements(command)), (apart, again)
+    # A machine that others use spoils a figure now and then; a fault of ours would spoil the same one each time.
+    tries: list[dict[str, str]] = []
+    while not tries or (set.intersection(*map(set, tries)) and len(tries) < 3):
+        tries.append(disagreements(command))
+    assert not set.intersection(*map(set, tries)), tries
 
 
-def disagreements(command: Command) -> list[str]:
+def disagreements(command: Command) -> dict[str, str]:
     """What the ways to measure one thing tell otherwise; benchmarks/profile_agreement.py has by how much."""
     alone = command.run("nccl-test", "--hosts", "lab", "-b", "4M", "-e", "16M", "-n", "4", "-w", "1", "--no-tcp")
     assert alone.returncode == 0, alone.stderr
     one = train(command, *ONE_NODE, steps=STEPS)
     two = train(command, *TWO_NODES, "--trace", "5", steps=STEPS)
-
-    asked, expected, card = (two["comm"]["bytes_per_step"][name] for name in ("calls", "expected", "card"))
-    assert (expected, card) == (pytest.approx(asked, rel=0.03), pytest.approx(asked, rel=0.03))
-    assert asked == pytest.approx(4 * two["trainable"], rel=0.03)
     bandwidth = two["comm"]["in_training"]
-    assert bandwidth["source"] == "trace"
-
     step_ms = two["step_time_ms"]["median"]
     counted_ms, traced_ms = two["comm"]["exposed_ms"], two["trace"]["exposed_ms"]
     by_difference_ms = step_ms - (one["step_time_ms"]["median"] - one["comm"]["exposed_ms"])
@@ -116,7 +106,7 @@ def disagreements(command: Command) -> list[str]:
         "exposed by the difference to one node": (by_difference_ms, pytest.approx(counted_ms, abs=0.2 * step_ms)),
         "busbw": (bandwidth["busbw_gb_per_s"], pytest.approx(bandwidth["alone"]["busbw_gb_per_s"], rel=0.2)),
     }
-    return [f"{name}: {value}, not {wanted}" for name, (value, wanted) in figures.items() if value != wanted]
+    return {name: f"{value}, not {wanted}" for name, (value, wanted) in figures.items() if value != wanted}
 
 
 def thorough(strategy: str, accumulation: int) -> Any:
@@ -149,7 +139,22 @@ def test_the_strategy_is_recognised_and_its_bytes_are_those_of_the_theory(
 def test_over_a_slow_link_ddp_sends_the_bytes_of_the_theory(over_slow_link: tuple[Command, dict[str, Any]]) -> None:
     _, found = over_slow_link
     assert_bytes_of_theory(found, NAMES["ddp"], 1)
-    assert found["comm"]["bytes_per_step"]["calls"] == pytest.approx(4 * found["trainable"], rel=0.03)
+    asked, expected = (found["comm"]["bytes_per_step"][name] for name in ("calls", "expected"))
+    assert expected == pytest.approx(asked, rel=0.03)
+    assert asked == pytest.approx(4 * found["trainable"], rel=0.03)
+
+
+def test_over_a_slow_link_a_traced_window_and_the_counted_calls_agree(
+    over_slow_link: tuple[Command, dict[str, Any]],
+) -> None:
+    """Nearly all of a step is the link's, so what else the machine does hardly counts."""
+    _, found = over_slow_link
+    comm = found["comm"]
+    step_ms = found["step_time_ms"]["median"]
+    assert found["trace"]["exposed_ms"] == pytest.approx(comm["exposed_ms"], abs=0.15 * step_ms)
+    assert comm["in_training"]["source"] == "trace"
+    # Of two workers each sends as much as the gradients hold, over 0.1 Gbit/s.
+    assert 0.4 < comm["in_training"]["busbw_gb_per_s"] / (0.1 / 8) < 1.1
 
 
 def assert_bytes_of_theory(found: dict[str, Any], name: str, accumulation: int) -> None:
