@@ -115,12 +115,12 @@ def advise(
         return
 
     from multinode.analyse.run.steady import steps_to_run
-    from multinode.cli.inputs import read_cluster, read_engine, read_surroundings
-    from multinode.cli.running import outside
+    from multinode.cli.inputs import read_cluster, read_engine, read_job_environment
+    from multinode.cli.running import open_context
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.advice.try_advice import Trials, try_advice
-    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.run.context import Launch
 
     cluster, text = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]
@@ -134,14 +134,14 @@ def advise(
         options=LaunchOptions(
             master_port=master_port,
             engine=read_engine(what_job, engine, accelerate_config),
-            surroundings=read_surroundings(env, prelude),
+            environment=read_job_environment(env, prelude),
             grad_compress=grad_compress or counsel.settings.grad_compress,
         ),
         execute=ExecuteOptions(kind="advise"),
         check=check,
     )
-    with outside(cluster) as around:
-        attempt = try_advice(what, around, counsel, Trials(count=try_, repeats=repeats, picks=tuple(pick or ())))
+    with open_context(cluster) as context:
+        attempt = try_advice(what, context, counsel, Trials(count=try_, repeats=repeats, picks=tuple(pick or ())))
     _tell(attempt.counsel, top, as_json=as_json)
     typer.echo(f"everything of it: {attempt.directory}", err=True)
 

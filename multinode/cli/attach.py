@@ -11,7 +11,7 @@ from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, StallAfter
 if TYPE_CHECKING:
     from multinode.core.cluster.cluster import Cluster
     from multinode.workflows.run.attach import Known
-    from multinode.workflows.run.launch import Outside
+    from multinode.workflows.run.context import RunContext
 
 __all__ = ["register"]
 
@@ -40,28 +40,28 @@ def attach(
     """Follow a run that goes on, from where it was left; Ctrl-C stops it, or leaves it alone if it is detached."""
     from multinode.cli.fetching import fetch_results
     from multinode.cli.result import tell_result
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.workflows.run.attach import attach as follow
 
     known = None if hosts is not None else _known(run_id)
     leaves = known is None or known.run.detached
-    with outside(known.cluster if known else _cluster(hosts)[0], leaves=leaves) as around:
-        known = known or _known_elsewhere(around, hosts, run_id)
-        launched = follow(known, around, stall_s=stall or None, on_stall=on_stall)
-        not_fetched = fetch_results(around, launched, known.cluster, fetch)
+    with open_context(known.cluster if known else _cluster(hosts)[0], leaves=leaves) as context:
+        known = known or _known_elsewhere(context, hosts, run_id)
+        launched = follow(known, context, stall_s=stall or None, on_stall=on_stall)
+        not_fetched = fetch_results(context, launched, known.cluster, fetch)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
 def stop(run_id: RunId = "last", hosts: Elsewhere = None, grace: Grace = 10.0, as_json: Json = False) -> None:
     """Stop a run on all its nodes: TERM, after the grace KILL, and then see that nothing of it is left."""
     from multinode.cli.result import tell_result
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.workflows.run.attach import stop as stop_run
 
     known = None if hosts is not None else _known(run_id)
-    with outside(known.cluster if known else _cluster(hosts)[0]) as around:
-        known = known or _known_elsewhere(around, hosts, run_id)
-        launched = stop_run(known, around, grace)
+    with open_context(known.cluster if known else _cluster(hosts)[0]) as context:
+        known = known or _known_elsewhere(context, hosts, run_id)
+        launched = stop_run(known, context, grace)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
 
 
@@ -109,11 +109,11 @@ def _known(run_id: str) -> Known:
     return find_known(runs_root(dict(os.environ), Path.cwd()), run_id)
 
 
-def _known_elsewhere(around: Outside, hosts: str | None, run_id: str) -> Known:
+def _known_elsewhere(context: RunContext, hosts: str | None, run_id: str) -> Known:
     from multinode.workflows.run.attach import find_on_nodes
 
     cluster, text = _cluster(hosts)
-    return find_on_nodes(around.agent, cluster, text, around.runs, run_id)
+    return find_on_nodes(context.agent, cluster, text, context.runs, run_id)
 
 
 def _cluster(hosts: str | None) -> tuple[Cluster, str]:

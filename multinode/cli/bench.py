@@ -67,15 +67,15 @@ def bench(
 
     Each is measured alone, and then all at once, which heat, power and shared processors may slow down.
     """
-    from multinode.cli.inputs import read_surroundings
+    from multinode.cli.inputs import read_job_environment
     from multinode.cli.output import print_document
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.core.measure.device_test import PHASES, make_device_test
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.transport.archive import load_archive
     from multinode.workflows.bench.bench import bench as run_bench
-    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.run.context import Launch
 
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
@@ -92,7 +92,7 @@ def bench(
             master_port=master_port,
             agent=load_archive().path,
             sample_interval_s=_SAMPLE_INTERVAL_S,
-            surroundings=read_surroundings(variables, prelude),
+            environment=read_job_environment(variables, prelude),
         ),
         # A device that hangs would hold up all other nodes.
         execute=ExecuteOptions(
@@ -103,8 +103,8 @@ def bench(
         ),
         check=check,
     )
-    with outside(cluster, local=local is not None) as around:
-        report = run_bench(what, phases, around)
+    with open_context(cluster, local=local is not None) as context:
+        report = run_bench(what, phases, context)
     if as_json:
         print_document(report)
     else:
@@ -117,16 +117,16 @@ def print_bench(report: BenchReport) -> None:
     from multinode.cli.output import print_table
     from multinode.report.bench.bench_table import bench_sheets
     from multinode.report.bench.bench_text import bench_lines
-    from multinode.report.render.foreign_text import plain
+    from multinode.report.render.foreign_text import sanitize
     from multinode.report.steps.summary_table import sheet_table
 
     for line in bench_lines(report):
-        typer.echo(plain(line))
+        typer.echo(sanitize(line))
     for sheet in bench_sheets(report):
         typer.echo()
         print_table(sheet_table(sheet))
     for note in report.notes:
-        typer.echo(plain(note))
+        typer.echo(sanitize(note))
 
 
 def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:

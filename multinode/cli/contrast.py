@@ -81,15 +81,15 @@ def contrast(
     as_json: Json = False,
 ) -> None:
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
-    from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_surroundings
-    from multinode.cli.running import outside
+    from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_job_environment
+    from multinode.cli.running import open_context
     from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.comparison.contrast import contrast as measure
     from multinode.workflows.comparison.contrast import cut_job
     from multinode.workflows.comparison.sides import Wish
-    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.run.context import Launch
 
     cluster, text = read_cluster(hosts, None)
     what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set), steps, whole=whole)
@@ -109,13 +109,13 @@ def contrast(
             master_port=master_port,
             grad_compress=grad_compress,
             engine=read_engine(what_job, engine, accelerate_config),
-            surroundings=read_surroundings(env, prelude),
+            environment=read_job_environment(env, prelude),
         ),
         execute=ExecuteOptions(kind="contrast"),
         check=check,
     )
-    with outside(cluster) as around:
-        contrasted = measure(what, around, wish, repeats=repeats)
+    with open_context(cluster) as context:
+        contrasted = measure(what, context, wish, repeats=repeats)
     _tell(contrasted.contrast, as_json=as_json)
     typer.echo(f"everything of it: {contrasted.directory}", err=True)
     typer.echo(f"the same as a page: multinode report {contrasted.directory.name}", err=True)

@@ -10,13 +10,13 @@ from multinode.errors import ContactLost, MultinodeError
 
 if TYPE_CHECKING:
     from multinode.core.cluster.cluster import Cluster
-    from multinode.workflows.run.launch import Launched, Outside
+    from multinode.workflows.run.context import Launched, RunContext
 
 __all__ = ["fetch_results"]
 
 
 def fetch_results(
-    around: Outside, launched: Launched, cluster: Cluster, paths: list[str] | None
+    context: RunContext, launched: Launched, cluster: Cluster, paths: list[str] | None
 ) -> MultinodeError | None:
     """Copy what `--fetch` names from node 0 into the run's directory, unless the run goes on.
 
@@ -33,7 +33,7 @@ def fetch_results(
 
     wanted = Wanted(node=node, paths=tuple(paths), cwd=launched.plan.nodes[0].command.cwd)
     try:
-        fetched = fetch_files(around.agent, wanted, launched.directory / "fetched")
+        fetched = fetch_files(context.agent, wanted, launched.directory / "fetched")
     except MultinodeError as error:
         return error
     typer.echo(

@@ -11,11 +11,11 @@ import typer
 
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.job.surroundings import Surroundings, parse_surroundings
+from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
 from multinode.core.run.engines.engine import Engine, choose_engine
 from multinode.errors import UsageError
 
-__all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_surroundings"]
+__all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment"]
 
 T = TypeVar("T")
 
@@ -84,13 +84,13 @@ def read_job(
 def _show_diff(job: LlamaFactoryJob) -> None:
     """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
     from multinode.core.text.secret_values import redact_text
-    from multinode.report.render.foreign_text import plain
+    from multinode.report.render.foreign_text import sanitize
 
     if job.deepspeed_diff is None:
         return
     lines = (redact_text(job.deepspeed_diff) or "--deepspeed-set changes nothing in the JSON").split("\n")
     for line in lines:
-        typer.echo("\t".join(plain(part) for part in line.split("\t")), err=True)
+        typer.echo("\t".join(sanitize(part) for part in line.split("\t")), err=True)
 
 
 def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
@@ -104,7 +104,7 @@ def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
     return choose_engine(job, name, load_accelerate(accelerate) if accelerate is not None else None)
 
 
-def read_surroundings(variables: list[str] | None, prelude: str | None) -> Surroundings:
+def read_job_environment(variables: list[str] | None, prelude: str | None) -> JobEnvironment:
     """What `--env` and `--prelude` put around the job; an empty `--prelude` switches the settings' off.
 
     Raises:
@@ -113,4 +113,4 @@ def read_surroundings(variables: list[str] | None, prelude: str | None) -> Surro
     from multinode.store.settings import load_settings
 
     text = prelude if prelude is not None else load_settings(Path.cwd()).defaults.prelude
-    return parse_surroundings(variables or [], text, os.environ)
+    return parse_job_environment(variables or [], text, os.environ)

@@ -34,7 +34,7 @@ from multinode.cli.options import (
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.run.context import Launch
 
 __all__ = ["register"]
 
@@ -85,9 +85,9 @@ def launch(
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
     from multinode.cli.fetching import fetch_results
-    from multinode.cli.inputs import read_cluster, read_engine, read_job, read_surroundings
+    from multinode.cli.inputs import read_cluster, read_engine, read_job, read_job_environment
     from multinode.cli.result import tell_result
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.core.run.synthetic import with_synthetic
 
     cluster, text = read_cluster(hosts, nodes)
@@ -95,12 +95,12 @@ def launch(
     if synthetic:
         what_job = with_synthetic(what_job)
     what_engine = read_engine(what_job, engine, accelerate_config)
-    surroundings = read_surroundings(env, prelude)
+    environment = read_job_environment(env, prelude)
 
     def make_launch() -> Launch:
         from multinode.core.run.planning import LaunchOptions
         from multinode.launch.request import ExecuteOptions
-        from multinode.workflows.run.launch import Launch
+        from multinode.workflows.run.context import Launch
 
         return Launch(
             cluster=cluster,
@@ -115,7 +115,7 @@ def launch(
                 sample_interval_s=1 / sample_hz,
                 grad_compress=grad_compress,
                 engine=what_engine,
-                surroundings=surroundings,
+                environment=environment,
             ),
             execute=ExecuteOptions(
                 lease_s=None if detach else lease,
@@ -131,11 +131,11 @@ def launch(
     if dry_run:
         _print_plan(make_launch(), as_json=as_json)
         return
-    with outside(cluster) as around:
+    with open_context(cluster) as context:
         from multinode.workflows.run.launch import launch as run_launch
 
-        launched = run_launch(make_launch(), around)
-        not_fetched = fetch_results(around, launched, cluster, fetch)
+        launched = run_launch(make_launch(), context)
+        not_fetched = fetch_results(context, launched, cluster, fetch)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 

@@ -88,9 +88,9 @@ def nccl_test(
 
     Columns, units and busbw are those of nccl-tests.
     """
-    from multinode.cli.inputs import parse_option, read_job, read_surroundings
+    from multinode.cli.inputs import parse_option, read_job, read_job_environment
     from multinode.cli.output import print_document
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.core.measure.collective_test import (
         BACKENDS,
         DTYPE_BYTES,
@@ -109,7 +109,7 @@ def nccl_test(
     from multinode.units import parse_size
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test
-    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.run.context import Launch
 
     sizes = sweep_sizes(
         parse_option("-b", begin, parse_size),
@@ -145,13 +145,13 @@ def nccl_test(
             workers_per_node=local or workers_per_node or (None if training is not None else 1),
             master_port=master_port,
             agent=load_archive().path,
-            surroundings=read_surroundings(variables, None),
+            environment=read_job_environment(variables, None),
         ),
         execute=ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S),
         check=check,
     )
-    with outside(cluster, local=local is not None) as around:
-        report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), around)
+    with open_context(cluster, local=local is not None) as context:
+        report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), context)
     if page is not None:
         _write_page(report, page)
     if as_json:

@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from multinode.errors import MultinodeError
-    from multinode.workflows.run.launch import Launched
+    from multinode.workflows.run.context import Launched
 
 __all__ = ["tell_result"]
 

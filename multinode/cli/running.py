@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multinode.core.cluster.cluster import Cluster
     from multinode.transport.base import Transport
-    from multinode.workflows.run.launch import Outside
+    from multinode.workflows.run.context import RunContext
 
-__all__ = ["outside"]
+__all__ = ["open_context"]
 
 
 @contextlib.contextmanager
-def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False, local: bool = False) -> Iterator[Outside]:
+def open_context(
+    cluster: Cluster, *, leaves: bool = False, quiet: bool = False, local: bool = False
+) -> Iterator[RunContext]:
     """The outside of a workflow: SSH, the directory of runs, a live view on stderr, and Ctrl-C as a stop request.
 
     `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing, `local` takes this machine for the node.
@@ -28,16 +30,16 @@ def outside(cluster: Cluster, *, leaves: bool = False, quiet: bool = False, loca
         from multinode.cli.signals import stop_on_signals
         from multinode.launch.stop_request import StopRequest
         from multinode.store.run_directory import runs_root
-        from multinode.workflows.run.launch import Outside
+        from multinode.workflows.run.context import RunContext
 
         stop = StopRequest()
         with live_view(quiet=quiet) as view, stop_on_signals(stop, leaves=leaves):
             root = runs_root(dict(os.environ), Path.cwd())
-            around = Outside(transport, root, stop=stop, observe=view.show, say=view.say)
+            context = RunContext(transport, root, stop=stop, observe=view.show, say=view.say)
             try:
-                yield around
+                yield context
             finally:
-                around.agent.close()
+                context.agent.close()
     finally:
         transport.close()
 

@@ -138,16 +138,18 @@ def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
     """Whole lines as they come, each behind its node's name where there are several."""
     import contextlib
 
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.workflows.run.attach import find_known
     from multinode.workflows.run.follow_logs import follow_logs, needs_follower
 
     known = find_known(_root(), run_id)
     with contextlib.ExitStack() as stack:
-        around = stack.enter_context(outside(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
+        context = (
+            stack.enter_context(open_context(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
+        )
         begun: dict[str, bytes] = {}
         with contextlib.suppress(KeyboardInterrupt):
-            for name, data in follow_logs(known, node_ranks, around):
+            for name, data in follow_logs(known, node_ranks, context):
                 *lines, begun[name] = (begun.get(name, b"") + data).split(b"\n")
                 for line in lines:
                     _print_line(name if len(node_ranks) > 1 else None, line, rank)

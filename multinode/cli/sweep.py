@@ -94,14 +94,14 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers; interrupted, the same command goes on."""
-    from multinode.cli.inputs import read_cluster, read_engine, read_surroundings
+    from multinode.cli.inputs import read_cluster, read_engine, read_job_environment
     from multinode.cli.sweep_jobs import GridWish, read_grid
     from multinode.cli.sweep_look import TableLook
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.grid.sweep import Resume
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
-    from multinode.workflows.run.launch import Launch
+    from multinode.workflows.run.context import Launch
 
     if steps is not None and minutes is not None:
         raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")
@@ -119,7 +119,7 @@ def sweep(
         master_port=master_port,
         grad_compress=grad_compress,
         engine=read_engine(of_grid.plain, engine, accelerate_config),
-        surroundings=read_surroundings(env, prelude),
+        environment=read_job_environment(env, prelude),
     )
     # Nobody looks on: a cell that hangs would hold up all the others.
     execute = ExecuteOptions(kind="sweep", stall_s=stall or None, on_stall="stop")
@@ -166,7 +166,7 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
 
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
     """Measure what is left; where nothing is, no node is asked."""
-    from multinode.cli.running import outside
+    from multinode.cli.running import open_context
     from multinode.core.run.run import Run
     from multinode.store.run_directory import RunDirectory, runs_root
     from multinode.workflows.grid.sweep import find_finished
@@ -185,8 +185,8 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
         )
         build_table(RunDirectory(finished.directory), finished.directory.parent)
         return finished
-    with outside(asked.launch.cluster.first(max(asked.grid.nodes))) as around:
-        return measure(asked, around, resume, build_table)
+    with open_context(asked.launch.cluster.first(max(asked.grid.nodes))) as context:
+        return measure(asked, context, resume, build_table)
 
 
 def _tell_end(swept: Swept) -> NoReturn:

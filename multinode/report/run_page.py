@@ -20,9 +20,9 @@ from multinode.report.comparison.contrast_page import contrast_html
 from multinode.report.grid.cell_page import cells_html
 from multinode.report.nccl_test.sweep_chart import sweep_chart
 from multinode.report.nccl_test.sweep_text import sweep_lines
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, figure, percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
 from multinode.report.steps.run_charts import loss_chart, split_chart, step_time_chart
 from multinode.report.steps.summary_sheets import summary_sheets, verdict_sheet
 from multinode.report.steps.timeline import timeline
@@ -149,7 +149,10 @@ def _head(run: Run) -> str:
 
 def _tiles(one: ReportedRun) -> dict[str, str]:
     if one.contrast is not None:
-        return {"speed-up": few(one.contrast.speedup.value), "efficiency": percent(one.contrast.efficiency, ".0f")}
+        return {
+            "speed-up": format_sig(one.contrast.speedup.value),
+            "efficiency": percent(one.contrast.efficiency, ".0f"),
+        }
     return dict(_key_figures(one.summary)) if one.summary is not None else {}
 
 
@@ -170,4 +173,4 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _text(text: str) -> str:
-    return html.escape(plain(text))
+    return html.escape(sanitize(text))

@@ -94,7 +94,7 @@ class RunDirectory:
         )
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the run: at any time one process follows it and writes its files.
 
         Raises:
@@ -118,7 +118,7 @@ class RunDirectory:
             os.close(fd)
 
     @property
-    def is_followed(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a process of this machine follows the run now."""
         try:
             fd = os.open(self.path / _LOCK, os.O_RDWR)

@@ -22,7 +22,8 @@ from multinode.preflight.network.raw_tcp import AllPairs, measure_raw_tcp, requi
 from multinode.preflight.probe import Questions, probe
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.lab import refresh_lab
-from multinode.workflows.run.launch import Launch, Outside, Prepared, carry_out, prepare, require_success
+from multinode.workflows.run.context import Launch, Prepared, RunContext
+from multinode.workflows.run.launch import prepare, require_success, run_prepared
 
 __all__ = ["Extent", "nccl_test"]
 
@@ -48,7 +49,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     like: Job | None = None
 
 
-def nccl_test(what: Launch, extent: Extent, outside: Outside) -> SweepReport:
+def nccl_test(what: Launch, extent: Extent, context: RunContext) -> SweepReport:
     """Run the sweep.
 
     Raises:
@@ -56,20 +57,20 @@ def nccl_test(what: Launch, extent: Extent, outside: Outside) -> SweepReport:
         Interrupted: the user stopped it.
         UsageError, NodeError, NodeFailed: as `launch`; or the pairs are too many, or the run to compare with is none.
     """
-    before = _load(outside.runs, extent.compare) if extent.compare is not None else None
+    before = _load(context.runs, extent.compare) if extent.compare is not None else None
     if extent.pairs:
         require_pairs([node.name for node in what.cluster.nodes])
     step = None
     if extent.like is not None:
-        layout, model = _ask_for_model(extent.like, what, outside)
+        layout, model = _ask_for_model(extent.like, what, context)
         step = step_messages(extent.like, model, layout)
         what = _measuring(step, layout.workers, what)
-    prepared = prepare(what, outside)
+    prepared = prepare(what, context)
     directory = RunDirectory(prepared.directory)
-    tcp = _measure_tcp(prepared, extent, outside)
+    tcp = _measure_tcp(prepared, extent, context)
     directory.write("raw-tcp.json", tcp)
-    launched = carry_out(prepared, outside)
-    require_success(launched, outside)
+    launched = run_prepared(prepared, context)
+    require_success(launched, context)
     samples = {
         node.node_rank: list(parse_samples(directory.sample_lines(node.node_rank))) for node in launched.plan.nodes
     }
@@ -96,11 +97,11 @@ def _load(runs: Path, name: str) -> SweepReport:
     return report
 
 
-def _ask_for_model(job: Job, what: Launch, outside: Outside) -> tuple[Layout, dict[str, Any] | None]:
+def _ask_for_model(job: Job, what: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """How the training would be laid out, and its model's config.json, which node 0 has to have as well."""
     refresh_lab(what.cluster)
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
-    first = probe(outside.agent, what.cluster.first(1), questions).require()[0]
+    first = probe(context.agent, what.cluster.first(1), questions).require()[0]
     # Whether the other nodes have as many is for the launch to say, which asks them all.
     workers = workers_per_node(what.cluster.first(1), {first.node: first}, what.options.workers_per_node)
     return Layout(nodes=len(what.cluster.nodes), workers_per_node=workers), first.model
@@ -112,13 +113,13 @@ def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:
     return msgspec.structs.replace(what, job=test)
 
 
-def _measure_tcp(prepared: Prepared, extent: Extent, outside: Outside) -> RawTcp:
+def _measure_tcp(prepared: Prepared, extent: Extent, context: RunContext) -> RawTcp:
     nodes = prepared.what.cluster.nodes
     if len(nodes) == 1 or not (extent.tcp or extent.pairs):
         return RawTcp()
     addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
     pairs = AllPairs(ceilings=link_ceilings(prepared.plan.nodes, prepared.facts)) if extent.pairs else None
-    tcp = measure_raw_tcp(outside.agent, nodes, addresses, pairs=pairs, say=outside.say)
-    if outside.stop.count:
+    tcp = measure_raw_tcp(context.agent, nodes, addresses, pairs=pairs, say=context.say)
+    if context.stop.count:
         raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")
     return tcp

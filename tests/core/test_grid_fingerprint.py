@@ -10,13 +10,13 @@ from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import Grid
 from multinode.core.grid.grid_fingerprint import fingerprint
 from multinode.core.job.job import Job, ScriptJob, override_job, parse_llamafactory
-from multinode.core.job.surroundings import Surroundings
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.run.engines.engine import Engine
 from multinode.core.run.planning import LaunchOptions
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")
 HOSTS = "a slots=2 price=1 env.NCCL_ALGO=Ring env.HF_TOKEN=one\nb slots=2\n"
-OPTIONS = LaunchOptions(surroundings=Surroundings(env={"X": "1"}))
+OPTIONS = LaunchOptions(environment=JobEnvironment(env={"X": "1"}))
 STEPS: dict[str, Any] = {"steps": 30}
 
 
@@ -28,7 +28,7 @@ def print_of(
 
 
 def options_with(env: dict[str, str], **changed: Any) -> LaunchOptions:
-    return msgspec.structs.replace(OPTIONS, surroundings=Surroundings(env=env), **changed)
+    return msgspec.structs.replace(OPTIONS, environment=JobEnvironment(env=env), **changed)
 
 
 def test_the_same_command_has_the_same_fingerprint_and_it_shows_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.job.surroundings import Surroundings
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.collective_test import CollectiveTest, Message
 from multinode.core.measure.device_test import DeviceTest
 from multinode.core.run.engines.engine import Engine
@@ -61,7 +61,9 @@ def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
 FACTS = {"box1": probed("box1", "10.0.0.1"), "box2": probed("box2", "10.0.0.2", "0.9.0")}
 
 
-AROUND = Surroundings(env={"HF_TOKEN": "t", "NCCL_DEBUG": "TRACE"}, forwarded=("HF_TOKEN",), prelude="module load cuda")
+AROUND = JobEnvironment(
+    env={"HF_TOKEN": "t", "NCCL_DEBUG": "TRACE"}, forwarded=("HF_TOKEN",), prelude="module load cuda"
+)
 COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=64)), backend="nccl")
 
 
@@ -74,7 +76,7 @@ COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes
         ("llamafactory-synthetic", SYNTHETIC, FACTS, {}),
         ("torchrun", SCRIPT, FACTS, {}),
         ("torchrun-offline", SCRIPT, {}, {}),
-        ("torchrun-prelude", SCRIPT, FACTS, {"surroundings": AROUND}),
+        ("torchrun-prelude", SCRIPT, FACTS, {"environment": AROUND}),
         ("deepspeed", SCRIPT, FACTS, {"engine": Engine(name="deepspeed")}),
         ("deepspeed-llamafactory", ZERO3, FACTS, {"engine": Engine(name="deepspeed")}),
         ("accelerate", SCRIPT, FACTS, {"engine": Engine(name="accelerate", accelerate={"mixed_precision": "bf16"})}),
@@ -132,16 +134,16 @@ def test_the_users_own_variables_win() -> None:
 
 
 def test_variables_of_the_command_line_win_over_the_hostfiles_and_ours() -> None:
-    around = Surroundings(env={"MASTER_PORT": "2", "MINE": "y", "RANK": "9"})
+    around = JobEnvironment(env={"MASTER_PORT": "2", "MINE": "y", "RANK": "9"})
     cluster = Cluster(nodes=(Node(name="a", env={"MASTER_PORT": "1", "MINE": "x", "KEPT": "z"}),), source="h")
     for engine in ("torchrun", "deepspeed", "accelerate", "command"):
-        options = LaunchOptions(engine=Engine(name=engine), surroundings=around)
+        options = LaunchOptions(engine=Engine(name=engine), environment=around)
         command = plan_launch(cluster, SCRIPT, {}, "r", options).nodes[0].command
         assert {"MASTER_PORT": "2", "MINE": "y", "RANK": "9", "KEPT": "z"}.items() <= command.env.items()
 
 
 def test_behind_a_prelude_only_a_named_interpreter_is_known() -> None:
-    options = LaunchOptions(surroundings=Surroundings(prelude="conda activate train"))
+    options = LaunchOptions(environment=JobEnvironment(prelude="conda activate train"))
     first, second = plan_launch(
         Cluster(nodes=(Node(name="box1"), Node(name="box2", python="~/env/bin/python")), source="h"),
         SFT,
@@ -241,7 +243,7 @@ def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchO
 def test_gpus_that_the_user_lets_the_workers_see_are_those_that_are_sampled() -> None:
     cluster = Cluster(nodes=(Node(name="box1", slots=2),), source="h")
     facts = {"box1": FACTS["box1"]}
-    around = Surroundings(env={"CUDA_VISIBLE_DEVICES": "5,7,1"})
-    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(surroundings=around)).nodes[0].gpus == (5, 7)
-    by_name = Surroundings(env={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"})
-    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(surroundings=by_name)).nodes[0].gpus == (0, 1)
+    around = JobEnvironment(env={"CUDA_VISIBLE_DEVICES": "5,7,1"})
+    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(environment=around)).nodes[0].gpus == (5, 7)
+    by_name = JobEnvironment(env={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"})
+    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(environment=by_name)).nodes[0].gpus == (0, 1)

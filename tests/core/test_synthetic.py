@@ -17,7 +17,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob, describe_job, job_paths, named_paths, override_job
 from multinode.core.job.job import parse_llamafactory as parse
-from multinode.core.job.surroundings import Surroundings
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import NodePlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
@@ -141,8 +141,8 @@ def test_every_node_gets_the_same_files_in_its_own_run_directory() -> None:
 def test_what_is_prepared_of_the_data_lies_in_the_runs_directory_unless_the_user_says_where() -> None:
     made = with_synthetic(job())
     assert plan_node(made).command.env["HF_DATASETS_CACHE"].endswith("/runs/r.0/synthetic/cache")
-    around = Surroundings(env={"HF_DATASETS_CACHE": "/scratch"})
-    assert plan_node(made, surroundings=around).command.env["HF_DATASETS_CACHE"] == "/scratch"
+    around = JobEnvironment(env={"HF_DATASETS_CACHE": "/scratch"})
+    assert plan_node(made, environment=around).command.env["HF_DATASETS_CACHE"] == "/scratch"
     assert "HF_DATASETS_CACHE" not in plan_node(job()).command.env
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from multinode.report.render.foreign_text import plain
     ],
 )
 def test_what_does_something_instead_of_showing_something_is_a_question_mark(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert sanitize(text) == shown

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.report.render.sheet import few
+from multinode.report.render.sheet import format_sig
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from multinode.report.render.sheet import few
     ],
 )
 def test_a_figure_has_three_or_four_digits(value: float | None, told: str) -> None:
-    assert few(value) == told
+    assert format_sig(value) == told

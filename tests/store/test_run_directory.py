@@ -77,19 +77,19 @@ def test_a_node_cannot_choose_where_its_samples_lie(directory: RunDirectory, nam
 
 def is_followed(directory: RunDirectory) -> bool:
     """Asked anew each time: mypy would take the first answer for all."""
-    return directory.is_followed
+    return directory.is_locked
 
 
 def test_one_process_follows_a_run_at_a_time(directory: RunDirectory) -> None:
     assert not is_followed(directory)
-    with directory.following():
+    with directory.lock():
         assert is_followed(directory)
         who = f"followed by another multinode already .pid {os.getpid()}"
-        with pytest.raises(UsageError, match=who) as caught, directory.following():
+        with pytest.raises(UsageError, match=who) as caught, directory.lock():
             pass
         assert "logs -f" in str(caught.value.hint)
     assert not is_followed(directory)
-    with directory.following():
+    with directory.lock():
         pass
 
 
@@ -98,14 +98,14 @@ def test_who_asks_whether_a_run_is_followed_turns_no_follower_away(directory: Ru
 
     def ask() -> None:
         while not over.is_set():
-            directory.is_followed  # noqa: B018 - asking is what is tested
+            directory.is_locked  # noqa: B018 - asking is what is tested
 
     asking = threading.Thread(target=ask)
-    with directory.following():
+    with directory.lock():
         asking.start()
     try:
         for _ in range(500):
-            with directory.following():
+            with directory.lock():
                 pass
     finally:
         over.set()
@@ -115,7 +115,7 @@ def test_who_asks_whether_a_run_is_followed_turns_no_follower_away(directory: Ru
 def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> None:
     script = (
         "import sys, time; from pathlib import Path; from multinode.store.run_directory import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).following(): print('held', flush=True); time.sleep(60)\n"
+        "with RunDirectory(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(directory.path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

@@ -24,7 +24,7 @@ from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.sweep import Resume, Swept, sweep
 from multinode.workflows.grid.sweep_cell import AskedGrid, CellRun, CellTraining
 from multinode.workflows.grid.sweep_store import GRID_FILE
-from multinode.workflows.run.launch import Launch, Launched, Outside
+from multinode.workflows.run.context import Launch, Launched, RunContext
 
 HOSTS = "a slots=2\nb slots=2\n"
 CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")
@@ -73,11 +73,11 @@ class Elsewhere:
         self.is_stopped_in_time = True
 
     @property
-    def outside(self) -> Outside:
-        return Outside(FakeTransport(lambda *_: ()), self.runs, stop=self.stop, say=self.said.append)
+    def context(self) -> RunContext:
+        return RunContext(FakeTransport(lambda *_: ()), self.runs, stop=self.stop, say=self.said.append)
 
     def sweep(self, asked: AskedGrid, *, anew: bool = False, retry_failed: bool = False) -> Swept:
-        return sweep(asked, self.outside, Resume(anew=anew, retry_failed=retry_failed), self._conclude, self.measure)
+        return sweep(asked, self.context, Resume(anew=anew, retry_failed=retry_failed), self._conclude, self.measure)
 
     def grid(self) -> GridRecord:
         """What is stored of the newest sweep."""
@@ -87,9 +87,9 @@ class Elsewhere:
     def cell(self, label: str) -> CellRecord:
         return next(one for one in self.grid().cells if one.cell.label == label)
 
-    def measure(self, what: Launch, outside: Outside, minutes: float | None) -> CellRun:
+    def measure(self, what: Launch, context: RunContext, minutes: float | None) -> CellRun:
         assert what.run_id is not None
-        assert outside.runs == self.runs
+        assert context.runs == self.runs
         stored = self.grid()
         running = [cell for cell in stored.cells if cell.state == "running"]
         # Whoever is killed now must be able to tell what was under way.

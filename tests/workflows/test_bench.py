@@ -25,7 +25,7 @@ from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
 from multinode.workflows.bench.bench import bench
 from multinode.workflows.bench.bench_store import load_bench
-from multinode.workflows.run.launch import Launch, Outside
+from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.runs import load_run
 from tests.torch_stand_in import put_torch
 from tests.warm import free_port
@@ -93,18 +93,18 @@ def gone() -> set[str]:
 
 
 @pytest.fixture
-def outside(tmp_path: Path, gone: set[str]) -> Iterator[Outside]:
+def context(tmp_path: Path, gone: set[str]) -> Iterator[RunContext]:
     (tmp_path / "home").mkdir()
-    around = Outside(SomeGone(tmp_path / "home", gone), tmp_path / "runs")
-    yield around
-    around.agent.close()
+    context = RunContext(SomeGone(tmp_path / "home", gone), tmp_path / "runs")
+    yield context
+    context.agent.close()
 
 
 def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
-    tmp_path: Path, outside: Outside, gone: set[str], torch: Path
+    tmp_path: Path, context: RunContext, gone: set[str], torch: Path
 ) -> None:
     gone.add("gone")
-    found = bench(launch_of("here", "gone", torch=torch), ("alone", "together"), outside)
+    found = bench(launch_of("here", "gone", torch=torch), ("alone", "together"), context)
     here, missing = found.nodes
     (worker,) = here.workers
     (test,) = worker.tests
@@ -127,10 +127,10 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert list((tmp_path / "home" / ".multinode" / "runs").iterdir()) == []
 
 
-def test_two_workers_alone_and_together_are_shown_as_one_run(outside: Outside, torch: Path) -> None:
+def test_two_workers_alone_and_together_are_shown_as_one_run(context: RunContext, torch: Path) -> None:
     seen: list[RunProgress] = []
-    outside.observe = seen.append
-    found = bench(launch_of("one", "two", torch=torch), ("together",), outside)
+    context.observe = seen.append
+    found = bench(launch_of("one", "two", torch=torch), ("together",), context)
     assert [[worker.rank for worker in node.workers] for node in found.nodes] == [[0], [0]]
     assert found.phases == ("together",)
     last = seen[-1]
@@ -139,8 +139,8 @@ def test_two_workers_alone_and_together_are_shown_as_one_run(outside: Outside, t
     assert last.nodes[0].step == 1
 
 
-def test_a_worker_that_is_alone_is_not_measured_twice(outside: Outside) -> None:
-    found = bench(launch_of("here", torch=None), ("alone", "together"), outside)
+def test_a_worker_that_is_alone_is_not_measured_twice(context: RunContext) -> None:
+    found = bench(launch_of("here", torch=None), ("alone", "together"), context)
     assert found.phases == ("alone",)
     ((worker,),) = (node.workers for node in found.nodes)
     assert worker.threads == 1
@@ -150,14 +150,14 @@ def test_a_worker_that_is_alone_is_not_measured_twice(outside: Outside) -> None:
     assert together is None
 
 
-def test_where_no_node_answers_the_first_error_is_the_result(outside: Outside, gone: set[str], torch: Path) -> None:
+def test_where_no_node_answers_the_first_error_is_the_result(context: RunContext, gone: set[str], torch: Path) -> None:
     gone |= {"a", "b"}
     with pytest.raises(ConnectError) as caught:
-        bench(launch_of("a", "b", torch=torch), ("alone", "together"), outside)
+        bench(launch_of("a", "b", torch=torch), ("alone", "together"), context)
     assert caught.value.node == "a"
 
 
-def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, outside: Outside) -> None:
+def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, context: RunContext) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif os.environ.get('LOCAL_RANK'):\n    print('no device here', flush=True)\n    os._exit(3)\n"
     )
@@ -166,21 +166,21 @@ def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, outside: Out
     broken = msgspec.structs.replace(node, env=node.env | {"PYTHONPATH": str(tmp_path)})
     what = msgspec.structs.replace(what, cluster=Cluster(nodes=(broken,), source="hosts"))
     with pytest.raises(RunFailed) as caught:
-        bench(what, ("alone",), outside)
+        bench(what, ("alone",), context)
     assert caught.value.node == "here"
     assert caught.value.message == "rank 0 ended with exit code 3"
     # It is kept with its log, for whoever looks.
     assert "no device here" in (tmp_path / "runs" / "b-alone-0" / "logs" / "node-0.log").read_text()
 
 
-def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, outside: Outside, torch: Path) -> None:
+def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, context: RunContext, torch: Path) -> None:
     def stop_in_the_second(progress: RunProgress) -> None:
         if progress.run_id == "b-alone-1":
-            outside.stop.ask("SIGINT")
+            context.stop.ask("SIGINT")
 
-    outside.observe = stop_in_the_second
+    context.observe = stop_in_the_second
     with pytest.raises(Interrupted) as caught:
-        bench(launch_of("one", "two", torch=torch), ("alone", "together"), outside)
+        bench(launch_of("one", "two", torch=torch), ("alone", "together"), context)
     assert "multinode show b" in str(caught.value.hint)
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
     assert kept["nodes"][0]["workers"][0]["tests"]
@@ -190,7 +190,9 @@ def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, outside: Outside,
     assert stopped.verdict[0] == "the bench was broken off at two alone; left to measure: one, two together"
 
 
-def test_it_is_listed_from_its_beginning_and_tells_where_it_is(tmp_path: Path, outside: Outside, torch: Path) -> None:
+def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
+    tmp_path: Path, context: RunContext, torch: Path
+) -> None:
     seen: dict[str, tuple[str, str]] = {}
 
     def look(progress: RunProgress) -> None:
@@ -199,8 +201,8 @@ def test_it_is_listed_from_its_beginning_and_tells_where_it_is(tmp_path: Path, o
         assert found is not None
         seen[progress.run_id] = (stored.run.status, found.verdict[0])
 
-    outside.observe = look
-    found = bench(launch_of("one", "two", torch=torch), ("alone", "together"), outside)
+    context.observe = look
+    found = bench(launch_of("one", "two", torch=torch), ("alone", "together"), context)
     assert seen == {
         "b-alone-0": ("running", "the bench goes on with one alone; left to measure: two alone; one, two together"),
         "b-alone-1": ("running", "the bench goes on with two alone; left to measure: one, two together"),
@@ -221,7 +223,7 @@ def bench_until(root: str, said: str) -> None:
     bench(
         launch_of("one", "two", torch=Path(root) / "torch"),
         ("alone", "together"),
-        Outside(LocalTransport(Path(root)), Path(root) / "runs", say=say),
+        RunContext(LocalTransport(Path(root)), Path(root) / "runs", say=say),
     )
 
 

@@ -18,8 +18,8 @@ from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.sweep_cell import measure_cell
+from multinode.workflows.run.context import Launch, Prepared, RunContext
 from multinode.workflows.run.free_gpus import find_holder, wait_for_gpus
-from multinode.workflows.run.launch import Launch, Outside, Prepared
 
 CLUSTER: Cluster = parse_hostfile("a gpus=6,7 addr=10.0.0.1\nb gpus=1,6 addr=10.0.0.2\n", "hosts")
 JOB = ScriptJob(argv=("train.py",))
@@ -81,7 +81,7 @@ class Cards:
         self.probes = 0
         self.said: list[str] = []
         self.stop = StopRequest()
-        self.outside = Outside(FakeTransport(self._answer), runs, stop=self.stop, say=self.said.append)
+        self.context = RunContext(FakeTransport(self._answer), runs, stop=self.stop, say=self.said.append)
 
     def prepared(self) -> Prepared:
         what = Launch(cluster=CLUSTER, hostfile="", job=JOB)
@@ -114,10 +114,10 @@ def _record(found: NodeFacts) -> bytes:
 
 def test_free_gpus_cost_no_probe_and_held_ones_are_waited_for(tmp_path: Path) -> None:
     free = Cards(tmp_path, held=0)
-    assert wait_for_gpus(free.prepared(), free.outside) is None
+    assert wait_for_gpus(free.prepared(), free.context) is None
     assert (free.probes, free.said) == (0, [])
     held = Cards(tmp_path, held=3)
-    assert wait_for_gpus(held.prepared(), held.outside, every_s=0.0) is None
+    assert wait_for_gpus(held.prepared(), held.context, every_s=0.0) is None
     assert held.probes == 3
     (said,) = held.said
     assert said.startswith("waiting up to 60 s: b: GPU 1 is in use by python (pid 77")
@@ -125,7 +125,7 @@ def test_free_gpus_cost_no_probe_and_held_ones_are_waited_for(tmp_path: Path) ->
 
 def test_patience_has_an_end(tmp_path: Path) -> None:
     held = Cards(tmp_path, held=1000)
-    found = wait_for_gpus(held.prepared(), held.outside, patience_s=0.0)
+    found = wait_for_gpus(held.prepared(), held.context, patience_s=0.0)
     assert found is not None
     assert found.node == "b"
 
@@ -133,14 +133,14 @@ def test_patience_has_an_end(tmp_path: Path) -> None:
 def test_the_user_need_not_wait(tmp_path: Path) -> None:
     held = Cards(tmp_path, held=1000)
     held.stop.ask("SIGINT")
-    assert wait_for_gpus(held.prepared(), held.outside) is not None
+    assert wait_for_gpus(held.prepared(), held.context) is not None
     assert held.probes == 0
 
 
 def test_a_cell_whose_gpu_stays_held_fails_with_its_reason_and_is_listed(tmp_path: Path) -> None:
     held = Cards(tmp_path, held=1000)
     what = Launch(cluster=CLUSTER, hostfile="", job=JOB, check=False, run_id="cell")
-    run = measure_cell(what, held.outside, patience_s=0.0).launched.run
+    run = measure_cell(what, held.context, patience_s=0.0).launched.run
     assert run.status == "failed"
     assert run.first_failure is not None
     assert run.first_failure.node == "b"
@@ -149,4 +149,4 @@ def test_a_cell_whose_gpu_stays_held_fails_with_its_reason_and_is_listed(tmp_pat
     assert RunDirectory.open(tmp_path, "last").read("run.json", Run) == run
     held.stop.ask("SIGINT")
     with pytest.raises(Interrupted):
-        measure_cell(Launch(cluster=CLUSTER, hostfile="", job=JOB, check=False, run_id="next"), held.outside)
+        measure_cell(Launch(cluster=CLUSTER, hostfile="", job=JOB, check=False, run_id="next"), held.context)

@@ -8,13 +8,14 @@ import pytest
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
-from multinode.core.job.surroundings import Surroundings
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.run.engines.engine import Engine
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import NodeFailed
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.launch import Launch, Outside, prepare, probe_nodes
+from multinode.workflows.run.context import Launch, RunContext
+from multinode.workflows.run.launch import prepare, probe_nodes
 
 CLUSTER: Cluster = parse_hostfile("a addr=10.0.0.1\n", "hosts")
 
@@ -24,33 +25,33 @@ def test_what_is_compared_is_asked_for_its_versions_though_nothing_is_checked(
     tmp_path: Path, kind: str, asked: str
 ) -> None:
     fake = FakeTransport(lambda *_: [b'{"kind": "facts"}\n'])
-    outside = Outside(fake, tmp_path)
+    context = RunContext(fake, tmp_path)
     execute = ExecuteOptions(kind=kind)
     what = Launch(cluster=CLUSTER, hostfile="", job=ScriptJob(argv=("train.py",)), execute=execute, check=False)
-    probe_nodes(what, outside.agent)
+    probe_nodes(what, context.agent)
     (stdin,) = [stdin for _, _, stdin in fake.ran if stdin]
     assert json.loads(stdin)["packages"] is (asked == "yes")
 
 
 @pytest.mark.parametrize(
-    ("hosts", "surroundings", "checked", "asked"),
+    ("hosts", "environment", "checked", "asked"),
     [
-        ("a addr=10.0.0.1\n", Surroundings(), True, ["model_name_or_path", "stage"]),
-        ("a addr=10.0.0.1\n", Surroundings(), False, []),
+        ("a addr=10.0.0.1\n", JobEnvironment(), True, ["model_name_or_path", "stage"]),
+        ("a addr=10.0.0.1\n", JobEnvironment(), False, []),
         # Behind a prelude may be another LLaMA-Factory than the one that is found without it.
-        ("a addr=10.0.0.1\n", Surroundings(prelude="conda activate env"), True, []),
-        ("a addr=10.0.0.1\n", Surroundings(env={"ALLOW_EXTRA_ARGS": "1"}), True, []),
-        ("a addr=10.0.0.1 env.USE_MCA=1\n", Surroundings(), True, []),
+        ("a addr=10.0.0.1\n", JobEnvironment(prelude="conda activate env"), True, []),
+        ("a addr=10.0.0.1\n", JobEnvironment(env={"ALLOW_EXTRA_ARGS": "1"}), True, []),
+        ("a addr=10.0.0.1 env.USE_MCA=1\n", JobEnvironment(), True, []),
     ],
 )
 def test_keys_are_looked_for_in_the_llamafactory_that_will_run(
-    tmp_path: Path, hosts: str, surroundings: Surroundings, *, checked: bool, asked: list[str]
+    tmp_path: Path, hosts: str, environment: JobEnvironment, *, checked: bool, asked: list[str]
 ) -> None:
     fake = FakeTransport(lambda *_: [b'{"kind": "facts"}\n'])
     job = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "sft.yaml")
-    options = LaunchOptions(surroundings=surroundings)
+    options = LaunchOptions(environment=environment)
     what = Launch(cluster=parse_hostfile(hosts, "hosts"), hostfile="", job=job, options=options, check=checked)
-    probe_nodes(what, Outside(fake, tmp_path).agent)
+    probe_nodes(what, RunContext(fake, tmp_path).agent)
     (stdin,) = [stdin for _, _, stdin in fake.ran if stdin]
     assert json.loads(stdin)["arguments"] == asked
 
@@ -77,7 +78,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
         (SFT, LaunchOptions(), True, None, None),
         (SFT, LaunchOptions(), False, "/models/m", None),
         # It may bring the files, or be what is looked for along PATH.
-        (SFT, LaunchOptions(surroundings=Surroundings(prelude="mount /models")), True, "/models/m", None),
+        (SFT, LaunchOptions(environment=JobEnvironment(prelude="mount /models")), True, "/models/m", None),
         (SCRIPT, LaunchOptions(engine=Engine(name="command")), True, "train.py", None),
     ],
 )
@@ -90,12 +91,12 @@ def test_a_job_whose_files_are_missing_is_not_started(
         ]
         return [json.dumps({**FACTS, "paths": paths}).encode() + b"\n"]
 
-    outside = Outside(FakeTransport(answer), tmp_path / "runs")
+    context = RunContext(FakeTransport(answer), tmp_path / "runs")
     what = Launch(cluster=CLUSTER, hostfile="", job=job, options=options, check=checked)
     if said is None:
-        assert prepare(what, outside).findings == ()
+        assert prepare(what, context).findings == ()
         return
     with pytest.raises(NodeFailed, match=said) as caught:
-        prepare(what, outside)
+        prepare(what, context)
     assert (caught.value.node, "scp" in str(caught.value.hint)) == ("a", True)
     assert not (tmp_path / "runs").exists()

@@ -180,7 +180,7 @@ def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path
 def test_what_was_killed_while_it_measured_runs_no_longer(tmp_path: Path, kind: str) -> None:
     directory = store(tmp_path)
     directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, status="running", ended_s=None))
-    with directory.following():
+    with directory.lock():
         assert load_run(tmp_path, "last").run.status == "running"
     (listed,) = load_runs(tmp_path)
     assert (listed.run.status, listed.run.ended_s) == ("stopped", None)

@@ -11,12 +11,13 @@ import pytest
 
 from multinode.core.cluster.cluster import local_cluster
 from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
-from multinode.core.job.surroundings import Surroundings
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.run.engines.engine import Engine
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.local import LocalTransport
-from multinode.workflows.run.launch import Launch, Outside, launch
+from multinode.workflows.run.context import Launch, RunContext
+from multinode.workflows.run.launch import launch
 
 SECRET = "s3cr3t-0f-this-test"
 # Tells what it was given by its digest, and which files of the run hold it while the run goes on.
@@ -72,16 +73,16 @@ def test_the_job_has_it_and_no_file_on_controller_or_node(
         hostfile=f"localhost slots=1 env.WANDB_API_KEY={SECRET} 'env.HF_TOKEN=a {SECRET}' # env.OLD_TOKEN={SECRET}\n",
         job=job,
         options=LaunchOptions(
-            engine=Engine(name=engine), surroundings=Surroundings(env={} if prelude else env, prelude=prelude)
+            engine=Engine(name=engine), environment=JobEnvironment(env={} if prelude else env, prelude=prelude)
         ),
         execute=ExecuteOptions(grace_s=2.0, lease_s=30.0),
         check=False,
     )
-    around = Outside(LocalTransport(home), tmp_path / "runs")
+    context = RunContext(LocalTransport(home), tmp_path / "runs")
     try:
-        launched = launch(what, around)
+        launched = launch(what, context)
     finally:
-        around.agent.close()
+        context.agent.close()
     assert launched.run.status == "succeeded", launched.run.first_failure
     log = (launched.directory / "logs" / "node-0.log").read_text().splitlines()
     assert log == [f"given {sha256(SECRET.encode()).hexdigest()}"] * given

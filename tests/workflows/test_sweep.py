@@ -51,7 +51,7 @@ def test_a_cell_is_trained_for_its_figures_alone_with_what_it_sets(tmp_path: Pat
         assert not what.job.keeps_output
         assert (what.job.config["max_steps"], what.job.config["save_strategy"]) == (8, "no")
         # One thread a worker in all cells, or a lone worker would compute otherwise.
-        assert what.options.surroundings.env == {"OMP_NUM_THREADS": "1"}
+        assert what.options.environment.env == {"OMP_NUM_THREADS": "1"}
         assert what.execute.kind == "sweep"
     first, last = nodes.launches[0], nodes.launches[-1]
     assert (len(first.cluster.nodes), first.options.workers_per_node) == (2, 1)
@@ -317,7 +317,7 @@ def test_two_processes_never_make_one_sweep(tmp_path: Path) -> None:
     with pytest.raises(MultinodeError):
         nodes.sweep(sweep_of(BATCHES))
     (path,) = tmp_path.glob("*/grid.json")
-    with RunDirectory(path.parent).following(), pytest.raises(UsageError, match="this very sweep is under way already"):
+    with RunDirectory(path.parent).lock(), pytest.raises(UsageError, match="this very sweep is under way already"):
         nodes.sweep(sweep_of(BATCHES))
 
 
@@ -327,6 +327,6 @@ def test_a_table_that_cannot_be_made_is_no_word_against_what_was_measured(tmp_pa
     def conclude(*_: object) -> None:
         raise MultinodeError("no table")
 
-    swept = sweep(sweep_of(BATCHES), nodes.outside, Resume(), conclude, nodes.measure)
+    swept = sweep(sweep_of(BATCHES), nodes.context, Resume(), conclude, nodes.measure)
     assert set(states_of(swept.record).values()) == {"measured"}
     assert "its table cannot be made yet: no table" in nodes.said

@@ -23,7 +23,7 @@ from multinode.transport.local import LocalTransport
 from multinode.workflows.grid.sweep import Resume, Swept, sweep
 from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 from multinode.workflows.grid.sweep_store import GRID_FILE
-from multinode.workflows.run.launch import Launch, Outside
+from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.runs import load_runs
 
 DEADLINE_S = 60.0
@@ -66,16 +66,16 @@ class Here:
         )
 
     @contextlib.contextmanager
-    def outside(self) -> Iterator[Outside]:
-        around = Outside(LocalTransport(self.root / "home"), self.runs, say=self.said.append)
+    def context(self) -> Iterator[RunContext]:
+        context = RunContext(LocalTransport(self.root / "home"), self.runs, say=self.said.append)
         try:
-            yield around
+            yield context
         finally:
-            around.agent.close()
+            context.agent.close()
 
     def sweep(self) -> Swept:
-        with self.outside() as around:
-            return sweep(self.asked, around, Resume(), lambda *_: None)
+        with self.context() as context:
+            return sweep(self.asked, context, Resume(), lambda *_: None)
 
     def left_on_node(self) -> list[str]:
         return [path.name for path in (self.root / "home" / ".multinode" / "runs").glob("*")]

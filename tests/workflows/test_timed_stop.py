@@ -9,7 +9,7 @@ from multinode.launch.stop_request import StopRequest
 from multinode.report.run.progress_table import progress_line
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, TimedStop, with_time_limit
-from multinode.workflows.run.launch import Outside
+from multinode.workflows.run.context import RunContext
 
 
 def at_step(step: int | None, total_steps: int | None = STEPS_WITHOUT_END) -> RunProgress:
@@ -69,8 +69,8 @@ def test_the_user_may_be_impatient_after_the_time_is_over() -> None:
 
 def test_the_view_is_shown_all_the_same(tmp_path: Path) -> None:
     seen: list[RunProgress] = []
-    outside = Outside(FakeTransport(lambda *_: ()), tmp_path, observe=seen.append)
-    limited, timed = with_time_limit(outside, 0.0)
+    context = RunContext(FakeTransport(lambda *_: ()), tmp_path, observe=seen.append)
+    limited, timed = with_time_limit(context, 0.0)
     limited.observe(at_step(1))
     limited.observe(at_step(2))
     assert [one.nodes[1].step for one in seen] == [1, 2]
@@ -78,7 +78,7 @@ def test_the_view_is_shown_all_the_same(tmp_path: Path) -> None:
     assert seen[-1].training is not None
     assert limited.stop is timed.stop
     assert timed.is_over
-    assert outside.stop.count == 0
+    assert context.stop.count == 0
 
 
 def test_what_is_shown_counts_the_time_and_no_step_that_nobody_means_to_make() -> None:

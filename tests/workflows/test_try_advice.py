@@ -22,7 +22,7 @@ from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.advice.try_advice import Trials, changed_launch, try_advice
-from multinode.workflows.run.launch import Launch, Launched, Outside
+from multinode.workflows.run.context import Launch, Launched, RunContext
 
 HOSTS = "a slots=1\nb slots=1\n"
 CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")
@@ -79,12 +79,12 @@ class Elsewhere:
     def __init__(self, runs: Path, rates: Callable[[Launch], float | Exception]) -> None:
         self.stop = StopRequest()
         self.said: list[str] = []
-        self.outside = Outside(FakeTransport(lambda *_: ()), runs, stop=self.stop, say=self.said.append)
+        self.context = RunContext(FakeTransport(lambda *_: ()), runs, stop=self.stop, say=self.said.append)
         self.rates = rates
         self.launches: list[Launch] = []
 
-    def run(self, what: Launch, outside: Outside) -> Launched:
-        assert outside is self.outside
+    def run(self, what: Launch, context: RunContext) -> Launched:
+        assert context is self.context
         self.launches.append(what)
         rate = self.rates(what)
         if isinstance(rate, Exception):
@@ -114,7 +114,7 @@ class Elsewhere:
             plan=LaunchPlan(
                 run_id="", engine="", job="", master_addr="", master_port=1, nproc_per_node=1, world_size=2, nodes=()
             ),
-            directory=outside.runs / (what.run_id or ""),
+            directory=context.runs / (what.run_id or ""),
         )
 
     @property
@@ -135,7 +135,7 @@ def rate_of(launch: Launch) -> float:
 
 def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
-    attempt = try_advice(what(), fake.outside, COUNSEL, Trials(count=2), fake.run)
+    attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
     assert fake.order == ["today", "1", "2"]
     assert fake.said == ["[1/3] as it stands", "[2/3] gradient accumulation 4", "[3/3] gradients as fp16"]
     link, four, halved, alone = attempt.counsel.advice
@@ -161,7 +161,7 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
 def test_repeats_are_taken_in_the_opposite_order_and_the_median_counts(tmp_path: Path) -> None:
     drift = iter((4.0, 12.0, 5.0, 16.0, 8.0, 6.0))
     fake = Elsewhere(tmp_path, lambda _: next(drift))
-    attempt = try_advice(what(), fake.outside, COUNSEL, Trials(count=2, repeats=2), fake.run)
+    attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2, repeats=2), fake.run)
     assert fake.order == ["today-1", "1-1", "2-1", "2-2", "1-2", "today-2"]
     four = attempt.counsel.advice[1].tried
     assert four is not None
@@ -184,7 +184,7 @@ def test_a_change_that_fails_has_its_reason_and_the_others_go_on(
         return failure if (launch.run_id or "").endswith("-1") else 4.0
 
     fake = Elsewhere(tmp_path, rates)
-    attempt = try_advice(what(), fake.outside, COUNSEL, Trials(count=2), fake.run)
+    attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
     _, four, halved, _ = attempt.counsel.advice
     assert four.tried is not None
     assert (four.tried.gain, four.tried.reason) == (None, reason)
@@ -195,14 +195,14 @@ def test_a_change_that_fails_has_its_reason_and_the_others_go_on(
 def test_a_training_that_fails_as_it_stands_is_no_trial(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, lambda _: -1.0)
     with pytest.raises(RunFailed, match="out of memory"):
-        try_advice(what(), fake.outside, COUNSEL, Trials(), fake.run)
+        try_advice(what(), fake.context, COUNSEL, Trials(), fake.run)
     assert len(fake.launches) == 1
 
 
 def test_a_training_that_fails_later_leaves_what_was_measured_and_no_run_that_runs_for_ever(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, lambda launch: -1.0 if (launch.run_id or "").endswith("today-2") else 4.0)
     with pytest.raises(RunFailed, match="out of memory"):
-        try_advice(what(), fake.outside, COUNSEL, Trials(repeats=2), fake.run)
+        try_advice(what(), fake.context, COUNSEL, Trials(repeats=2), fake.run)
     assert fake.order == ["today-1", "1-1", "1-2", "today-2"]
     run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
     assert run is not None
@@ -221,7 +221,7 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
 
     fake = Elsewhere(tmp_path, rates)
     with pytest.raises(Interrupted) as caught:
-        try_advice(what(), fake.outside, COUNSEL, Trials(count=3), fake.run)
+        try_advice(what(), fake.context, COUNSEL, Trials(count=3), fake.run)
     assert caught.value.hint == f"what was measured before is in {tmp_path / 'try'}"
     assert fake.order == ["today", "1", "2"]
     counsel = RunDirectory.open(tmp_path, "try").read("advice.json", Counsel)
@@ -235,16 +235,16 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
 
 def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
-    try_advice(what(), fake.outside, COUNSEL, Trials(count=3, picks=("fp16",)), fake.run)
+    try_advice(what(), fake.context, COUNSEL, Trials(count=3, picks=("fp16",)), fake.run)
     assert [launch.options.grad_compress for launch in fake.launches] == [None, "fp16"]
     fake.launches.clear()
     both = advised("gradients as fp16 + gradient accumulation 4", 4.0, Change(grad_compress="fp16"))
     counsel = changed(COUNSEL, advice=(both, *COUNSEL.advice))
     again = changed(what(), run_id="again")
-    try_advice(again, fake.outside, counsel, Trials(count=3, picks=("accumulation",)), fake.run)
+    try_advice(again, fake.context, counsel, Trials(count=3, picks=("accumulation",)), fake.run)
     assert [launch.options.grad_compress for launch in fake.launches] == [None, None]
     with pytest.raises(UsageError, match="nothing of what is advised can be tried") as caught:
-        try_advice(what(), fake.outside, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
+        try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
     assert "'gradients as fp16'" in (caught.value.hint or "")
 
 
@@ -252,16 +252,16 @@ def test_what_the_gpus_have_no_room_for_is_never_tried(tmp_path: Path) -> None:
     large = changed(advised("DDP instead of ZeRO-3", 40.0, Change(overrides=("deepspeed=null",))), fits=False)
     counsel = changed(COUNSEL, advice=(*COUNSEL.advice, large))
     fake = Elsewhere(tmp_path, rate_of)
-    attempt = try_advice(what(), fake.outside, counsel, Trials(count=9), fake.run)
+    attempt = try_advice(what(), fake.context, counsel, Trials(count=9), fake.run)
     assert [one.name for one in attempt.counsel.advice if one.tried] == [one.name for one in COUNSEL.advice[1:]]
     with pytest.raises(UsageError, match="nothing of what is advised can be tried") as caught:
-        try_advice(what(), fake.outside, counsel, Trials(picks=("DDP",)), fake.run)
+        try_advice(what(), fake.context, counsel, Trials(picks=("DDP",)), fake.run)
     assert "the GPUs have no room for 'DDP instead of ZeRO-3'" in (caught.value.hint or "")
 
 
 def test_a_try_keeps_away_from_the_output_of_the_job(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
-    try_advice(what(), fake.outside, COUNSEL, Trials(), fake.run)
+    try_advice(what(), fake.context, COUNSEL, Trials(), fake.run)
     for launch in fake.launches:
         assert isinstance(launch.job, LlamaFactoryJob)
         assert not launch.job.keeps_output
@@ -272,14 +272,14 @@ def test_only_the_training_that_was_measured_is_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     measured = Settings(model="m", method="lora", strategy="ZeRO-3", accumulation=2, grad_compress="fp16")
     with pytest.raises(UsageError) as caught:
-        try_advice(what(), fake.outside, changed(COUNSEL, settings=measured), Trials(), fake.run)
+        try_advice(what(), fake.context, changed(COUNSEL, settings=measured), Trials(), fake.run)
     assert caught.value.message == (
         "this job is not the one that was measured: accumulation is 1, and 2 was measured; grad compress is None, and "
         "'fp16' was measured"
     )
     script = changed(COUNSEL, settings=Settings(method="script", command="train.py --lr 1"))
     with pytest.raises(UsageError, match=r"command is 'train.py', and 'train.py --lr 1' was measured"):
-        try_advice(what(ScriptJob(argv=("train.py",))), fake.outside, script, Trials(), fake.run)
+        try_advice(what(ScriptJob(argv=("train.py",))), fake.context, script, Trials(), fake.run)
     assert not fake.launches
 
 

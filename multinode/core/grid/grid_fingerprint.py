@@ -34,14 +34,14 @@ def fingerprint(
         options: how each cell is laid out.
         measured: the grid and how its cells are measured, as plain data.
     """
-    surroundings = options.surroundings
+    environment = options.environment
     document = {
         "jobs": {label: _trained(job) for label, job in jobs.items()},
         "nodes": [_placed(one) for one in nodes],
         "engine": options.engine,
         "grad_compress": options.grad_compress,
-        "env": _without_secrets(surroundings.env),
-        "prelude": surroundings.prelude,
+        "env": _without_secrets(environment.env),
+        "prelude": environment.prelude,
         "measured": _with_texts(dict(measured)),
     }
     return hashlib.sha256(msgspec.json.encode(document, order="sorted")).hexdigest()[:_LENGTH]

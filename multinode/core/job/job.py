@@ -18,11 +18,11 @@ __all__ = [
     "ScriptJob",
     "Synthetic",
     "argument_keys",
-    "cut_short",
     "describe_job",
     "figures_only",
     "is_llamafactory",
     "job_paths",
+    "limit_steps",
     "named_paths",
     "override_job",
     "parse_llamafactory",
@@ -144,7 +144,7 @@ def override_job(job: LlamaFactoryJob, changed: dict[str, Any]) -> LlamaFactoryJ
     return msgspec.structs.replace(job, config=job.config | changed, overridden=tuple(overridden))
 
 
-def cut_short(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
+def limit_steps(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
     """The same job with so many optimizer steps; what the user asks for is kept beside them."""
     return msgspec.structs.replace(override_job(job, {"max_steps": steps}), uncut=job.uncut or job.config)
 

@@ -11,7 +11,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
-from multinode.core.job.surroundings import Surroundings
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, describe_benchmark
 from multinode.core.measure.collective_test import CollectiveTest
 from multinode.core.run.command import Command
@@ -43,7 +43,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         sample_interval_s: as LaunchPlan has it; likewise `grad_compress`.
         agent: where the agent lies on a node, relative to the home directory; a benchmark runs it.
         engine: what starts the workers; None is the job's own.
-        surroundings: variables and a prelude for every node.
+        environment: variables and a prelude for every node.
     """
 
     workers_per_node: int | None = None
@@ -55,7 +55,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: str | None = None
     agent: str | None = None
     engine: Engine | None = None
-    surroundings: Surroundings = Surroundings()
+    environment: JobEnvironment = JobEnvironment()
 
 
 class _Task(NamedTuple):
@@ -63,7 +63,7 @@ class _Task(NamedTuple):
 
     job: Job | Benchmark
     engine: Engine
-    surroundings: Surroundings
+    environment: JobEnvironment
     grad_compress: str | None
 
 
@@ -89,7 +89,7 @@ def plan_launch(
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         found = facts.get(node.name)
         home = found.home if found and found.home else "~"
-        known = _is_known(node, options.surroundings)
+        known = _is_known(node, options.environment)
         place = Place(
             node_rank=node_rank,
             nnodes=len(cluster.nodes),
@@ -206,22 +206,22 @@ def _slots(node: Node, found: NodeFacts | None) -> int:
 
 def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
     if isinstance(job, Benchmark):
-        return _Task(job, Engine(name="torchrun"), options.surroundings, None)
+        return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
     if kind is not None:
         refuse_compression(kind, job, engine, profile=options.profile)
-    return _Task(job, engine, options.surroundings, kind)
+    return _Task(job, engine, options.environment, kind)
 
 
-def _is_known(node: Node, surroundings: Surroundings) -> bool:
+def _is_known(node: Node, environment: JobEnvironment) -> bool:
     """Whether the job's interpreter can be known before it starts; a prelude may be what puts it on PATH."""
-    return surroundings.prelude is None or node.python is not None
+    return environment.prelude is None or node.python is not None
 
 
 def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
     cwd = found.cwd if found and found.cwd else node.workdir
     first = place.node_rank * place.nproc
-    command = _command(task, place, node.env | task.surroundings.env, cwd)
+    command = _command(task, place, node.env | task.environment.env, cwd)
     return NodePlan(
         node=node.name,
         node_rank=place.node_rank,
@@ -251,9 +251,9 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
     else:
         own = synthetic_environment(task.job, place.run_dir) if isinstance(task.job, LlamaFactoryJob) else {}
         command = engine_command(task.engine, place, task.job, own | env, cwd)
-    surroundings = task.surroundings
+    environment = task.environment
     env = command.env | compression_environment(task.grad_compress)
-    return msgspec.structs.replace(command, env=env, forwarded=surroundings.forwarded, prelude=surroundings.prelude)
+    return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
 def _job_files(job: Job | Benchmark, place: Place) -> tuple[PlanFile, ...]:
@@ -277,7 +277,7 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
         assumed.append("home: ~ stands for the user's home directory on the node")
         if node.workdir is None:
             assumed.append("workdir: this directory where the node has it, else the home directory")
-    if not _is_known(node, task.surroundings):
+    if not _is_known(node, task.environment):
         assumed.append("python: python3 as the prelude leaves PATH; its packages are not checked")
     elif node.python is None and found is None:
         assumed.append("python: the first python3 on PATH; python= in the hostfile settles it")

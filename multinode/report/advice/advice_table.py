@@ -10,7 +10,7 @@ from rich.text import Text
 from multinode.analyse.advice.advice import Advice, Counsel, Tried
 from multinode.analyse.prediction.forecast import Outlook
 from multinode.report.prediction.contrast_outlook import what_it_changes
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.table import make_table
 from multinode.units import format_count, format_rate
 
@@ -30,19 +30,19 @@ def advice_table(counsel: Counsel, advice: Iterable[Advice]) -> Table:
     table.add_column("what else it changes")
     table.add_column("how: options of multinode launch, or by hand")
     for one in rows:
-        table.add_row(*(Text(plain(cell)) for cell in _row(one, tried=tried)))
+        table.add_row(*(Text(sanitize(cell)) for cell in _row(one, tried=tried)))
     return table
 
 
 def advice_lines(counsel: Counsel, advice: Iterable[Advice]) -> Iterator[str]:
     """Why each change pays or does not, then what a try of one came to where it has no figures, then the notes."""
     for one in advice:
-        yield plain(f"{one.name}: {one.why}")
+        yield sanitize(f"{one.name}: {one.why}")
     for one in advice:
         if one.tried is not None and one.tried.reason:
-            yield plain(f"{one.name} was tried: {one.tried.reason}")
-    yield from (plain(f"note: {note}") for note in counsel.notes)
-    yield from (plain(f"from {source}") for source in counsel.sources)
+            yield sanitize(f"{one.name} was tried: {one.tried.reason}")
+    yield from (sanitize(f"note: {note}") for note in counsel.notes)
+    yield from (sanitize(f"from {source}") for source in counsel.sources)
 
 
 def _row(one: Advice, *, tried: bool) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchNode, BenchReport, BenchTest, BenchWorker, Speed
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
 
 __all__ = ["bench_sheets"]
 
@@ -171,7 +171,7 @@ def _cell(speed: Speed | None, *, shares: bool) -> str:
 
 def _rate(value: float) -> str:
     """With as many digits as a reader can use; a processor makes thousandths of a TFLOP/s."""
-    return few(value) if value >= _SMALL else f"{value:.2g}"
+    return format_sig(value) if value >= _SMALL else f"{value:.2g}"
 
 
 def _extremes(rows: Sequence[_Row], wanted: _Speeds) -> Iterator[tuple[str, ...]]:

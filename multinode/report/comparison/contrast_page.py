@@ -20,7 +20,7 @@ from multinode.report.comparison.contrast_sheets import (
 from multinode.report.comparison.contrast_sides import cost_sheet, measured_sides, side_sheet
 from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
 from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
-from multinode.report.render.sheet import UNKNOWN, few, percent
+from multinode.report.render.sheet import UNKNOWN, format_sig, percent
 
 __all__ = ["contrast_html"]
 
@@ -50,12 +50,12 @@ def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
     """What is known of the figures that one looks at first."""
     baseline, candidate = contrast.baseline, contrast.candidate
     figures = (
-        ("speed-up", few(contrast.speedup.value)),
+        ("speed-up", format_sig(contrast.speedup.value)),
         (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
-        ("samples/s, baseline", few(baseline.samples_per_s.value)),
-        ("samples/s, candidate", few(candidate.samples_per_s.value)),
-        ("step time, baseline (ms)", few(baseline.step_time_ms.value)),
-        ("step time, candidate (ms)", few(candidate.step_time_ms.value)),
+        ("samples/s, baseline", format_sig(baseline.samples_per_s.value)),
+        ("samples/s, candidate", format_sig(candidate.samples_per_s.value)),
+        ("step time, baseline (ms)", format_sig(baseline.step_time_ms.value)),
+        ("step time, candidate (ms)", format_sig(candidate.step_time_ms.value)),
         ("exposed communication, candidate", percent(candidate.exposed_share)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)

@@ -19,7 +19,7 @@ from multinode.report.comparison.contrast_sides import (
     side_name,
     tells,
 )
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
 
 __all__ = [
     "contrast_verdict_sheet",
@@ -80,9 +80,9 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
         rows=tuple(
             (
                 one.node,
-                few(one.samples_per_s.value),
+                format_sig(one.samples_per_s.value),
                 range_text(one.samples_per_s),
-                few(one.step_time_ms.value),
+                format_sig(one.step_time_ms.value),
                 percent(one.relative, ".0f"),
             )
             for one in contrast.each_node

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Side
 from multinode.analyse.stats.ranged import Ranged
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, figure, megabytes, percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.units import format_duration
 
 __all__ = [
@@ -76,7 +76,7 @@ def cost_sheet(contrast: Contrast) -> Sheet:
 
 def range_text(measured: Ranged) -> str:
     """From the least to the greatest of its repeats."""
-    return f"{few(measured.low)} to {few(measured.high)}"
+    return f"{format_sig(measured.low)} to {format_sig(measured.high)}"
 
 
 def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,19 +105,19 @@ def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
 
 
 def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
-    yield _row(sides, "samples/s", lambda side: few(side.samples_per_s.value))
+    yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
     yield _row(sides, "samples/s, from to", lambda side: range_text(side.samples_per_s))
     yield _row(sides, "tokens/s", lambda side: _value(side.tokens_per_s))
     yield _row(sides, "TGS (tokens/s a worker)", lambda side: _value(side.tgs))
-    yield _row(sides, "step time (ms)", lambda side: few(side.step_time_ms.value))
+    yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
     yield _row(sides, "step time, from to (ms)", lambda side: range_text(side.step_time_ms))
-    yield _row(sides, "step time, p95 (ms)", lambda side: few(side.step_spread.p95))
+    yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
     yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
     yield _row(sides, "exposed, of the step", lambda side: percent(side.exposed_share))
     yield _row(sides, "calls send a step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
     yield _row(sides, "card sends a step (MB)", lambda side: megabytes(side.bytes_per_step.card))
     points = [_point(contrast, side) for side in sides]
-    yield "speed-up", tuple(UNKNOWN if one is None else few(one.speedup.value) for one in points)
+    yield "speed-up", tuple(UNKNOWN if one is None else format_sig(one.speedup.value) for one in points)
     yield "speed-up, from to", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)
     yield f"efficiency ({contrast.scaling})", tuple(percent(one.efficiency if one else None, ".0f") for one in points)
     yield _row(sides, "steps that count", lambda side: f"{side.steady_steps:,}")
@@ -125,11 +125,11 @@ def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
 
 def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "power of the GPUs (W)", lambda side: figure(side.power_w, ",.0f"))
-    yield _row(sides, "energy (J a sample)", lambda side: few(side.energy_j_per_sample))
+    yield _row(sides, "energy (J a sample)", lambda side: format_sig(side.energy_j_per_sample))
     yield _row(sides, "price an hour", lambda side: figure(side.price_per_hour, ",.2f"))
     yield _row(sides, "whole job takes", _whole_time)
     yield _row(sides, "whole job costs", lambda side: figure(side.whole_cost, ",.2f"))
-    yield _row(sides, "a million tokens cost", lambda side: few(side.cost_per_million_tokens))
+    yield _row(sides, "a million tokens cost", lambda side: format_sig(side.cost_per_million_tokens))
 
 
 def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
@@ -171,4 +171,4 @@ def _whole(value: int | None) -> str:
 
 
 def _value(measured: Ranged | None) -> str:
-    return few(measured.value if measured is not None else None)
+    return format_sig(measured.value if measured is not None else None)

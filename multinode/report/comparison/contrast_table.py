@@ -15,7 +15,7 @@ from multinode.report.comparison.contrast_sheets import (
 )
 from multinode.report.comparison.contrast_sides import measured_sides, side_sheet
 from multinode.report.prediction.contrast_outlook import break_even_sheet
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.sheet import Sheet
 from multinode.report.steps.summary_table import sheet_table
 
@@ -47,7 +47,7 @@ def contrast_lines(contrast: Contrast) -> Iterator[str]:
     beats = [("break-even", f"{name}: {told}") for name, told in break_even_sheet(contrast.forecast).rows[:_MOST_LINKS]]
     for name, text in (*rows, *beats, *advised):
         before = f"{name:<{_NAME_WIDTH}} "
-        yield textwrap.fill(plain(text), _WIDTH, initial_indent=before, subsequent_indent=" " * len(before))
+        yield textwrap.fill(sanitize(text), _WIDTH, initial_indent=before, subsequent_indent=" " * len(before))
 
 
 def _sheets(contrast: Contrast) -> Iterator[Sheet]:

@@ -16,8 +16,8 @@ from multinode.analyse.grid.cell_values import value_of
 from multinode.analyse.grid.cell_work import currencies
 from multinode.analyse.grid.cells import CellRow
 from multinode.core.cluster.device_name import short_device_name
-from multinode.report.render.foreign_text import plain
-from multinode.report.render.sheet import UNKNOWN, Column, few, percent
+from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.sheet import UNKNOWN, Column, format_sig, percent
 from multinode.units import format_duration
 
 __all__ = [
@@ -65,7 +65,7 @@ class CellColumn(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def column(self) -> Column:
         """As a sheet has it: a key of the job and a currency are a stranger's words."""
-        return Column(plain(self.title), plain(self.unit), words=self.is_words)
+        return Column(sanitize(self.title), sanitize(self.unit), words=self.is_words)
 
 
 def state_word(row: CellRow) -> str:
@@ -136,7 +136,7 @@ def _identity(name: str, title: str, unit: str = "", *, rank: int, words: bool =
 
 
 def _figure(
-    name: str, title: str, unit: str = "", *, rank: int, tell: Callable[[float | None], str] = few
+    name: str, title: str, unit: str = "", *, rank: int, tell: Callable[[float | None], str] = format_sig
 ) -> CellColumn:
     return CellColumn(
         name=name, title=title, unit=unit, tell=lambda row: tell(value_of(row, name)), rank=rank, is_figure=True
@@ -153,11 +153,11 @@ def _share(share: float | None) -> str:
 
 def money_text(value: float | None) -> str:
     """Two digits behind the point where they say enough."""
-    return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else few(value)
+    return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
 
 
 def _of_many(value: float | None) -> str:
-    return few(value * BOUGHT_WITH if value is not None else None)
+    return format_sig(value * BOUGHT_WITH if value is not None else None)
 
 
 def _places(row: CellRow) -> str:
@@ -175,14 +175,14 @@ def _model(row: CellRow) -> str:
 
 
 def _speed(row: CellRow) -> str:
-    return few(row.samples_per_s.value) if row.samples_per_s is not None else state_word(row)
+    return format_sig(row.samples_per_s.value) if row.samples_per_s is not None else state_word(row)
 
 
 def _speed_range(row: CellRow) -> str:
     speed = row.samples_per_s
     if speed is None or speed.repeats < 2:  # noqa: PLR2004 - a spread has two ends
         return UNKNOWN
-    return f"{few(speed.low)} to {few(speed.high)}"
+    return f"{format_sig(speed.low)} to {format_sig(speed.high)}"
 
 
 LABEL = CellColumn(name="label", title="cell", tell=lambda row: row.label, rank=0, is_words=True)

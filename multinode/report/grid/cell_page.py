@@ -16,9 +16,9 @@ from multinode.analyse.stats.ranged import Ranged
 from multinode.report.grid.cell_charts import MOST_BARS, bar_chart, memory_chart, tokens_chart
 from multinode.report.grid.cell_columns import BOUGHT_WITH, money_text, money_unit
 from multinode.report.grid.cell_sheet import cells_sheet, lead, marks_sheet, missing_sheet, unmeasured_sheet
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
-from multinode.report.render.sheet import few, percent
+from multinode.report.render.sheet import format_sig, percent
 
 __all__ = ["cell_page", "cells_html"]
 
@@ -92,7 +92,7 @@ def _wanted(table: CellTable) -> Iterator[_Bars]:
 
 def _axis(text: str) -> str:
     """As long as a narrow page is wide; nothing in it is markup, though a currency is a stranger's word."""
-    text = plain(text)
+    text = sanitize(text)
     return html.escape(text if len(text) <= _LONGEST_AXIS else f"{text[: _LONGEST_AXIS - 3]}...")
 
 
@@ -117,11 +117,16 @@ def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
     of_one_currency = len(currencies(rows)) <= 1
     of_one_job = of_one_currency and not other_job([row for row in rows if row.whole_cost is not None])
     best: tuple[tuple[str, Callable[[CellRow], float | None], Callable[[float | None], str], int], ...] = (
-        ("most samples/s", lambda row: _value(row.samples_per_s), few, 1),
-        ("most tokens/s a worker (TGS)", lambda row: _value(row.tgs), few, 1),
+        ("most samples/s", lambda row: _value(row.samples_per_s), format_sig, 1),
+        ("most tokens/s a worker (TGS)", lambda row: _value(row.tgs), format_sig, 1),
         ("highest MFU", lambda row: row.mfu, percent, 1),
-        ("least memory of a worker (GiB)", lambda row: row.peak_memory_gib, few, -1),
-        ("most samples for a unit of money", lambda row: row.samples_per_money if of_one_currency else None, few, 1),
+        ("least memory of a worker (GiB)", lambda row: row.peak_memory_gib, format_sig, -1),
+        (
+            "most samples for a unit of money",
+            lambda row: row.samples_per_money if of_one_currency else None,
+            format_sig,
+            1,
+        ),
         ("cheapest whole job", lambda row: row.whole_cost if of_one_job else None, money_text, -1),
     )
     for name, value, tell, sign in best:
@@ -136,4 +141,4 @@ def _value(measured: Ranged | None) -> float | None:
 
 
 def _text(text: str) -> str:
-    return html.escape(plain(text))
+    return html.escape(sanitize(text))

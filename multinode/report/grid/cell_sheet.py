@@ -17,8 +17,8 @@ from multinode.analyse.grid.cell_work import differing, listed, other_work, unto
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.stats.ranged import Ranged
 from multinode.report.grid.cell_columns import LABEL, CellColumn, cell_columns, constants, state_word
-from multinode.report.render.foreign_text import plain
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few
+from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig
 from multinode.report.steps.summary_table import sheet_table
 
 __all__ = [
@@ -73,9 +73,9 @@ def _best(table: CellTable, fast: Sequence[CellRow]) -> str:
         by_tokens = [(row.tokens_per_s.value, row.label) for row in fast if row.tokens_per_s is not None]
         if len(by_tokens) == len(fast):
             value, label = max(by_tokens)
-            return f"Fastest is {label} with {few(value)} tokens/s, of cells that differ in sequence length"
+            return f"Fastest is {label} with {format_sig(value)} tokens/s, of cells that differ in sequence length"
     best = max(fast, key=lambda row: row.samples_per_s.value if row.samples_per_s is not None else 0.0)
-    speed = few(best.samples_per_s.value) if best.samples_per_s is not None else UNKNOWN
+    speed = format_sig(best.samples_per_s.value) if best.samples_per_s is not None else UNKNOWN
     work = other_work(fast)
     though = f", though cells {work}" if work else _as_fast(best, fast)
     return f"Fastest is {best.label} with {speed} samples/s{_times(table, best)}{though}"
@@ -88,7 +88,7 @@ def _most_tokens(measured: Sequence[CellRow]) -> str:
         return ""
     value, best = max(by_tokens, key=lambda one: one[0])
     work = other_work([row for _, row in by_tokens])
-    return f"Fastest is {best.label} with {few(value)} tokens/s" + (f", though cells {work}" if work else "")
+    return f"Fastest is {best.label} with {format_sig(value)} tokens/s" + (f", though cells {work}" if work else "")
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
@@ -111,7 +111,7 @@ def _times(table: CellTable, best: CellRow) -> str:
     baseline = next((row for row in table.cells if row.label == table.baseline), best)
     if best.relative is None or table.baseline in {None, best.label} or other_work([best, baseline]):
         return ""
-    return f", {few(best.relative.value)} times {table.baseline}"
+    return f", {format_sig(best.relative.value)} times {table.baseline}"
 
 
 def constants_line(table: CellTable) -> str:
@@ -223,14 +223,14 @@ def cells_terminal(table: CellTable, width: int, first: str | None = None) -> Ta
         # A key of the job is no markup.
         drawn.header = Text(str(drawn.header))
     grid = Table.grid()
-    grid.add_row(Text(plain(lead(table))))
+    grid.add_row(Text(sanitize(lead(table))))
     if table.cheapest is not None:
-        grid.add_row(Text(plain(table.cheapest.sentence)))
+        grid.add_row(Text(sanitize(table.cheapest.sentence)))
     grid.add_row("")
     if table.cells:
         grid.add_row(main)
     for note in (*sheet.notes, *_left_out(table.cells, columns)):
-        grid.add_row(Text(plain(note), style="dim"))
+        grid.add_row(Text(sanitize(note), style="dim"))
     for below in (unmeasured_sheet(table), marks_sheet(table)):
         if below.rows:
             grid.add_row("")
@@ -253,7 +253,7 @@ def _fitting(rows: Sequence[CellRow], width: int, first: str | None) -> tuple[Ce
 
 def _width(column: CellColumn, rows: Sequence[CellRow], width: int) -> int:
     head = max(len(column.title), len(column.unit) + 2 if column.unit else 0)
-    cells = max((cell_len(plain(column.tell(row))) for row in rows), default=0)
+    cells = max((cell_len(sanitize(column.tell(row))) for row in rows), default=0)
     return max(head, min(cells, _most(column, width)) if column.is_words else cells)
 
 

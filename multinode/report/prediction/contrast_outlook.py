@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multinode.analyse.advice.advice import Advice, Tried
 from multinode.analyse.prediction.break_even import BreakEven, Needed
 from multinode.analyse.prediction.forecast import Forecast, Outlook
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, few, figure, percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
 from multinode.units import format_count, format_rate
 
 __all__ = ["advice_sheet", "break_even_sheet", "what_if_sheet", "what_it_changes"]
@@ -86,8 +86,8 @@ def _figures(one: Outlook) -> tuple[str, ...]:
     low, high = one.interval
     return (
         figure(one.step_time_ms, ",.0f"),
-        few(one.samples_per_s),
-        f"{few(low)} to {few(high)}",
+        format_sig(one.samples_per_s),
+        f"{format_sig(low)} to {format_sig(high)}",
         f"{one.speedup:.2f}",
         percent(one.efficiency, ".0f"),
         percent(one.parts.exposed_ms / one.step_time_ms if one.step_time_ms > 0 else None, ".0f"),

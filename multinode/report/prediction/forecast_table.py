@@ -9,8 +9,8 @@ from rich.text import Text
 
 from multinode.analyse.prediction.break_even import BreakEven, Needed
 from multinode.analyse.prediction.forecast import Forecast, Outlook
-from multinode.report.render.foreign_text import plain
-from multinode.report.render.sheet import few
+from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.sheet import format_sig
 from multinode.report.render.table import make_table
 from multinode.units import format_count, format_rate
 
@@ -29,12 +29,12 @@ _SETTINGS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
     ("gradients\nas", lambda one: one.grad_compress or _UNKNOWN),
 )
 _FIGURES: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
-    ("step\n(ms)", lambda one: few(one.step_time_ms)),
-    ("samples/s", lambda one: few(one.samples_per_s)),
-    ("interval", lambda one: f"{few(one.interval[0])} to {few(one.interval[1])}"),
+    ("step\n(ms)", lambda one: format_sig(one.step_time_ms)),
+    ("samples/s", lambda one: format_sig(one.samples_per_s)),
+    ("interval", lambda one: f"{format_sig(one.interval[0])} to {format_sig(one.interval[1])}"),
     ("speed-up", lambda one: f"{one.speedup:.2f}"),
     ("efficiency", lambda one: f"{one.efficiency:.0%}"),
-    ("exposed\n(ms)", lambda one: few(one.parts.exposed_ms)),
+    ("exposed\n(ms)", lambda one: format_sig(one.parts.exposed_ms)),
 )
 
 
@@ -42,7 +42,7 @@ def forecast_table(forecast: Forecast) -> Table:
     """Nodes and link, the settings that vary, the figures; `*` marks what was measured."""
     rows = forecast.scenarios
     varying = [(name, told) for name, told in _SETTINGS if len({told(row) for row in rows}) > 1]
-    title = f"predicted: {plain(_common(rows))}" if rows else "predicted: nothing was asked for"
+    title = f"predicted: {sanitize(_common(rows))}" if rows else "predicted: nothing was asked for"
     marked = "; * measured, its figures are the model's own" if any(row.measured for row in rows) else ""
     table = make_table(title, caption=f"speed-up over one node with all its workers{marked}")
     for name in ("nodes", "link"):
@@ -54,13 +54,13 @@ def forecast_table(forecast: Forecast) -> Table:
     for row in rows:
         link = _UNKNOWN if row.link_gbit_per_s is None else format_rate(row.link_gbit_per_s)
         cells = [told(row) for _, told in (*varying, *_FIGURES)]
-        table.add_row(f"{'*' if row.measured else ''}{row.nodes}", link, *(Text(plain(cell)) for cell in cells))
+        table.add_row(f"{'*' if row.measured else ''}{row.nodes}", link, *(Text(sanitize(cell)) for cell in cells))
     return table
 
 
 def forecast_lines(forecast: Forecast) -> Iterator[str]:
     """The break-even, how far the model is to be trusted, where it has its figures, and why the intervals are wide."""
-    yield from (plain(line) for line in _lines(forecast))
+    yield from (sanitize(line) for line in _lines(forecast))
 
 
 def _lines(forecast: Forecast) -> Iterator[str]:

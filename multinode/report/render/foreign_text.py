@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["plain"]
+__all__ = ["sanitize"]
 
 # Control, format (which turns the direction of what follows) and lone surrogates; separators of lines and paragraphs.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
-def plain(text: str) -> str:
+def sanitize(text: str) -> str:
     """The text on one line, a question mark for every character that does something instead of showing something."""
     spaced = text.replace("\n", " ").replace("\t", " ")
     if spaced.isascii() and spaced.isprintable():

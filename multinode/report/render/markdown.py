@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.sheet import Sheet
 
 __all__ = ["code_markdown", "sheet_markdown", "text_markdown"]
@@ -20,7 +20,7 @@ _LEAST_FENCE = 3
 
 def text_markdown(text: str) -> str:
     """Foreign text on one line, for the middle of a line."""
-    return _LINKS.sub(rf"\1{_APART}", _MEANS_SOMETHING.sub(r"\\\1", plain(text).strip()))
+    return _LINKS.sub(rf"\1{_APART}", _MEANS_SOMETHING.sub(r"\\\1", sanitize(text).strip()))
 
 
 def sheet_markdown(sheet: Sheet) -> str:
@@ -34,7 +34,7 @@ def sheet_markdown(sheet: Sheet) -> str:
 
 def code_markdown(text: str) -> str:
     """Lines of text as they are, in a fence that none of them can end."""
-    lines = [plain(line) for line in text.splitlines()]
+    lines = [sanitize(line) for line in text.splitlines()]
     longest = max((len(ticks) for line in lines for ticks in _TICKS.findall(line)), default=0)
     fence = "`" * max(_LEAST_FENCE, longest + 1)
     return "\n".join((fence, *lines, fence)) + "\n"

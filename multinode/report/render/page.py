@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.sheet import Sheet
 
 __all__ = ["PALETTE", "chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]
@@ -60,7 +60,7 @@ def page(title: str, sections: Sequence[str]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(plain(title))}</title>\n<style>{_STYLE}</style>\n"
+        f"<title>{html.escape(sanitize(title))}</title>\n<style>{_STYLE}</style>\n"
         f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{''.join(sections)}</body>\n</html>\n"
     )
 
@@ -69,7 +69,7 @@ def section_html(title: str, parts: Sequence[str]) -> str:
     """A headed section of parts that are HTML; nothing where there are none."""
     if not any(parts):
         return ""
-    return f"<h2>{html.escape(plain(title))}</h2>\n{''.join(parts)}"
+    return f"<h2>{html.escape(sanitize(title))}</h2>\n{''.join(parts)}"
 
 
 def sheet_html(sheet: Sheet) -> str:
@@ -128,7 +128,7 @@ def lead_html(sentence: str) -> str:
 
 def text_html(text: str) -> str:
     """Lines of text as they are."""
-    lines = "\n".join(plain(line) for line in text.splitlines())
+    lines = "\n".join(sanitize(line) for line in text.splitlines())
     return f"<pre>{html.escape(lines)}</pre>\n"
 
 
@@ -152,4 +152,4 @@ def _cell(cell: str, *, words: bool) -> str:
 
 
 def _text(text: str) -> str:
-    return html.escape(plain(text))
+    return html.escape(sanitize(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["UNKNOWN", "Column", "Sheet", "few", "figure", "megabytes", "percent"]
+__all__ = ["UNKNOWN", "Column", "Sheet", "figure", "format_sig", "megabytes", "percent"]
 
 UNKNOWN = "-"
 _BYTES_PER_MB = 1e6
@@ -45,7 +45,7 @@ def figure(value: float | None, form: str = ".1f") -> str:
     return UNKNOWN if value is None else format(value, form)
 
 
-def few(value: float | None) -> str:
+def format_sig(value: float | None) -> str:
     """A figure with as many digits as a reader can use, two to four of them, or a dash."""
     if value is None or value == 0:
         return UNKNOWN if value is None else "0"

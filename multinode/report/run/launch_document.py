@@ -10,7 +10,7 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.core.run.stall import Stall
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.units import format_duration
 
 __all__ = ["LaunchDocument", "launch_document", "launch_sentence", "launch_verdict"]
@@ -95,4 +95,4 @@ def launch_verdict(summary: Summary) -> tuple[str, ...]:
     found = summary.bottleneck
     lines = [found.sentence] if found is not None and found.kind != "unknown" else []
     lines += [f"the others wait for {late.node}: {late.hint}" for late in summary.stragglers if late.hint]
-    return tuple(plain(line) for line in lines)
+    return tuple(sanitize(line) for line in lines)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from multinode.core.run.progress import NodeProgress, RunProgress
 from multinode.core.run.stall import Stall
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.many_nodes import Rest, sum_up, worst_first
 from multinode.report.render.table import make_table
 from multinode.units import format_duration
@@ -113,7 +113,7 @@ class ProgressTable:
         yield table
 
     def _table(self, figures: Sequence[_Figure]) -> Table:
-        table = make_table(plain(f"{self._progress.job}  run {self._progress.run_id}"))
+        table = make_table(sanitize(f"{self._progress.job}  run {self._progress.run_id}"))
         for name in ("node", "ranks", "state"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "time\n(ms)", *(one.title for one in figures)):
@@ -135,7 +135,7 @@ class ProgressTable:
             said += f"; exposed communication {progress.exposed_share:.0%} (of the worker that waited least)"
         if progress.stall is None:
             return Text(said)
-        return Text(said + "\n").append(plain(progress.stall.message), style="bold red")
+        return Text(said + "\n").append(sanitize(progress.stall.message), style="bold red")
 
 
 def progress_table(progress: RunProgress) -> ProgressTable:
@@ -162,7 +162,7 @@ def progress_line(progress: RunProgress) -> str:
         parts.append(f"{others.count} others: {others.states}{at}")
     exposed = progress.exposed_share
     said = "" if exposed is None else f"  exposed communication {exposed:.0%}"
-    return plain(f"{_duration(progress)}  " + " | ".join(parts) + said)
+    return sanitize(f"{_duration(progress)}  " + " | ".join(parts) + said)
 
 
 def stall_line(stall: Stall) -> str:
@@ -182,9 +182,9 @@ def _duration(progress: RunProgress) -> str:
 
 def _row(node: NodeProgress) -> list[Text]:
     return [
-        Text(plain(node.name)),
+        Text(sanitize(node.name)),
         Text(_ranks(node.ranks)),
-        Text(plain(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
+        Text(sanitize(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
         Text(_step(node)),
         Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}")),
     ]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Run
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.table import make_table
 from multinode.units import format_duration
 
@@ -45,7 +45,7 @@ def runs_table(runs: Sequence[_Stored]) -> Table:
             str(len(run.nodes)),
             str(run.world_size),
             "-" if speed is None else f"{speed:.1f}",
-            Text(plain(run.job)),
+            Text(sanitize(run.job)),
         )
     return table
 
@@ -77,19 +77,19 @@ def run_table(run: Run) -> Table:
     table.add_column("what", no_wrap=True)
     table.add_column("value")
     table.add_row("run", run.run_id)
-    table.add_row("job", Text(plain(run.job)))
+    table.add_row("job", Text(sanitize(run.job)))
     table.add_row("state", run.status)
     failure = run.first_failure
     if failure is not None:
-        table.add_row("first failure", Text(plain(f"{failure.node}: {failure.message}")))
+        table.add_row("first failure", Text(sanitize(f"{failure.node}: {failure.message}")))
         if failure.time_s is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time_s))
             table.add_row(
                 "failed at", f"{at}, {format_duration(max(0.0, failure.time_s - run.started_s))} after the start"
             )
         for consequence in failure.consequences:
-            table.add_row("consequence", Text(plain(consequence)))
+            table.add_row("consequence", Text(sanitize(consequence)))
     for node in run.nodes:
         ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
-        table.add_row(f"node {node.node_rank}", Text(plain(f"{node.name}: {ended}")))
+        table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))
     return table

@@ -22,7 +22,7 @@ from multinode.core.run.samples import (
     StepSample,
     TcpSample,
 )
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.steps.card_rates import CardRate, card_rates
 
 __all__ = ["FILES", "csv_files", "harmless"]
@@ -201,5 +201,5 @@ def harmless(value: object) -> object:
     """A cell as it is, text that a spreadsheet would calculate told to be text."""
     if not isinstance(value, str):
         return value
-    text = plain(value)
+    text = sanitize(value)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

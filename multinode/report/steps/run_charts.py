@@ -12,7 +12,7 @@ from plotly.graph_objects import Bar, Figure, Scatter
 from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.core.run.samples import LossSample
-from multinode.report.render.foreign_text import plain
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.page import PALETTE
 from multinode.report.render.thinning import thinned
 from multinode.report.steps.summary_sheets import PARTS
@@ -26,7 +26,7 @@ _COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 
 def label(text: str) -> str:
     """A name in a chart: plotly takes text for a kind of HTML."""
-    return html.escape(plain(text))
+    return html.escape(sanitize(text))
 
 
 def step_time_chart(observed: Observed) -> Figure | None:

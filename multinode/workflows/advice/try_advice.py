@@ -21,11 +21,9 @@ from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.run import Run
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import (
-    Launch,
-    Launched,
-    Outside,
-    forget,
+    cleanup_nodes,
     launch,
     make_run_id,
     measured_only,
@@ -73,20 +71,20 @@ class _Measured(msgspec.Struct, kw_only=True):
     reason: str = ""
 
 
-def _run_once(what: Launch, outside: Outside) -> Launched:
+def _run_once(what: Launch, context: RunContext) -> Launched:
     """One run; of one that went well nothing stays on the nodes."""
-    launched = launch(what, outside)
+    launched = launch(what, context)
     if launched.run.status == "succeeded":
-        forget(launched, what.cluster, outside)
+        cleanup_nodes(launched, what.cluster, context)
     return launched
 
 
 def try_advice(
     what: Launch,
-    outside: Outside,
+    context: RunContext,
     counsel: Counsel,
     trials: Trials,
-    run: Callable[[Launch, Outside], Launched] = _run_once,
+    run: Callable[[Launch, RunContext], Launched] = _run_once,
 ) -> Attempt:
     """Run the training as it stands and with each change in turn, and compare the gains with those predicted.
 
@@ -94,7 +92,7 @@ def try_advice(
 
     Args:
         what: the job as it stands, cut to a few steps.
-        outside: the nodes.
+        context: the nodes.
         counsel: what was advised.
         trials: what of it is tried.
         run: makes a run.
@@ -106,12 +104,12 @@ def try_advice(
     """
     _require_measured(what, counsel.settings)
     chosen = _chosen(counsel, trials)
-    what = _comparable(msgspec.structs.replace(what, run_id=what.run_id or make_run_id()), outside, counsel, chosen)
-    series = _Series(what, outside, counsel, run)
+    what = _comparable(msgspec.structs.replace(what, run_id=what.run_id or make_run_id()), context, counsel, chosen)
+    series = _Series(what, context, counsel, run)
     order = list(_order(chosen, trials.repeats))
     try:
         for number, (turn, advice) in enumerate(order, 1):
-            outside.say(f"[{number}/{len(order)}] {advice.name if advice is not None else 'as it stands'}")
+            context.say(f"[{number}/{len(order)}] {advice.name if advice is not None else 'as it stands'}")
             series.measure(advice, chosen, turn if trials.repeats > 1 else None)
     except Interrupted as stopped:
         kept = series.keep("stopped")
@@ -121,7 +119,7 @@ def try_advice(
     except MultinodeError:
         kept = series.keep("failed")
         if kept is not None:
-            outside.say(f"what was measured before is in {kept.directory}")
+            context.say(f"what was measured before is in {kept.directory}")
         raise
     kept = series.keep("succeeded")
     if kept is None:
@@ -192,12 +190,12 @@ def _require_measured(what: Launch, measured: Settings) -> None:
         )
 
 
-def _comparable(what: Launch, outside: Outside, counsel: Counsel, chosen: tuple[Advice, ...]) -> Launch:
+def _comparable(what: Launch, context: RunContext, counsel: Counsel, chosen: tuple[Advice, ...]) -> Launch:
     """For its figures alone, and with as many threads a worker in every try."""
     workers = [counsel.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
     threaded = same_threads(what, workers)
     if threaded != what:
-        outside.say("OMP_NUM_THREADS=1 in every run: torchrun gives a worker that is alone on its node more threads")
+        context.say("OMP_NUM_THREADS=1 in every run: torchrun gives a worker that is alone on its node more threads")
     return measured_only(threaded)
 
 
@@ -205,10 +203,10 @@ class _Series:
     """Runs one after the other, and what they gave so far."""
 
     def __init__(
-        self, what: Launch, outside: Outside, counsel: Counsel, run: Callable[[Launch, Outside], Launched]
+        self, what: Launch, context: RunContext, counsel: Counsel, run: Callable[[Launch, RunContext], Launched]
     ) -> None:
         self._what = what
-        self._outside = outside
+        self._context = context
         self._counsel = counsel
         self._run = run
         self._measured: dict[str, _Measured] = {}
@@ -223,8 +221,8 @@ class _Series:
         try:
             change = advice.change if advice is not None else None
             changed = changed_launch(self._what, change or Change(), self._counsel.today)
-            launched = self._run(msgspec.structs.replace(changed, run_id=found.run_id), self._outside)
-            require_success(launched, self._outside)
+            launched = self._run(msgspec.structs.replace(changed, run_id=found.run_id), self._context)
+            require_success(launched, self._context)
         except Interrupted:
             raise
         except MultinodeError as error:
@@ -239,7 +237,7 @@ class _Series:
         """Write what is known so far, as a run of its own so that it is listed; None where nothing was measured."""
         if self._first is None:
             return None
-        directory = self._directory or RunDirectory.create(self._outside.runs, self._first.run_id)
+        directory = self._directory or RunDirectory.create(self._context.runs, self._first.run_id)
         if self._directory is None:
             directory.write_cluster(self._what.cluster, self._what.hostfile)
             self._directory = directory

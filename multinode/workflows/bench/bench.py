@@ -20,7 +20,7 @@ from multinode.errors import Interrupted, NodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.bench.bench_node import Measured, ShownTogether, Turn, make_turn, measure_node
 from multinode.workflows.bench.bench_store import create_bench, keep_bench
-from multinode.workflows.run.launch import Launch, Outside
+from multinode.workflows.run.context import Launch, RunContext
 
 __all__ = ["bench"]
 
@@ -36,13 +36,13 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""  # Which of the phase's steps it is, for people; empty of the only one.
 
 
-def bench(what: Launch, phases: Sequence[str], outside: Outside) -> BenchReport:
+def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchReport:
     """Measure every node in each phase; one that fails in a phase is left out of those that follow.
 
     Args:
         what: its job is a DeviceTest.
         phases: of PHASES.
-        outside: the network and the like.
+        context: the network and the like.
 
     Raises:
         UsageError: the hostfile does not allow it.
@@ -52,11 +52,11 @@ def bench(what: Launch, phases: Sequence[str], outside: Outside) -> BenchReport:
     test = what.job
     if not isinstance(test, DeviceTest):
         raise UsageError("bench measures devices, and this is another job")
-    directory = create_bench(outside.runs, what)
+    directory = create_bench(context.runs, what)
     what = msgspec.structs.replace(what, run_id=directory.run_id)
     steps = [step for phase in phases for step in _steps(phase, len(what.cluster.nodes))]
-    with directory.following():
-        return _Series(what, test, outside, directory).run(steps)
+    with directory.lock():
+        return _Series(what, test, context, directory).run(steps)
 
 
 def _steps(phase: str, nodes: int) -> list[_Step]:
@@ -68,10 +68,10 @@ def _steps(phase: str, nodes: int) -> list[_Step]:
 class _Series:
     """The steps of a bench one after the other; what there is of it is stored before each of them and at the end."""
 
-    def __init__(self, what: Launch, test: DeviceTest, outside: Outside, directory: RunDirectory) -> None:
+    def __init__(self, what: Launch, test: DeviceTest, context: RunContext, directory: RunDirectory) -> None:
         self._what = what
         self._test = test
-        self._outside = outside
+        self._context = context
         # The bench's, which this process holds.
         self._directory = directory
         self._started_s = time.time()
@@ -85,7 +85,7 @@ class _Series:
         """
         left = steps
         for number, step in enumerate(steps, 1):
-            if self._outside.stop.count or self._is_all_there_is():
+            if self._context.stop.count or self._is_all_there_is():
                 break
             self._keep("running", left)
             measured = self._measure(step)
@@ -95,7 +95,7 @@ class _Series:
         return self._conclude(left)
 
     def _conclude(self, left: Sequence[_Step]) -> BenchReport:
-        if self._outside.stop.count:
+        if self._context.stop.count:
             self._keep("stopped", left)
             raise Interrupted("interrupted", hint=f"what was measured so far: multinode show {self._what.run_id}")
         first = next((one.error for one in self._measured if one.error is not None), None)
@@ -112,8 +112,8 @@ class _Series:
         turns = [make_turn(self._what, self._test, step.phase, rank) for rank in self._able(step)]
         if not turns:
             return []
-        self._outside.say(f"{step.place}{self._title(step)}")
-        return [measure_node(turns[0], self._outside)] if step.phase == "alone" else _all_at_once(turns, self._outside)
+        self._context.say(f"{step.place}{self._title(step)}")
+        return [measure_node(turns[0], self._context)] if step.phase == "alone" else _all_at_once(turns, self._context)
 
     def _able(self, step: _Step) -> list[int]:
         """Node ranks of the step, without those that have failed before; to be stopped is no failure."""
@@ -153,14 +153,14 @@ class _Series:
         return tuple(last.get(rank) or NodeRun(name=node.name, node_rank=rank) for rank, node in nodes)
 
 
-def _all_at_once(turns: Sequence[Turn], outside: Outside) -> list[Measured]:
-    shown = ShownTogether(outside.observe)
+def _all_at_once(turns: Sequence[Turn], context: RunContext) -> list[Measured]:
+    shown = ShownTogether(context.observe)
     with ThreadPoolExecutor(max_workers=len(turns)) as threads:
-        begun = [threads.submit(measure_node, turn, shown.outside_of(turn.node_rank, outside)) for turn in turns]
+        begun = [threads.submit(measure_node, turn, shown.outside_of(turn.node_rank, context)) for turn in turns]
         measured = [one.result() for one in begun]
     for one in measured:
         if one.error is not None:
-            outside.say(f"{one.part.node}: {one.error.message}")
+            context.say(f"{one.part.node}: {one.error.message}")
     return measured
 
 

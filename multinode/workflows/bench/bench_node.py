@@ -19,7 +19,8 @@ from multinode.core.run.progress import RunProgress
 from multinode.core.run.samples import Sample, parse_samples
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.launch import Launch, Launched, Outside, carry_out, forget, prepare, require_success
+from multinode.workflows.run.context import Launch, Launched, RunContext
+from multinode.workflows.run.launch import cleanup_nodes, prepare, require_success, run_prepared
 
 __all__ = ["Measured", "ShownTogether", "Turn", "make_turn", "measure_node"]
 
@@ -64,21 +65,21 @@ def make_turn(what: Launch, test: DeviceTest, phase: str, node_rank: int) -> Tur
     return Turn(what=launch, phase=phase, node_rank=node_rank, node=node)
 
 
-def measure_node(turn: Turn, outside: Outside) -> Measured:
+def measure_node(turn: Turn, context: RunContext) -> Measured:
     """One node's run; whatever goes wrong with it is told, and is nobody else's trouble."""
     part = BenchPart(phase=turn.phase, node=turn.node.name, node_rank=turn.node_rank)
     launched = None
     try:
-        prepared = prepare(turn.what, outside)
-        launched = carry_out(prepared, outside)
+        prepared = prepare(turn.what, context)
+        launched = run_prepared(prepared, context)
         part = _with_run(part, launched, prepared.facts.get(turn.node.name))
-        require_success(launched, outside)
+        require_success(launched, context)
     except MultinodeError as error:
         error.node = error.node or turn.node.name
-        outside.say(str(error))
+        context.say(str(error))
         part = msgspec.structs.replace(part, error=error.message)
         return Measured(part=part, launched=launched, error=error)
-    forget(launched, turn.what.cluster, outside)
+    cleanup_nodes(launched, turn.what.cluster, context)
     return Measured(part=part, launched=launched)
 
 
@@ -116,9 +117,9 @@ class ShownTogether:
         self._observe = observe
         self._seen: dict[int, RunProgress] = {}
 
-    def outside_of(self, node_rank: int, outside: Outside) -> Outside:
+    def outside_of(self, node_rank: int, context: RunContext) -> RunContext:
         """The outside of one node's run, which shows it among the others and tells no stages of its own."""
-        own = copy.copy(outside)
+        own = copy.copy(context)
         own.observe = lambda progress: self._show(node_rank, progress)
         own.say = lambda _: None
         return own

@@ -8,7 +8,8 @@ from multinode.analyse.bench.bench import tell_left
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.core.run.run import Run
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.launch import Launch, make_run_id
+from multinode.workflows.run.context import Launch
+from multinode.workflows.run.launch import make_run_id
 
 __all__ = ["create_bench", "keep_bench", "load_bench"]
 
@@ -39,4 +40,4 @@ def load_bench(directory: RunDirectory) -> BenchReport | None:
         MultinodeError: its file is not what it should be.
     """
     report = directory.read(_FILE, BenchReport)
-    return tell_left(report, goes_on=directory.is_followed) if report is not None else None
+    return tell_left(report, goes_on=directory.is_locked) if report is not None else None

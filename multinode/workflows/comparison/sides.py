@@ -51,7 +51,7 @@ class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: int | None = None
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """In a few words."""
         workers = format_count(self.workers, "worker")
         nodes = self.cluster.nodes

@@ -30,7 +30,8 @@ from multinode.workflows.grid.sweep_store import (
     load_grid,
     new_record,
 )
-from multinode.workflows.run.launch import Launch, Outside, probe_nodes, same_threads
+from multinode.workflows.run.context import Launch, RunContext
+from multinode.workflows.run.launch import probe_nodes, same_threads
 
 __all__ = ["Resume", "Swept", "find_finished", "require_plannable", "sweep"]
 
@@ -40,7 +41,7 @@ _MOST_BLOCKED = 2
 # So many of the first cells that are refused for the same reason, likewise.
 _MOST_REFUSED = 2
 
-Measure = Callable[[Launch, Outside, float | None], CellRun]
+Measure = Callable[[Launch, RunContext, float | None], CellRun]
 Conclude = Callable[[RunDirectory, Path], object]
 
 
@@ -78,13 +79,13 @@ def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
 
 
 def sweep(
-    asked: AskedGrid, outside: Outside, resume: Resume, conclude: Conclude, measure: Measure = measure_cell
+    asked: AskedGrid, context: RunContext, resume: Resume, conclude: Conclude, measure: Measure = measure_cell
 ) -> Swept:
     """Measure every cell that has not been measured, in an order in which running out of memory is seen early.
 
     Args:
         asked: the grid and its job.
-        outside: the nodes.
+        context: the nodes.
         resume: what becomes of an earlier sweep of the same command.
         conclude: makes the table, of what there is, whenever the sweep ends.
         measure: makes one run.
@@ -94,19 +95,19 @@ def sweep(
         NodeError: a node cannot be reached; what was measured is kept.
         Interrupted: the user stopped it; likewise.
     """
-    finished = find_finished(asked, outside.runs, resume)
+    finished = find_finished(asked, context.runs, resume)
     if finished is not None:
         return finished
-    launches = _launches(asked, outside)
-    directory = _take_up(asked, outside, resume, launches)
-    with directory.following():
-        series = _Series(outside, directory, launches, asked.training.minutes)
+    launches = _launches(asked, context)
+    directory = _take_up(asked, context, resume, launches)
+    with directory.lock():
+        series = _Series(context, directory, launches, asked.training.minutes)
         try:
             series.run(measure, retries_failed=resume.retry_failed)
         except BaseException as error:
-            _end(outside, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
+            _end(context, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
             raise
-        _end(outside, directory, "succeeded", conclude)
+        _end(context, directory, "succeeded", conclude)
     return Swept(record=series.record, directory=directory.path)
 
 
@@ -120,45 +121,45 @@ def require_plannable(asked: AskedGrid) -> None:
         cell_launch(asked, cell, cell_workers(asked, cell, {}))
 
 
-def _launches(asked: AskedGrid, outside: Outside) -> dict[str, Launch]:
+def _launches(asked: AskedGrid, context: RunContext) -> dict[str, Launch]:
     """The launch of every cell by its label, so that what cannot be laid out is said before anything is measured."""
     nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
     told = None not in asked.grid.workers_per_node or all(node.slots or node.gpus for node in nodes)
     cluster = asked.launch.cluster.first(len(nodes))
-    facts = {} if told else probe_nodes(msgspec.structs.replace(asked.launch, cluster=cluster), outside.agent)
+    facts = {} if told else probe_nodes(msgspec.structs.replace(asked.launch, cluster=cluster), context.agent)
     workers = {cell.label: cell_workers(asked, cell, facts) for cell in asked.cells}
     threaded = same_threads(asked.launch, list(workers.values()))
     if threaded != asked.launch:
-        outside.say("OMP_NUM_THREADS=1 in every cell: torchrun gives a worker that is alone on its node more threads")
+        context.say("OMP_NUM_THREADS=1 in every cell: torchrun gives a worker that is alone on its node more threads")
     asked = msgspec.structs.replace(asked, launch=threaded)
     return {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
 
 
-def _take_up(asked: AskedGrid, outside: Outside, resume: Resume, launches: dict[str, Launch]) -> RunDirectory:
+def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, launches: dict[str, Launch]) -> RunDirectory:
     """The directory of the sweep that goes on, or of a new one."""
     record = new_record(asked)
-    found = None if resume.anew else find_sweep(outside.runs, record.fingerprint)
+    found = None if resume.anew else find_sweep(context.runs, record.fingerprint)
     if found is not None:
         directory, record = found
-        if directory.is_followed:
+        if directory.is_locked:
             raise UsageError(
                 f"this very sweep is under way already: {directory.run_id}",
                 hint="wait for its end; --new begins another one, and each would disturb the other",
             )
-        outside.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --new begins anew")
+        context.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --new begins anew")
         return directory
     most = max(len(one.cluster.nodes) * (one.options.workers_per_node or 1) for one in launches.values())
-    directory = create_sweep(outside.runs, asked, record, most)
-    outside.say(f"sweep {directory.run_id}: {state_line(record)}")
+    directory = create_sweep(context.runs, asked, record, most)
+    context.say(f"sweep {directory.run_id}: {state_line(record)}")
     return directory
 
 
-def _end(outside: Outside, directory: RunDirectory, status: str, conclude: Conclude) -> None:
+def _end(context: RunContext, directory: RunDirectory, status: str, conclude: Conclude) -> None:
     """Store the table of what there is; what keeps it from being made is no word against what was measured."""
     try:
-        conclude(directory, outside.runs)
+        conclude(directory, context.runs)
     except MultinodeError as error:
-        outside.say(f"its table cannot be made yet: {error}")
+        context.say(f"its table cannot be made yet: {error}")
     # With a full disk there is nothing that could be kept, and why the sweep ended is said all the same.
     with contextlib.suppress(MultinodeError):
         keep_status(directory, status)
@@ -169,13 +170,13 @@ class _Series:
 
     def __init__(
         self,
-        outside: Outside,
+        context: RunContext,
         directory: RunDirectory,
         launches: dict[str, Launch],
         minutes: float | None,
     ) -> None:
         self.record = load_grid(directory)
-        self._outside = outside
+        self._context = context
         # This process holds it: nobody else changes what is stored there.
         self._directory = directory
         # Of each cell, by its label.
@@ -204,7 +205,7 @@ class _Series:
                 continue
             self._require_going_on()
             cell = self.record.cells[turn.cell].cell
-            self._outside.say(cell_line(number, len(turns), cell.label, left_s(self.record)))
+            self._context.say(cell_line(number, len(turns), cell.label, left_s(self.record)))
             outcome = self._measure(turn, measure)
             blocked = [*blocked, turn.cell] if outcome.unreachable or outcome.held else []
             if len(blocked) == _MOST_BLOCKED:
@@ -218,13 +219,13 @@ class _Series:
     def _measure(self, turn: Turn, measure: Measure) -> Outcome:
         cell = self.record.cells[turn.cell].cell
         ending = f"-{turn.number}" if self.record.grid.repeats > 1 else ""
-        run_id = free_run_id(self._outside.runs, f"{self._directory.run_id}-{cell.label}{ending}")
+        run_id = free_run_id(self._context.runs, f"{self._directory.run_id}-{cell.label}{ending}")
         self._keep(begin(self.record, turn.cell, run_id))
         began = time.monotonic()
         rate = None
         try:
             what = msgspec.structs.replace(self._launches[cell.label], run_id=run_id)
-            run = measure(what, self._outside, self._minutes)
+            run = measure(what, self._context, self._minutes)
             self._has_run = True
             rate = run.launched.summary.samples_per_s
             outcome = judge_run(run.launched.run, in_time=run.in_time, lacks=figures_lack(run.launched))
@@ -237,7 +238,7 @@ class _Series:
             self._keep(give_up(self.record, turn.cell))
             self._require_going_on()
             raise
-        if outcome.state != "measured" and self._outside.stop.count:
+        if outcome.state != "measured" and self._context.stop.count:
             self._keep(give_up(self.record, turn.cell))
             self._require_going_on()
         if outcome.state == "stopped":
@@ -264,9 +265,9 @@ class _Series:
         cell = record.cells[index]
         # Why an earlier repeat failed is no word on this one.
         told = msgspec.structs.replace(cell, reason="") if outcome.state == "measured" else cell
-        self._outside.say(end_line(told, samples_per_s))
+        self._context.say(end_line(told, samples_per_s))
         if skipped:
-            self._outside.say(f"skipped, as they need more: {', '.join(skipped)}")
+            self._context.say(f"skipped, as they need more: {', '.join(skipped)}")
 
     def _settle_cut_off(self) -> None:
         """Judge what was under way when an earlier controller was killed."""
@@ -275,13 +276,13 @@ class _Series:
                 run_id = cell.current
                 outcome = Outcome(state="stopped")
                 if run_id is not None:
-                    outcome = end_cut_off(run_id, self._outside, self.record.limit_s)
+                    outcome = end_cut_off(run_id, self._context, self.record.limit_s)
                 record = settle(self.record, index, outcome)
                 out = record.cells[index].state == "out_of_memory"
                 self._keep(skip_larger(record, index)[0] if out else record)
 
     def _require_going_on(self) -> None:
-        if self._outside.stop.count:
+        if self._context.stop.count:
             raise Interrupted(
                 f"interrupted; {state_line(self.record)}", hint=f"{_GOES_ON}: sweep {self._directory.run_id}"
             )

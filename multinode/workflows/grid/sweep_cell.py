@@ -12,7 +12,7 @@ from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.grid import Cell, Grid
 from multinode.core.job.deepspeed_edit import fit_batch
-from multinode.core.job.job import Job, LlamaFactoryJob, cut_short
+from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.core.run.synthetic import with_synthetic
@@ -20,17 +20,9 @@ from multinode.errors import Interrupted
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.comparison.contrast import cut_job
 from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, with_time_limit
+from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
-from multinode.workflows.run.launch import (
-    Launch,
-    Launched,
-    Outside,
-    Prepared,
-    carry_out,
-    forget,
-    measured_only,
-    prepare,
-)
+from multinode.workflows.run.launch import cleanup_nodes, measured_only, prepare, run_prepared
 
 __all__ = ["AskedGrid", "CellRun", "CellTraining", "cell_launch", "cell_workers", "measure_cell"]
 
@@ -109,13 +101,13 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: int, run_id: str | None =
 
 
 def measure_cell(
-    what: Launch, outside: Outside, minutes: float | None = None, *, patience_s: float = PATIENCE_S
+    what: Launch, context: RunContext, minutes: float | None = None, *, patience_s: float = PATIENCE_S
 ) -> CellRun:
     """One run on free GPUs, of which nothing stays on the nodes; a run that fails is a result.
 
     Args:
         what: the launch.
-        outside: the nodes.
+        context: the nodes.
         minutes: of training, after which it is stopped; None has it train its steps.
         patience_s: how long GPUs that are held are waited for.
 
@@ -123,19 +115,19 @@ def measure_cell(
         UsageError, NodeError, NodeFailed: it could not be prepared.
         Interrupted: the user asked to stop before it began.
     """
-    prepared = prepare(what, outside)
-    held = wait_for_gpus(prepared, outside, patience_s=patience_s)
-    if outside.stop.count:
+    prepared = prepare(what, context)
+    held = wait_for_gpus(prepared, context, patience_s=patience_s)
+    if context.stop.count:
         raise Interrupted("interrupted")
     if held is not None:
         return CellRun(launched=_refuse(prepared, held))
     if minutes is None:
-        run = CellRun(launched=carry_out(prepared, outside))
+        run = CellRun(launched=run_prepared(prepared, context))
     else:
-        limited, timed = with_time_limit(outside, minutes * _S_PER_MINUTE)
-        launched = carry_out(prepared, limited)
+        limited, timed = with_time_limit(context, minutes * _S_PER_MINUTE)
+        launched = run_prepared(prepared, limited)
         run = CellRun(launched=launched, in_time=timed.is_over)
-    forget(run.launched, what.cluster, outside)
+    cleanup_nodes(run.launched, what.cluster, context)
     return run
 
 
@@ -143,7 +135,7 @@ def _cut(job: Job, training: CellTraining) -> Job:
     if training.minutes is None:
         return cut_job(job, training.steps)
     # It must not end before its time.
-    return cut_short(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
+    return limit_steps(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
 
 
 def _refuse(prepared: Prepared, held: Finding) -> Launched:

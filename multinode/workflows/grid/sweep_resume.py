@@ -13,7 +13,8 @@ from multinode.core.run.samples import parse_samples
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_duration
 from multinode.workflows.run.attach import Known, find_known, stop
-from multinode.workflows.run.launch import Launched, Outside, forget
+from multinode.workflows.run.context import Launched, RunContext
+from multinode.workflows.run.launch import cleanup_nodes
 from multinode.workflows.run.observe import summarise_run
 
 __all__ = ["end_cut_off", "figures_lack"]
@@ -24,7 +25,7 @@ _STOPPED = Outcome(state="stopped", reason="its controller was killed")
 _FROM_OUTSIDE = frozenset({"stopped", "lease_expired"})
 
 
-def end_cut_off(run_id: str, outside: Outside, limit_s: float | None = None) -> Outcome:
+def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) -> Outcome:
     """See that nothing of a run goes on, and take its figures if it had come to its end.
 
     A run with a time limit has come to its end once its steps fill that time, whether its controller stopped it or its
@@ -33,27 +34,27 @@ def end_cut_off(run_id: str, outside: Outside, limit_s: float | None = None) -> 
 
     Args:
         run_id: the run.
-        outside: its nodes.
+        context: its nodes.
         limit_s: of training, after which it was to be stopped; None had it train its steps.
 
     Raises:
         NodeError: a node of it could not be asked.
         MultinodeError: another process follows it, and does not record its end.
     """
-    directory = RunDirectory(outside.runs / run_id)
+    directory = RunDirectory(context.runs / run_id)
     run = directory.read("run.json", Run)
     if run is None:
         # It was being prepared, and nothing had been started.
         return _STOPPED
-    known = find_known(outside.runs, run_id)
-    launched = _end(known, outside)
+    known = find_known(context.runs, run_id)
+    launched = _end(known, context)
     outcome = judge_run(launched.run, in_time=False, lacks=figures_lack(launched))
     if run.status == "running" and outcome.state != "measured":
         # How it ended without its controller says nothing about the cell, unless it ended well.
         outcome = _STOPPED
     if limit_s is not None and outcome.state == "stopped":
-        outcome = _judge_by_time(launched, limit_s, outside)
-    forget(launched, known.cluster, outside)
+        outcome = _judge_by_time(launched, limit_s, context)
+    cleanup_nodes(launched, known.cluster, context)
     return _STOPPED if outcome.unreachable else outcome
 
 
@@ -66,23 +67,23 @@ def figures_lack(launched: Launched) -> str | None:
     return next((reason for reason in reasons if reason), "it recorded no step that counts")
 
 
-def _end(known: Known, outside: Outside) -> Launched:
+def _end(known: Known, context: RunContext) -> Launched:
     """The run as it ended; one that goes on is stopped."""
     if known.run.status == "running":
-        outside.say(f"run {known.run.run_id} was cut off: seeing that nothing of it goes on")
-        return stop(known, outside, _GRACE_S)
+        context.say(f"run {known.run.run_id} was cut off: seeing that nothing of it goes on")
+        return stop(known, context, _GRACE_S)
     directory = RunDirectory(known.directory)
     summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
     return Launched(run=known.run, summary=summary, plan=known.plan, directory=known.directory)
 
 
-def _judge_by_time(launched: Launched, limit_s: float, outside: Outside) -> Outcome:
+def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> Outcome:
     """Of a run that was to be stopped after `limit_s`, and was stopped."""
     short = _short_of(launched, limit_s)
     if short is not None:
-        outside.say(f"run {launched.run.run_id} is made again: {short}")
+        context.say(f"run {launched.run.run_id} is made again: {short}")
         return _STOPPED
-    outside.say(f"run {launched.run.run_id} had trained for its {format_duration(limit_s)}, and counts")
+    context.say(f"run {launched.run.run_id} had trained for its {format_duration(limit_s)}, and counts")
     return judge_run(launched.run, in_time=True, lacks=figures_lack(launched))
 
 

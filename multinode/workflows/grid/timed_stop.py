@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.core.run.progress import RunProgress, TrainingTime
 from multinode.launch.stop_request import StopRequest
-from multinode.workflows.run.launch import Outside
+from multinode.workflows.run.context import RunContext
 
 __all__ = ["STEPS_WITHOUT_END", "TimedStop", "with_time_limit"]
 
@@ -67,14 +67,14 @@ class TimedStop:
         return 0.0 if self._began is None else self._clock() - self._began
 
 
-def with_time_limit(outside: Outside, limit_s: float) -> tuple[Outside, TimedStop]:
+def with_time_limit(context: RunContext, limit_s: float) -> tuple[RunContext, TimedStop]:
     """The outside of a run that trains for so long, and what stops it then."""
-    timed = TimedStop(outside.stop, limit_s)
-    limited = outside.with_stop(timed.stop)
+    timed = TimedStop(context.stop, limit_s)
+    limited = context.with_stop(timed.stop)
 
     def observe(progress: RunProgress) -> None:
         timed.look(progress)
-        outside.observe(timed.show(progress))
+        context.observe(timed.show(progress))
 
     limited.observe = observe
     return limited, timed

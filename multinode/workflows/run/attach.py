@@ -19,7 +19,7 @@ from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.outcomes import gather
-from multinode.workflows.run.launch import Launched, Outside
+from multinode.workflows.run.context import Launched, RunContext
 from multinode.workflows.run.observe import summarise_run
 from multinode.workflows.run.traces import fetch_traces
 
@@ -103,7 +103,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
 
 def attach(
     known: Known,
-    outside: Outside,
+    context: RunContext,
     *,
     leave: bool = False,
     stall_s: float | None = 300.0,
@@ -118,10 +118,10 @@ def attach(
         UsageError: another process follows it.
     """
     leave = leave or known.run.detached
-    return _take_up(known, outside, ExecuteOptions(leave_on_stop=leave, stall_s=stall_s, on_stall=on_stall))
+    return _take_up(known, context, ExecuteOptions(leave_on_stop=leave, stall_s=stall_s, on_stall=on_stall))
 
 
-def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
+def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     """Stop a run on all its nodes and see that nothing of it is left.
 
     Where another process follows it, that one records the end; it is waited for.
@@ -130,15 +130,15 @@ def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
         MultinodeError: a node could not be asked, or the end was not recorded in time.
     """
     directory = RunDirectory(known.directory)
-    if not directory.is_followed:
+    if not directory.is_locked:
         request = StopRequest()
         request.ask("stop")
-        return _take_up(known, outside.with_stop(request), ExecuteOptions(grace_s=grace_s))
+        return _take_up(known, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
 
     def ask(node: Node) -> None:
         rank = next(one.node_rank for one in known.plan.nodes if one.node == node.name)
         order = {"schema": 1, "run_id": node_run_id(known.run.run_id, rank), "grace_s": grace_s}
-        outside.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
+        context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
 
     gather(known.cluster.nodes, ask, deadline_s=grace_s + 2 * _ANSWER_S).require()
     end = time.monotonic() + _ANSWER_S
@@ -152,7 +152,7 @@ def stop(known: Known, outside: Outside, grace_s: float) -> Launched:
     raise MultinodeError(f"run {known.run.run_id} has stopped on its nodes, and who follows it does not record that")
 
 
-def _take_up(known: Known, outside: Outside, options: ExecuteOptions) -> Launched:
+def _take_up(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
     """Follow it; of the options, lease and kind are the run's own."""
     directory = RunDirectory(known.directory)
     if known.run.status != "running":
@@ -160,17 +160,17 @@ def _take_up(known: Known, outside: Outside, options: ExecuteOptions) -> Launche
         return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory.path)
     lease_s = None if known.run.detached else known.run.lease_s
     options = msgspec.structs.replace(options, lease_s=lease_s, kind=known.run.kind, attach=True)
-    with directory.following():
+    with directory.lock():
         run = execute(
             known.plan,
             known.cluster,
-            agent=outside.agent,
+            agent=context.agent,
             directory=directory,
             options=options,
-            stop=outside.stop,
-            observe=outside.observe,
+            stop=context.stop,
+            observe=context.observe,
         )
-        fetch_traces(outside.agent, known.cluster, known.plan, directory, outside.say)
+        fetch_traces(context.agent, known.cluster, known.plan, directory, context.say)
         summary = summarise_run(directory, known.plan)
     return Launched(run=run, summary=summary, plan=known.plan, directory=directory.path)
 

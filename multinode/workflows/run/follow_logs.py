@@ -11,7 +11,7 @@ from multinode.core.run.run import Run
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import Known, attach
-from multinode.workflows.run.launch import Outside
+from multinode.workflows.run.context import RunContext
 
 __all__ = ["follow_logs", "needs_follower"]
 
@@ -22,19 +22,19 @@ _JOIN_S = 30.0
 
 def needs_follower(known: Known) -> bool:
     """Whether the run goes on and nobody on this machine brings its logs home."""
-    return known.run.status == "running" and not RunDirectory(known.directory).is_followed
+    return known.run.status == "running" and not RunDirectory(known.directory).is_locked
 
 
-def follow_logs(known: Known, ranks: tuple[int, ...], outside: Outside | None) -> Iterator[tuple[str, bytes]]:
+def follow_logs(known: Known, ranks: tuple[int, ...], context: RunContext | None) -> Iterator[tuple[str, bytes]]:
     """Name of the node, and what its log has gained; from the beginning of the logs to the end of the run.
 
     Args:
         known: the run.
         ranks: node ranks whose logs are wanted.
-        outside: the way to the nodes, where a follower is needed; it leaves the run alone when this ends.
+        context: the way to the nodes, where a follower is needed; it leaves the run alone when this ends.
     """
     directory = RunDirectory(known.directory)
-    follower = _Follower(known, outside) if outside is not None else None
+    follower = _Follower(known, context) if context is not None else None
     places = dict.fromkeys(ranks, 0)
     names = {node.node_rank: node.name for node in known.run.nodes}
     try:
@@ -58,11 +58,11 @@ def follow_logs(known: Known, ranks: tuple[int, ...], outside: Outside | None) -
 class _Follower:
     """Follows the run in a thread, for its files."""
 
-    def __init__(self, known: Known, outside: Outside) -> None:
+    def __init__(self, known: Known, context: RunContext) -> None:
         self.error: MultinodeError | None = None
-        self._stop = outside.stop
+        self._stop = context.stop
         self._known = known
-        self._outside = outside
+        self._context = context
         self._thread = threading.Thread(target=self._follow, name="follow-logs", daemon=True)
         self._thread.start()
 
@@ -76,7 +76,7 @@ class _Follower:
 
     def _follow(self) -> None:
         try:
-            attach(self._known, self._outside, leave=True)
+            attach(self._known, self._context, leave=True)
         except MultinodeError as error:
             self.error = error
 

@@ -13,7 +13,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.preflight.checks.occupancy import check_gpus_free
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.probe import Questions, probe
-from multinode.workflows.run.launch import Outside, Prepared
+from multinode.workflows.run.context import Prepared, RunContext
 
 __all__ = ["PATIENCE_S", "find_holder", "wait_for_gpus"]
 
@@ -23,7 +23,7 @@ _EVERY_S = 2.0
 
 
 def wait_for_gpus(
-    prepared: Prepared, outside: Outside, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
+    prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
 ) -> Finding | None:
     """Wait until the GPUs are free, or the user asks to stop; what still holds one then.
 
@@ -35,11 +35,11 @@ def wait_for_gpus(
     cluster = prepared.what.cluster
     held = find_holder(cluster, prepared.plan, prepared.facts)
     if held is not None:
-        outside.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
+        context.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
     end = time.monotonic() + patience_s
-    while held is not None and time.monotonic() < end and not outside.stop.count:
+    while held is not None and time.monotonic() < end and not context.stop.count:
         time.sleep(every_s)
-        found = probe(outside.agent, cluster, Questions(packages=False)).require()
+        found = probe(context.agent, cluster, Questions(packages=False)).require()
         held = find_holder(cluster, prepared.plan, {one.node: one for one in found})
     return held
 

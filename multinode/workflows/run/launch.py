@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,42 +12,32 @@ import msgspec
 from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.job.workload import read_workload
 from multinode.analyse.steps.model_work import read_model_work
-from multinode.analyse.steps.summary import Summary
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.job.job import Job, LlamaFactoryJob, argument_keys, figures_only
-from multinode.core.job.surroundings import with_same_threads
+from multinode.core.job.job import LlamaFactoryJob, argument_keys, figures_only
+from multinode.core.job.job_environment import with_same_threads
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan
-from multinode.core.run.planning import LaunchOptions, plan_launch
-from multinode.core.run.progress import RunProgress
+from multinode.core.run.planning import plan_launch
 from multinode.core.run.redaction import redact_plan
-from multinode.core.run.run import Run
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.execute import execute
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.stop_request import StopRequest
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.launch_checks import check_launch, raise_first_error, with_endpoints, with_meeting
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
-from multinode.transport.base import Transport
 from multinode.units import format_count
 from multinode.workflows.lab import refresh_lab
 from multinode.workflows.run.clean import clean
+from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.observe import summarise_run
 from multinode.workflows.run.traces import fetch_traces
 
 __all__ = [
-    "Launch",
-    "Launched",
-    "Outside",
-    "Prepared",
-    "carry_out",
-    "forget",
+    "cleanup_nodes",
     "launch",
     "make_run_id",
     "measured_only",
@@ -56,6 +45,7 @@ __all__ = [
     "prepare",
     "probe_nodes",
     "require_success",
+    "run_prepared",
     "same_threads",
 ]
 
@@ -67,91 +57,16 @@ _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
 _FILES = "paths"
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be launched.
-
-    Attributes:
-        hostfile: the hostfile's text, kept with the run.
-        check: whether findings that would break the run stop it before it starts.
-        run_id: its name; None makes one.
-    """
-
-    cluster: Cluster
-    hostfile: str
-    job: Job | Benchmark
-    options: LaunchOptions = LaunchOptions()
-    execute: ExecuteOptions = ExecuteOptions()
-    check: bool = True
-    run_id: str | None = None
-
-
-class Outside:
-    """What a launch needs from outside: the network, a place for runs, and whoever watches.
-
-    Args:
-        transport: the way to the nodes.
-        runs: directory of all runs.
-        stop: how the user asks to stop.
-        observe: is shown the progress, a few times a second.
-        say: is told each stage in a few words.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        runs: Path,
-        *,
-        stop: StopRequest | None = None,
-        observe: Callable[[RunProgress], None] = lambda _: None,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.agent = AgentTransport(transport)
-        self.runs = runs
-        self.stop = stop or StopRequest()
-        self.observe = observe
-        self.say = say
-
-    def with_stop(self, stop: StopRequest) -> Outside:
-        """The same, with another way to ask for a stop."""
-        other = copy.copy(self)
-        other.stop = stop
-        return other
-
-
-class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has ended."""
-
-    run: Run
-    summary: Summary
-    plan: LaunchPlan
-    directory: Path
-
-
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch that has been planned, checked and kept; nothing of it runs yet.
-
-    Attributes:
-        facts: by node.
-        findings: what the checks found, no errors among them.
-    """
-
-    what: Launch
-    facts: dict[str, NodeFacts]
-    plan: LaunchPlan
-    findings: tuple[Finding, ...]
-    directory: Path
-
-
-def launch(what: Launch, outside: Outside) -> Launched:
+def launch(what: Launch, context: RunContext) -> Launched:
     """Run a job on all nodes of the cluster, to its end.
 
     Raises:
         UsageError, NodeError, NodeFailed: as `prepare`; nothing was started.
     """
-    return carry_out(prepare(what, outside), outside)
+    return run_prepared(prepare(what, context), context)
 
 
-def prepare(what: Launch, outside: Outside) -> Prepared:
+def prepare(what: Launch, context: RunContext) -> Prepared:
     """Probe, plan and check, and keep it all in a new run directory.
 
     Raises:
@@ -160,43 +75,43 @@ def prepare(what: Launch, outside: Outside) -> Prepared:
         NodeFailed: a check found what would break the run.
     """
     refresh_lab(what.cluster)
-    outside.say(f"probing {_nodes(what.cluster)}")
-    facts = probe_nodes(what, outside.agent)
+    context.say(f"probing {_nodes(what.cluster)}")
+    facts = probe_nodes(what, context.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
-    findings = _check(what, facts, outside) if what.check else ()
-    directory = RunDirectory.create(outside.runs, plan.run_id)
+    findings = _check(what, facts, context) if what.check else ()
+    directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
     return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory.path)
 
 
-def carry_out(prepared: Prepared, outside: Outside) -> Launched:
+def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
     """Start what was prepared and follow it to its end; a run that fails is a result."""
     plan, cluster = prepared.plan, prepared.what.cluster
     directory = RunDirectory(prepared.directory)
-    outside.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
-    with directory.following():
+    context.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
+    with directory.lock():
         run = execute(
             plan,
             cluster,
-            agent=outside.agent,
+            agent=context.agent,
             directory=directory,
             options=prepared.what.execute,
-            stop=outside.stop,
-            observe=outside.observe,
+            stop=context.stop,
+            observe=context.observe,
         )
-        fetch_traces(outside.agent, cluster, plan, directory, outside.say)
+        fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan)
     return Launched(run=run, summary=summary, plan=plan, directory=directory.path)
 
 
-def require_success(launched: Launched, outside: Outside) -> None:
+def require_success(launched: Launched, context: RunContext) -> None:
     """For verbs that need the run's figures: it must have ended well.
 
     Raises:
         Interrupted: the user stopped it.
         RunFailed: it failed, with its first failure.
     """
-    if outside.stop.count:
+    if context.stop.count:
         raise Interrupted("interrupted", hint=f"what was measured so far: {launched.directory}")
     if launched.run.status != "succeeded":
         failure = launched.run.first_failure
@@ -210,8 +125,8 @@ def require_success(launched: Launched, outside: Outside) -> None:
 
 def same_threads(what: Launch, workers: Sequence[int]) -> Launch:
     """The launch with as many threads a worker, however many workers a node has; see `with_same_threads`."""
-    surroundings = with_same_threads(what.options.surroundings, what.cluster, workers)
-    return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, surroundings=surroundings))
+    environment = with_same_threads(what.options.environment, what.cluster, workers)
+    return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, environment=environment))
 
 
 def measured_only(what: Launch) -> Launch:
@@ -221,11 +136,11 @@ def measured_only(what: Launch) -> Launch:
     return msgspec.structs.replace(what, job=figures_only(what.job))
 
 
-def forget(launched: Launched, cluster: Cluster, outside: Outside) -> None:
+def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
     """Remove from its nodes what a run left there; everything of it that is wanted has come home."""
-    for node in clean(outside.agent, cluster, [launched.run.run_id], 0.0):
+    for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
         if node.error is not None:
-            outside.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
+            context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
 
 
 def plan_offline(what: Launch) -> LaunchPlan:
@@ -258,14 +173,14 @@ def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
 
 def _argument_keys(what: Launch) -> tuple[str, ...]:
     """Those that are looked for; a prelude may lead to another LLaMA-Factory than the one that is found without it."""
-    surroundings = what.options.surroundings
-    if not what.check or surroundings.prelude is not None:
+    environment = what.options.environment
+    if not what.check or environment.prelude is not None:
         return ()
     names = (name for node in what.cluster.nodes for name in node.env)
-    return argument_keys(what.job, (*surroundings.env, *names))
+    return argument_keys(what.job, (*environment.env, *names))
 
 
-def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple[Finding, ...]:
+def _check(what: Launch, facts: dict[str, NodeFacts], context: RunContext) -> tuple[Finding, ...]:
     inspection = with_endpoints(
         Inspection(cluster=what.cluster, facts=facts, job=what.job, master_port=what.options.master_port)
     )
@@ -273,8 +188,8 @@ def _check(what: Launch, facts: dict[str, NodeFacts], outside: Outside) -> tuple
     raise_first_error(findings)
     if len(what.cluster.nodes) == 1:
         return findings
-    outside.say("checking that the nodes reach each other")
-    findings = _apply(what, check_launch(with_meeting(outside.agent, inspection)))
+    context.say("checking that the nodes reach each other")
+    findings = _apply(what, check_launch(with_meeting(context.agent, inspection)))
     raise_first_error(findings)
     return findings
 
@@ -284,7 +199,7 @@ def _apply(what: Launch, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     options = what.options
     if options.engine is not None and options.engine.name == "command":
         unknown = {(check, node.name) for check in (*_SOFTWARE, _FILES) for node in what.cluster.nodes}
-    elif options.surroundings.prelude is not None:
+    elif options.environment.prelude is not None:
         unknown = {(_FILES, node.name) for node in what.cluster.nodes}
         unknown |= {(check, node.name) for check in _SOFTWARE for node in what.cluster.nodes if node.python is None}
     else:

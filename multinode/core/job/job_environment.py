@@ -1,4 +1,4 @@
-"""Surroundings: what stands around a job on every node, whatever the job is: variables and a prelude. Pure."""
+"""JobEnvironment: what stands around a job on every node, whatever the job is: variables and a prelude. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile_keys import check_variable
 from multinode.errors import UsageError
 
-__all__ = ["Surroundings", "parse_surroundings", "with_same_threads"]
+__all__ = ["JobEnvironment", "parse_job_environment", "with_same_threads"]
 
 _THREADS = "OMP_NUM_THREADS"
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line adds to every node's job.
 
     Attributes:
@@ -29,7 +29,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     prelude: str | None = None
 
 
-def parse_surroundings(variables: Iterable[str], prelude: str | None, environ: Mapping[str, str]) -> Surroundings:
+def parse_job_environment(variables: Iterable[str], prelude: str | None, environ: Mapping[str, str]) -> JobEnvironment:
     """From `NAME=VALUE` and `NAME`, which is looked up in `environ`; the last of a name counts.
 
     Raises:
@@ -57,21 +57,21 @@ def parse_surroundings(variables: Iterable[str], prelude: str | None, environ: M
     text = (prelude or "").strip()
     if "\0" in text:
         raise UsageError("--prelude holds a NUL character")
-    return Surroundings(env=env, forwarded=tuple(forwarded), prelude=text or None)
+    return JobEnvironment(env=env, forwarded=tuple(forwarded), prelude=text or None)
 
 
-def with_same_threads(surroundings: Surroundings, cluster: Cluster, workers: Sequence[int]) -> Surroundings:
+def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Sequence[int]) -> JobEnvironment:
     """One thread a worker for runs that are to be compared, unless the user or the hostfile says how many.
 
     torchrun gives each of several workers one thread of OpenMP, and one that is alone on its node as many as there are
     cores: the same worker would compute differently (torch.distributed.run, `OMP_NUM_THREADS`).
 
     Args:
-        surroundings: of all runs.
+        environment: of all runs.
         cluster: their nodes.
         workers: on a node, of each run.
     """
-    said = _THREADS in surroundings.env or any(_THREADS in node.env for node in cluster.nodes)
+    said = _THREADS in environment.env or any(_THREADS in node.env for node in cluster.nodes)
     if said or max(workers, default=1) == 1:
-        return surroundings
-    return msgspec.structs.replace(surroundings, env=surroundings.env | {_THREADS: "1"})
+        return environment
+    return msgspec.structs.replace(environment, env=environment.env | {_THREADS: "1"})

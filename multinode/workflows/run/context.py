@@ -1,0 +1,101 @@
+"""What goes into a launch and what comes out of it: the request, the way to the nodes, the plan, the run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from multinode.analyse.steps.summary import Summary
+from multinode.core.check.finding import Finding
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.job.job import Job
+from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.run.progress import RunProgress
+from multinode.core.run.run import Run
+from multinode.launch.request import ExecuteOptions
+from multinode.launch.stop_request import StopRequest
+from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Transport
+
+__all__ = ["Launch", "Launched", "Prepared", "RunContext"]
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be launched.
+
+    Attributes:
+        hostfile: the hostfile's text, kept with the run.
+        check: whether findings that would break the run stop it before it starts.
+        run_id: its name; None makes one.
+    """
+
+    cluster: Cluster
+    hostfile: str
+    job: Job | Benchmark
+    options: LaunchOptions = LaunchOptions()
+    execute: ExecuteOptions = ExecuteOptions()
+    check: bool = True
+    run_id: str | None = None
+
+
+class RunContext:
+    """What a launch needs from outside: the network, a place for runs, and whoever watches.
+
+    Args:
+        transport: the way to the nodes.
+        runs: directory of all runs.
+        stop: how the user asks to stop.
+        observe: is shown the progress, a few times a second.
+        say: is told each stage in a few words.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        runs: Path,
+        *,
+        stop: StopRequest | None = None,
+        observe: Callable[[RunProgress], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.agent = AgentTransport(transport)
+        self.runs = runs
+        self.stop = stop or StopRequest()
+        self.observe = observe
+        self.say = say
+
+    def with_stop(self, stop: StopRequest) -> RunContext:
+        """The same, with another way to ask for a stop."""
+        other = copy.copy(self)
+        other.stop = stop
+        return other
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has ended."""
+
+    run: Run
+    summary: Summary
+    plan: LaunchPlan
+    directory: Path
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch that has been planned, checked and kept; nothing of it runs yet.
+
+    Attributes:
+        facts: by node.
+        findings: what the checks found, no errors among them.
+    """
+
+    what: Launch
+    facts: dict[str, NodeFacts]
+    plan: LaunchPlan
+    findings: tuple[Finding, ...]
+    directory: Path
