@@ -1,4 +1,4 @@
-"""Units: parsing what people write (`1gbit`, `64M`) and printing numbers. GB is 1e9, GiB is 2**30."""
+"""Units: parsing what people write (`1gbit`, `64M`, `1h30m`) and printing numbers. GB is 1e9, GiB is 2**30."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ __all__ = [
     "format_rate",
     "format_size",
     "goodput_gb_per_s",
+    "parse_clock",
+    "parse_duration",
     "parse_rate",
     "parse_size",
 ]
@@ -24,8 +26,16 @@ _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?bit)", re.IGNOR
 _RATE_GBIT = {"bit": 1e-9, "kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
 _SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmg]?)i?b?", re.IGNORECASE)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_DURATION = re.compile(
+    r"(?:(?P<d>\d{1,6}(?:\.\d{1,6})?)d)?\s*(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?\s*"
+    r"(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m(?:in)?)?\s*(?:(?P<s>\d{1,9}(?:\.\d{1,6})?)s)?",
+    re.ASCII | re.IGNORECASE,
+)
+# `3:35:20` and `28:04` as tqdm and the Trainer print them: two parts are minutes and seconds.
+_CLOCK = re.compile(r"(?:(?P<h>\d{1,6}):)?(?P<m>\d{1,6}):(?P<s>\d{2}(?:\.\d{1,6})?)", re.ASCII)
 _MINUTE_S = 60
 _HOUR_S = 3600
+_DURATION_S = {"d": 86400, "h": _HOUR_S, "m": _MINUTE_S, "s": 1}
 _CENTURY_S = 100 * 365 * 86400
 
 
@@ -51,6 +61,33 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it as 8, 64K, 128M or 1G")
     return int(match["number"]) * _SIZE_BYTES[match["unit"].lower()]
+
+
+def parse_duration(text: str) -> float:
+    """A time such as `8h`, `90m`, `1h30m`, `2d`, `45s`, in seconds.
+
+    Raises:
+        ValueError: it is none, or zero; the message says how to write one.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    found = match.groupdict() if match is not None else {}
+    seconds = sum(float(found[unit]) * size for unit, size in _DURATION_S.items() if found.get(unit))
+    if not seconds:
+        raise ValueError(f"{text!r} is not a time; write it as 8h, 90m, 1h30m or 2d")
+    return seconds
+
+
+def parse_clock(text: str) -> float:
+    """What a clock showed: `h:mm:ss` or `mm:ss`, in seconds.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = _CLOCK.fullmatch(text.strip())
+    minutes = int(match["m"]) if match is not None else 0
+    if match is None or float(match["s"]) >= _MINUTE_S or (match["h"] is not None and minutes >= _MINUTE_S):
+        raise ValueError(f"{text!r} is not a time; write it as 3:35:20 (hours), 28:04 (minutes) or in seconds")
+    return int(match["h"] or 0) * _HOUR_S + minutes * _MINUTE_S + float(match["s"])
 
 
 def goodput_gb_per_s(link_gbit_per_s: float, mtu: int = 1500) -> float:

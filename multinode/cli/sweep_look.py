@@ -32,9 +32,9 @@ class TableLook(NamedTuple):
         from multinode.analyse.grid.cell_view import Look
         from multinode.analyse.grid.cells import CellRow, CellTable
         from multinode.cli.inputs import parse_option
-        from multinode.core.text.duration import parse_duration
         from multinode.errors import UsageError
         from multinode.store.prices import load_prices
+        from multinode.units import parse_duration
         from multinode.workflows.grid.sweep_table import View, show
 
         if as_json and self.form != "table":

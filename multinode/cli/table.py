@@ -128,7 +128,7 @@ def _prices(path: Path | None) -> Prices | None:
 
 def _deadline(text: str | None) -> float | None:
     from multinode.cli.inputs import parse_option
-    from multinode.core.text.duration import parse_duration
+    from multinode.units import parse_duration
 
     return parse_option("--deadline", text, parse_duration) if text is not None else None
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from multinode.core.prediction.figures import Figures
-from multinode.core.text.training_yaml import WrongYaml, parse_yaml
-from multinode.decoding import convert
-from multinode.errors import UsageError
+from multinode.core.text.strict_yaml import decode_yaml
 from multinode.store.text_file import read_text
 
 __all__ = ["load_figures"]
@@ -24,11 +20,4 @@ def load_figures(path: Path) -> Figures:
         UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
             its place.
     """
-    text = read_text(path, "the file of figures", _HINT)
-    try:
-        return convert(parse_yaml(text), Figures)
-    except WrongYaml as wrong:
-        where = path if wrong.line is None else f"{path}:{wrong.line}"
-        raise UsageError(f"{where}: {wrong}", hint=_HINT) from None
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}", hint=_HINT) from None
+    return decode_yaml(read_text(path, "the file of figures", _HINT), Figures, path, _HINT)

@@ -20,7 +20,7 @@ from multinode.analyse.steps.summary import Summary
 from multinode.core.measure.collective_test import CollectiveTest
 from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.core.text.training_yaml import dump_yaml
+from multinode.core.text.strict_yaml import dump_yaml
 from multinode.units import goodput_gb_per_s
 from tests.analyse.trainings import TINY
 

@@ -10,7 +10,7 @@ from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
 from multinode.core.grid.imported_columns import COLUMNS
 from multinode.core.grid.imported_csv import parse_csv_table
-from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, WrongTable, make_table
+from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table
 
 
 def rows(text: str) -> tuple[CellRow, ...]:
@@ -88,7 +88,7 @@ def test_rows_of_a_large_table_are_told_apart_and_can_be_stored() -> None:
 def _is_taken(cell: Cell) -> bool:
     try:
         make_table([Line(1, [cell])], (), Extras())
-    except WrongTable:
+    except TableError:
         return False
     return True
 

@@ -18,7 +18,7 @@ from multinode.core.run.engines.engine import ENGINES, Engine, choose_engine, en
 from multinode.core.run.engines.llamafactory import llamafactory_command, reads_rank
 from multinode.core.run.engines.place import STRAY_VARIABLES, Place, network_environment
 from multinode.core.run.engines.torchrun import torchrun_command
-from multinode.core.text.training_yaml import parse_yaml
+from multinode.core.text.strict_yaml import parse_yaml
 from multinode.errors import UsageError
 
 PLACE = Place(

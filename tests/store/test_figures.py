@@ -19,12 +19,12 @@ def test_the_sample_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("strategy: zero2", "strategy: zero9", "$.strategy"),
-        ("per_device_batch: 1", "per_device_batch: 0", "$.per_device_batch"),
-        ("  runtime_s: 7200", "  runtime_h: 2", "`runtime_h` - at `$.single_node`"),
-        ("    rank: 8", "    rank: -8", "$.model.lora.rank"),
-        ("accumulation: 1", "accumulation: .inf", "$.accumulation"),
-        ("overlap: false", "overlap: no way", "$.overlap"),
+        ("strategy: zero2", "strategy: zero9", ":22: 'strategy': Invalid"),
+        ("per_device_batch: 1", "per_device_batch: 0", "'per_device_batch': Expected"),
+        ("  runtime_s: 7200", "  runtime_h: 2", "'single_node': 'runtime_h': Object contains unknown"),
+        ("    rank: 8", "    rank: -8", "'model': 'lora': 'rank': Expected"),
+        ("accumulation: 1", "accumulation: .inf", "'accumulation': Expected"),
+        ("overlap: false", "overlap: no way", "'overlap': Expected"),
         ("title: Qwen", "title: [", "expected"),
     ],
 )

@@ -19,7 +19,7 @@ from multinode.analyse.stats.spread import spread_of
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.run.device_samples import DeviceSample, SpeedSample
 from multinode.core.run.samples import Sample
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["BenchPart", "bench_nodes"]
 
@@ -154,7 +154,7 @@ def _speed(samples: Iterable[SpeedSample], peak: float | None) -> Speed | None:
     rates: list[float] = []
     for sample in samples:
         work = work_of(sample)
-        times_us = [time_us for time_us in map(credible_us, sample.times_us) if time_us]
+        times_us = [time_us for time_us in map(plausible_us, sample.times_us) if time_us]
         if work is not None:
             rates += [work.amount / work.scale / (time_us / 1e6) for time_us in times_us]
     rates = [rate for rate in rates if 0 < rate <= _FASTEST]

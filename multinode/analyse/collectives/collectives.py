@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.core.run.samples import CollectiveSample
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["CollectiveRow", "bus_factor", "collective_rows", "with_shares"]
 
@@ -91,7 +91,7 @@ def _row(workers: Sequence[CollectiveSample], ranks: int) -> CollectiveRow | Non
     first = workers[0]
     # Samples are what nodes say of themselves: no time, or one that cannot be, makes no bandwidth.
     iterations = [
-        times for times in zip(*(worker.times_us for worker in workers), strict=False) if all(map(credible_us, times))
+        times for times in zip(*(worker.times_us for worker in workers), strict=False) if all(map(plausible_us, times))
     ]
     if not iterations:
         return None

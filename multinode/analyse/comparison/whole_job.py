@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.stats.ranged import Ranged
-from multinode.core.text.credible import credible_count
+from multinode.core.text.plausible import plausible_count
 
 __all__ = ["whole_samples", "with_whole_job"]
 
@@ -36,13 +36,13 @@ def with_whole_job(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
 def whole_samples(sides: Sequence[Side], candidate: Side) -> float | str:
     """How many samples the whole job trains; or why that is not known."""
     told = (candidate, *sides)
-    steps = next((count for side in told if (count := credible_count(side.whole.steps))), None)
+    steps = next((count for side in told if (count := plausible_count(side.whole.steps))), None)
     if steps is not None:
         return steps * _samples_of_step(candidate)
     epochs = next((side.whole.epochs for side in told if side.whole.epochs is not None), None)
     if epochs is None or not 0 < epochs <= _MOST_EPOCHS:
         return "the job does not say how many steps or epochs it is to run"
-    samples = next((count for side in told if (count := credible_count(side.dataset_samples))), None)
+    samples = next((count for side in told if (count := plausible_count(side.dataset_samples))), None)
     return "how many samples the data set has is not known" if samples is None else epochs * samples
 
 

@@ -15,7 +15,7 @@ from multinode.analyse.grid.cell_row import MEASURED
 from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.workload import Whole
 from multinode.analyse.stats.ranged import Ranged
-from multinode.core.text.credible import credible_count
+from multinode.core.text.plausible import plausible_count
 
 __all__ = ["with_whole_job"]
 
@@ -42,23 +42,23 @@ def with_whole_job(
             has the most workers.
         least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
     """
-    most = max([credible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
+    most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
     asked = _asked(rows, whole, worker_batch, most)
     timed = tuple(_timed(row, samples) for row, samples in zip(rows, asked.samples, strict=True))
     return timed, asked.rule
 
 
 def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, workers: int) -> _Asked:
-    steps = credible_count(whole.steps)
+    steps = plausible_count(whole.steps)
     if steps:
         return _of_steps(rows, steps, worker_batch, workers)
     if whole.epochs is None or not 0 < whole.epochs <= _MOST_EPOCHS:
         return _unknown(rows, "the job does not say how many steps or epochs it is to run")
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
-    known = next((count for row in rows if (count := credible_count(row.dataset_samples))), None)
+    known = next((count for row in rows if (count := plausible_count(row.dataset_samples))), None)
     if known is None:
         return _unknown(rows, "how many samples the data set has is not known")
-    samples = tuple(whole.epochs * (credible_count(row.dataset_samples) or known) for row in rows)
+    samples = tuple(whole.epochs * (plausible_count(row.dataset_samples) or known) for row in rows)
     times = "1 epoch" if whole.epochs == 1 else f"{whole.epochs:g} epochs"
     size = f" ({known:,} samples)" if len(set(samples)) == 1 else ""
     rule = f"The whole job is {times} of the data set{size}, at the rate of the steps that count."
@@ -68,7 +68,7 @@ def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, work
 def _of_steps(rows: Sequence[CellRow], steps: int, worker_batch: int | None, workers: int) -> _Asked:
     if not workers:
         return _unknown(rows, "how many workers the job has is not known")
-    own = credible_count(worker_batch)
+    own = plausible_count(worker_batch)
     if not own:
         told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
         if not told:

@@ -17,7 +17,7 @@ from multinode.analyse.grid.imported_labels import label_rows
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.ranged import Ranged
 from multinode.core.grid.imported_table import ImportedRow
-from multinode.core.text.credible import credible_count
+from multinode.core.text.plausible import plausible_count
 from multinode.core.text.rounded import Rounded
 
 __all__ = ["imported_rows"]
@@ -121,7 +121,7 @@ def _value(figures: Mapping[str, Rounded], name: str) -> float | None:
 
 
 def _count(figures: Mapping[str, Rounded], name: str) -> int | None:
-    return credible_count(round(figures[name].value)) if name in figures else None
+    return plausible_count(round(figures[name].value)) if name in figures else None
 
 
 def _ranged(figures: Mapping[str, Rounded], name: str) -> Ranged | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multinode.analyse.job.workload import Settings
-from multinode.core.text.credible import credible_count
+from multinode.core.text.plausible import plausible_count
 
 __all__ = ["BATCH_NAMES", "BATCH_WORDS", "global_batch"]
 
@@ -25,7 +25,7 @@ BATCH_NAMES = {
 
 def global_batch(settings: Settings, world_size: int | None) -> int | None:
     """Samples of an optimizer step of all workers; None where a part of it is not known."""
-    parts = [credible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
+    parts = [plausible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
     product = 1
     for part in parts:
         if not part:

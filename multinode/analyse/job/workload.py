@@ -17,7 +17,7 @@ from multinode.analyse.job.step_messages import step_messages
 from multinode.analyse.job.training import read_training
 from multinode.core.job.deepspeed import parse_deepspeed
 from multinode.core.job.job import Job, LlamaFactoryJob
-from multinode.core.text.training_yaml import WrongYaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, parse_yaml
 from multinode.errors import JobError
 
 __all__ = ["Settings", "Whole", "Workload", "read_settings", "read_work", "read_workload"]
@@ -194,7 +194,7 @@ def _whole(job: LlamaFactoryJob) -> Whole:
 def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
     try:
         found = parse_yaml(job.text)
-    except WrongYaml:
+    except YamlError:
         return None
     return found if isinstance(found, dict) else None
 

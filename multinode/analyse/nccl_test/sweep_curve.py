@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["HeldBack", "SweepCurve", "fit_curve", "held_back", "median_error"]
 
@@ -122,7 +122,7 @@ def median_error(held: Iterable[HeldBack]) -> float | None:
 def _clean(points: Iterable[Point]) -> tuple[Point, ...]:
     times: dict[int, list[float]] = {}
     for size, time_us in points:
-        if not 0 < size < math.inf or not credible_us(time_us):
+        if not 0 < size < math.inf or not plausible_us(time_us):
             raise ValueError(f"{size} bytes in {time_us} us: no message takes that")
         times.setdefault(size, []).append(time_us)
     if len(times) < _LEAST_SIZES:

@@ -14,7 +14,7 @@ import msgspec
 from multinode.analyse.run.steady import find_steady_state
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, TraceSample
 from multinode.core.run.samples import LossSample, Sample, StepSample
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["Observed", "ObservedNode", "observe"]
 
@@ -131,7 +131,7 @@ def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:
 
 def _believed(sample: StepSample) -> StepSample:
     """Without a time that cannot be."""
-    return msgspec.structs.replace(sample, step_time_us=credible_us(sample.step_time_us))
+    return msgspec.structs.replace(sample, step_time_us=plausible_us(sample.step_time_us))
 
 
 def _times(workers: dict[int, StepSample]) -> list[float]:

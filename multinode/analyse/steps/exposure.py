@@ -17,7 +17,7 @@ from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.seen_models import last_models
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.run.samples import StepSample
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
 
@@ -133,7 +133,7 @@ def find_exposure(observed: Observed) -> Exposure:
 def _whole_step(observed: Observed, number: int) -> _Step | None:
     """The step of all workers; None where a record or its time is missing."""
     records = observed.steps[number]
-    times = {rank: credible_us(record.step_time_us) for rank, record in records.items()}
+    times = {rank: plausible_us(record.step_time_us) for rank, record in records.items()}
     whole = {rank: WorkerStep(record=records[rank], step_us=time_us) for rank, time_us in times.items() if time_us}
     return {rank: whole[rank] for rank in sorted(whole)} if len(whole) == observed.world_size else None
 
@@ -228,7 +228,7 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
     """What the counters say; None where they are missing, or one of them cannot be true."""
     told = evidence.ddp.get((worker.record.rank, worker.record.step), [])
     figures = [figure for one in told for figure in (one.forward_us, one.backward_us, one.comm_us, one.overlap_us)]
-    if not told or any(credible_us(figure) is None for figure in figures):
+    if not told or any(plausible_us(figure) is None for figure in figures):
         return None
     times = DdpTimes(
         iterations=len(told),
@@ -253,13 +253,13 @@ def _ddp_exposed(worker: WorkerStep, evidence: _Evidence) -> float | None:
 
 def _waited(worker: WorkerStep, evidence: _Evidence) -> float | None:
     for wait in evidence.waits.get((worker.record.rank, worker.record.step), []):
-        return credible_us(wait.wait_us) if wait.calls >= _LEAST_TIMED * wait.of_calls else None
+        return plausible_us(wait.wait_us) if wait.calls >= _LEAST_TIMED * wait.of_calls else None
     return None
 
 
 def _blocked(worker: WorkerStep) -> float | None:
     phases = worker.record.phases_us
-    return None if phases is None else credible_us(phases.get("comm", 0.0))
+    return None if phases is None else plausible_us(phases.get("comm", 0.0))
 
 
 def _rule(observed: Observed, rare: int, told: int) -> str:

@@ -15,7 +15,7 @@ from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.analyse.traffic.seen_models import last_models
 from multinode.core.run.profile_samples import DdpSample
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["Alone", "InTraining", "beside", "in_training"]
 
@@ -123,7 +123,7 @@ def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
 def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[tuple[int, ...], float] | None:
     """The buckets of a step and their busbw, reductions one after the other; None where what a node says cannot be."""
     sizes = tuple(size for reduction in workers[0] for size in reduction.bucket_sizes_bytes)
-    times_us = [[credible_us(reduction.comm_us) for reduction in reductions] for reductions in workers]
+    times_us = [[plausible_us(reduction.comm_us) for reduction in reductions] for reductions in workers]
     spans_us = [math.fsum(time_us for time_us in times if time_us is not None) for times in times_us]
     if any(None in times for times in times_us) or not sizes or min(sizes) < 0 or sum(sizes) == 0:
         return None

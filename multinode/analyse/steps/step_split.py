@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from multinode.analyse.steps.exposure import Exposure, WorkerStep
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["StepSplit", "WorkerSplit", "split_steps"]
 
@@ -149,11 +149,11 @@ def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> f
     if worker.ddp is None or not micro_steps:
         return None
     # The counters are of the micro-batches that were reduced, as a rule the last: all of a step are about as long.
-    return credible_us(worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations))
+    return plausible_us(worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations))
 
 
 def _phase(worker: WorkerStep, phase: str) -> float:
-    return credible_us((worker.record.phases_us or {}).get(phase)) or 0.0
+    return plausible_us((worker.record.phases_us or {}).get(phase)) or 0.0
 
 
 def _overlap(steps: Iterable[WorkerStep]) -> float | None:

@@ -18,7 +18,7 @@ from multinode.analyse.steps.straggler_causes import Case, compute_longer, find_
 from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.analyse.traffic.seen_calls import read_calls, rooted_part
 from multinode.core.run.samples import StepSample
-from multinode.core.text.credible import credible_count
+from multinode.core.text.plausible import plausible_count
 
 __all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
 
@@ -245,8 +245,8 @@ def _case(late: _Late, slow: Collection[int], seen: _Seen) -> Case:
 def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
     """What each worker had to do in a step, in the mean: tokens, else samples; empty where some worker does not say."""
     units: dict[str, Callable[[StepSample], int | None]] = {
-        "tokens": lambda record: credible_count(record.tokens),
-        "samples": lambda record: credible_count(record.samples),
+        "tokens": lambda record: plausible_count(record.tokens),
+        "samples": lambda record: plausible_count(record.samples),
     }
     for unit, count in units.items():
         counts = {

@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.seen_models import last_models
 from multinode.core.run.samples import StepSample
-from multinode.core.text.credible import credible_count, credible_us
+from multinode.core.text.plausible import plausible_count, plausible_us
 
 __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput"]
 
@@ -65,14 +65,14 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-_SAMPLES = _Work(of=lambda record: credible_count(record.samples), meaning="how many samples a step has")
-_TOKENS = _Work(of=lambda record: credible_count(record.tokens), meaning="how many tokens a step has")
+_SAMPLES = _Work(of=lambda record: plausible_count(record.samples), meaning="how many samples a step has")
+_TOKENS = _Work(of=lambda record: plausible_count(record.tokens), meaning="how many tokens a step has")
 _TOO_LATE = (
     "a GPU tells some steps late how many of its tokens are no padding, which takes over "
     f"{_LEAST_LATE_STEPS} steps that count"
 )
 _EFFECTIVE = _Work(
-    of=lambda record: credible_count(record.effective_tokens),
+    of=lambda record: plausible_count(record.effective_tokens),
     meaning="how many of its tokens are no padding",
     comes_late=True,
 )
@@ -82,7 +82,9 @@ def measure_throughput(observed: Observed) -> Throughput:
     """The throughput over the steps that count; a worker without figures leaves the whole without."""
     steps = observed.counted_steps
     samples, tokens, effective = (_rate(observed, steps, work) for work in (_SAMPLES, _TOKENS, _EFFECTIVE))
-    micro_steps = [count for step in steps for record in step.values() if (count := credible_count(record.micro_steps))]
+    micro_steps = [
+        count for step in steps for record in step.values() if (count := plausible_count(record.micro_steps))
+    ]
     reasons = {
         "samples_per_s": samples.reason,
         "tokens_per_s": tokens.reason,
@@ -119,7 +121,7 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
     on_gpu = {rank for rank, model in last_models(observed).items() if model.device == "cuda"}
     total, per_s = 0, 0.0
     for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
-        records = [step[rank] for step in steps if rank in step and credible_us(step[rank].step_time_us)]
+        records = [step[rank] for step in steps if rank in step and plausible_us(step[rank].step_time_us)]
         counts = [work.of(record) for record in records]
         known = [count for count in counts if count is not None]
         if not records:

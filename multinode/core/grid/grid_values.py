@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.core.grid.grid import BATCH
 from multinode.core.text.secret_values import is_secret
-from multinode.core.text.training_yaml import WrongYaml, dump_flow_yaml, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
 from multinode.errors import JobError, UsageError
 
 __all__ = ["override_text", "parse_axes", "parse_counts"]
@@ -109,7 +109,7 @@ def _parse_values(key: str, written: str) -> tuple[Any, ...]:
     quoted = f"a text with a comma or a bracket in it is quoted: --set {key}='\"...\"'"
     try:
         values = parse_yaml(f"[{written}]")
-    except WrongYaml as wrong:
+    except YamlError as wrong:
         empty = re.search(r"(?:^|,)\s*,", written)
         said = "has an empty value" if empty else f"is no list of YAML values: {wrong}"
         raise JobError(f"--set {key}={written} {said}", hint=_EXAMPLE if empty else quoted) from None

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from multinode.core.text.duration import parse_clock
 from multinode.core.text.rounded import Rounded, exactly, parse_count, parse_rounded
+from multinode.units import parse_clock
 
 __all__ = ["COLUMNS", "NONE", "OUT_OF_MEMORY", "Column", "Value", "column_name", "find_column", "nearest_columns"]
 

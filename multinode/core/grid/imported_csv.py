@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from multinode.core.grid.imported_table import Cell, Extras, ImportedTable, Line, WrongTable, check_titles, make_table
+from multinode.core.grid.imported_table import Cell, Extras, ImportedTable, Line, TableError, check_titles, make_table
 from multinode.errors import UsageError
 
 __all__ = ["parse_csv_table"]
@@ -29,7 +29,7 @@ def parse_csv_table(text: str, source: str, extras: Extras) -> ImportedTable:
     """
     try:
         return make_table(_lines(text.removeprefix(_BYTE_ORDER_MARK), extras), (), extras)
-    except WrongTable as wrong:
+    except TableError as wrong:
         place = source if wrong.line is None else f"{source}:{wrong.line}"
         raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
 
@@ -45,7 +45,7 @@ def _lines(text: str, extras: Extras) -> Iterator[Line]:
             titles = [cell.strip() for cell in cells]
             check_titles(number, filter(None, titles), extras)
         elif len(cells) != len(titles):
-            raise WrongTable(f"{len(cells)} cells stand under {len(titles)} titles", number)
+            raise TableError(f"{len(cells)} cells stand under {len(titles)} titles", number)
         else:
             yield Line(number, list(_cells(number, titles, cells)))
 
@@ -55,7 +55,7 @@ def _cells(number: int, titles: Sequence[str], cells: Sequence[str]) -> Iterator
         if title:
             yield Cell(number, title, cell)
         elif cell.strip():
-            raise WrongTable("a cell stands in a column without a title", number)
+            raise TableError("a cell stands in a column without a title", number)
 
 
 def _records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -68,4 +68,4 @@ def _records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise WrongTable(f"it is not CSV: {error}", number) from None
+            raise TableError(f"it is not CSV: {error}", number) from None

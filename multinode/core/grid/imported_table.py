@@ -29,7 +29,7 @@ __all__ = [
     "ImportedRow",
     "ImportedTable",
     "Line",
-    "WrongTable",
+    "TableError",
     "check_titles",
     "make_table",
 ]
@@ -98,7 +98,7 @@ class _OutOfMemory(NamedTuple):
 _Value = str | Rounded | _OutOfMemory | None
 
 
-class WrongTable(Exception):
+class TableError(Exception):
     """What is wrong, before the file is known.
 
     Args:
@@ -122,7 +122,7 @@ def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) 
         extras: what the user says; it comes before the file's defaults.
 
     Raises:
-        WrongTable: a column is unknown, a cell is not what its column holds, a column that is to be passed over is not
+        TableError: a column is unknown, a cell is not what its column holds, a column that is to be passed over is not
             there, or there is no row.
     """
     ignored = _ignored(extras)
@@ -132,14 +132,14 @@ def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) 
     rows: list[ImportedRow] = []
     for line in lines:
         if len(rows) == _MOST_ROWS:
-            raise WrongTable(f"there are more than {_MOST_ROWS} rows", line.number)
+            raise TableError(f"there are more than {_MOST_ROWS} rows", line.number)
         rows.append(_row(line.number, general | _read(line.cells, ignored)))
         if absent:
             absent = {name: title for name, title in absent.items() if not _has(line.cells, name)}
     if not rows:
-        raise WrongTable("it has no rows", 1)
+        raise TableError("it has no rows", 1)
     for title in absent.values():
-        raise WrongTable(f"it has no column {_shown(title)} to pass over", None, "--ignore takes its titles")
+        raise TableError(f"it has no column {_shown(title)} to pass over", None, "--ignore takes its titles")
     return ImportedTable(rows=tuple(rows), ignored=tuple(ignored.values()))
 
 
@@ -147,7 +147,7 @@ def check_titles(line: int, titles: Iterable[str], extras: Extras) -> None:
     """Refuse a line of titles before the first row.
 
     Raises:
-        WrongTable: a column is unknown, or two tell the same.
+        TableError: a column is unknown, or two tell the same.
     """
     _read([Cell(line, title, "") for title in titles], _ignored(extras))
 
@@ -179,7 +179,7 @@ def _read(cells: Sequence[Cell], ignored: Mapping[str, str]) -> dict[str, _Value
             continue
         if column.figure in titles:
             told = f"{_shown(titles[column.figure])} and {_shown(cell.title)} tell the same"
-            raise WrongTable(told, cell.line, "keep one, or --ignore the other")
+            raise TableError(told, cell.line, "keep one, or --ignore the other")
         titles[column.figure] = cell.title
         if cell.text.strip():
             values[column.figure] = _value(cell, column)
@@ -194,7 +194,7 @@ def _column(cell: Cell, ignored: Mapping[str, str]) -> Column | None:
         return column
     near = " or ".join(nearest_columns(cell.title))
     known = ", ".join(dict.fromkeys(column.figure for column in COLUMNS.values()))
-    raise WrongTable(
+    raise TableError(
         f"unknown column {_shown(cell.title)}" + (f": did you mean {near}?" if near else ""),
         cell.line,
         f"known columns: {known}; or pass over it: --ignore {_shown(cell.title)}",
@@ -205,7 +205,7 @@ def _value(cell: Cell, column: Column) -> _Value:
     text = cell.text.strip()
     odd = next((char for char in text if not char.isprintable()), None)
     if odd is not None:
-        raise WrongTable(f"{cell.title}: the character U+{ord(odd):04X} stands in it", cell.line)
+        raise TableError(f"{cell.title}: the character U+{ord(odd):04X} stands in it", cell.line)
     if text.lower() in NONE:
         return None
     if column.measured and text.lower() in OUT_OF_MEMORY:
@@ -214,7 +214,7 @@ def _value(cell: Cell, column: Column) -> _Value:
         return column.parse(text)
     except ValueError:
         what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
-        raise WrongTable(f"{what}: expected {column.expected}", cell.line) from None
+        raise TableError(f"{what}: expected {column.expected}", cell.line) from None
 
 
 def _shown(text: str) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import msgspec
 import yaml
 
-from multinode.core.grid.imported_table import HINT, Cell, Extras, ImportedTable, Line, WrongTable, make_table
-from multinode.core.text.training_yaml import WrongYaml, parse_yaml
-from multinode.core.text.yaml_places import compose_yaml, is_missing
+from multinode.core.grid.imported_table import HINT, Cell, Extras, ImportedTable, Line, TableError, make_table
+from multinode.core.text.strict_yaml import YamlError, yaml_nodes
 from multinode.errors import UsageError
 
 __all__ = ["parse_yaml_table"]
 
+_NULL = "tag:yaml.org,2002:null"
 _KEYS = ("columns", "rows", "defaults", "ignore")
 
 
@@ -32,11 +32,10 @@ def parse_yaml_table(text: str, source: str, extras: Extras) -> ImportedTable:
         UsageError: `source:line:` and what is wrong.
     """
     try:
-        parse_yaml(text)
-        return _read(compose_yaml(text), extras)
-    except WrongYaml as wrong:
-        raise UsageError(f"{source}:{wrong.line or 1}: {wrong}", hint=HINT) from None
-    except WrongTable as wrong:
+        return _read(yaml_nodes(text), extras)
+    except YamlError as wrong:
+        raise UsageError(wrong.at(source), hint=HINT) from None
+    except TableError as wrong:
         place = source if wrong.line is None else f"{source}:{wrong.line}"
         raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
 
@@ -54,11 +53,11 @@ def _parts(root: yaml.Node | None) -> dict[str, yaml.Node]:
     if isinstance(root, yaml.SequenceNode):
         return {"rows": root}
     if not isinstance(root, yaml.MappingNode):
-        raise WrongTable("expected a list of rows, or rows: beside columns: and defaults:", 1)
+        raise TableError("expected a list of rows, or rows: beside columns: and defaults:", 1)
     parts = {_text(key): value for key, value in root.value}
     for key, _ in root.value:
         if key.value not in _KEYS:
-            raise WrongTable(f"unknown key {key.value!r}: expected one of {', '.join(_KEYS)}", _line(key))
+            raise TableError(f"unknown key {key.value!r}: expected one of {', '.join(_KEYS)}", _line(key))
     return parts
 
 
@@ -67,27 +66,27 @@ def _row(node: yaml.Node, titles: Sequence[str]) -> list[Cell]:
         return _cells(node)
     cells = _items(node)
     if len(cells) != len(titles):
-        raise WrongTable(f"{len(cells)} cells stand in a row of {len(titles)} columns", _line(node))
+        raise TableError(f"{len(cells)} cells stand in a row of {len(titles)} columns", _line(node))
     return [Cell(_line(cell), title, _text(cell)) for title, cell in zip(titles, cells, strict=True)]
 
 
 def _cells(node: yaml.Node) -> list[Cell]:
     if not isinstance(node, yaml.MappingNode):
-        raise WrongTable("expected a mapping of columns to cells", _line(node))
+        raise TableError("expected a mapping of columns to cells", _line(node))
     # An alias has the line of what it stands for; the key's is where it is used.
     return [Cell(_line(key), _text(key), _text(value, _line(key))) for key, value in node.value]
 
 
 def _items(node: yaml.Node | None) -> list[yaml.Node]:
     if node is not None and not isinstance(node, yaml.SequenceNode):
-        raise WrongTable("expected a list", _line(node))
+        raise TableError("expected a list", _line(node))
     return list(node.value) if node is not None else []
 
 
 def _text(node: yaml.Node, line: int | None = None) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise WrongTable("expected one word or number, not a list or a mapping", line or _line(node))
-    return "null" if is_missing(node) else str(node.value)
+        raise TableError("expected one word or number, not a list or a mapping", line or _line(node))
+    return "null" if node.tag == _NULL else str(node.value)
 
 
 def _line(node: yaml.Node) -> int:

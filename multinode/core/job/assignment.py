@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from multinode.core.text.training_yaml import WrongYaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, parse_yaml
 from multinode.errors import JobError
 
 __all__ = ["parse_assignment"]
@@ -31,7 +31,7 @@ def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] 
         raise JobError(f"{option} {text!r} is not KEY=VALUE", hint=f"for example {option} {example}")
     try:
         value = parse_yaml(written)
-    except WrongYaml as wrong:
+    except YamlError as wrong:
         raise JobError(
             f"{option} {name}: {written!r} is not a YAML value: {wrong}",
             hint=f"text is quoted: {option} {name}='\"...\"'",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from multinode.core.job.assignment import parse_assignment
-from multinode.core.text.training_yaml import WrongYaml, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 from multinode.errors import JobError
 
 __all__ = [
@@ -242,10 +242,9 @@ def _dataset_paths(config: dict[str, Any]) -> tuple[str, ...]:
 def _parse_mapping(text: str, source: str) -> dict[str, Any]:
     try:
         config = parse_yaml(text)
-    except WrongYaml as wrong:
+    except YamlError as wrong:
         hint = "indent with spaces" if r"\t" in str(wrong) else None
-        where = source if wrong.line is None else f"{source}:{wrong.line}"
-        raise JobError(f"{where}: {wrong}", hint=hint) from None
+        raise JobError(wrong.at(source), hint=hint) from None
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise JobError(
             f"{source}:1: lines of `key: value` were expected, and this holds {_kind(config)}",

@@ -24,7 +24,7 @@ from multinode.core.run.samples import (
 )
 from multinode.core.run.stage import FIRST_STEP
 from multinode.core.run.stall import Stall
-from multinode.core.text.credible import credible_reading, credible_us
+from multinode.core.text.plausible import plausible_reading, plausible_us
 
 __all__ = ["CardProgress", "NodeProgress", "RunProgress", "TrainingTime", "advance_node", "start_progress"]
 
@@ -156,22 +156,22 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpu_percent(self) -> float | None:
         """Mean SM use of the node's GPUs."""
-        return _mean([credible_reading(gpu.sm_percent) for gpu in self.gpus.values()])
+        return _mean([plausible_reading(gpu.sm_percent) for gpu in self.gpus.values()])
 
     @property
     def gpu_memory_gib(self) -> float | None:
         """Memory in use on the fullest of its GPUs, by all processes."""
-        return _largest([credible_reading(gpu.memory_used_gib) for gpu in self.gpus.values()])
+        return _largest([plausible_reading(gpu.memory_used_gib) for gpu in self.gpus.values()])
 
     @property
     def gpu_power_w(self) -> float | None:
         """What a GPU of the node draws, in the mean."""
-        return _mean([credible_reading(gpu.power_w) for gpu in self.gpus.values()])
+        return _mean([plausible_reading(gpu.power_w) for gpu in self.gpus.values()])
 
     @property
     def gpu_temperature_c(self) -> float | None:
         """The hottest of its GPUs."""
-        return _largest([credible_reading(gpu.temperature_c) for gpu in self.gpus.values()])
+        return _largest([plausible_reading(gpu.temperature_c) for gpu in self.gpus.values()])
 
 
 class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +287,7 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
     node = msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
     if sample.rank != node.ranks[0]:
         return node
-    time_us = credible_us(sample.step_time_us)
+    time_us = plausible_us(sample.step_time_us)
     recent = node.recent_us if time_us is None else (*node.recent_us, time_us)
     return msgspec.structs.replace(
         node,
@@ -311,7 +311,7 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
     step = sample.index + 1
     if node.test is None or sample.rank != node.ranks[0] or not 0 < step <= len(node.test.messages):
         return node
-    times_us = [time_us for time_us in map(credible_us, sample.times_us) if time_us is not None]
+    times_us = [time_us for time_us in map(plausible_us, sample.times_us) if time_us is not None]
     if not times_us:
         return node
     return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(times_us),))
@@ -319,7 +319,7 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
 
 def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
     """A test that was gone through; how many there will be is for the worker to find out."""
-    times_us = [time_us for time_us in map(credible_us, sample.times_us) if time_us is not None]
+    times_us = [time_us for time_us in map(plausible_us, sample.times_us) if time_us is not None]
     if sample.rank not in node.ranks or not times_us:
         return node
     return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(times_us),))

@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.run.samples import StepSample
-from multinode.core.text.credible import credible_us
+from multinode.core.text.plausible import plausible_us
 
 __all__ = ["RECENT_STEPS", "RecentSteps"]
 
@@ -42,18 +42,18 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
     def with_step(self, sample: StepSample) -> RecentSteps:
         """After one more step; a number that does not grow is of a worker that was started again, and all is new."""
         before = self if self.last_step is None or sample.step > self.last_step else RecentSteps()
-        blocked_us = credible_us((sample.phases_us or {}).get("comm"))
+        blocked_us = plausible_us((sample.phases_us or {}).get("comm"))
         return msgspec.structs.replace(
             before,
             last_step=sample.step,
-            times_us=_with(before.times_us, sample.step, credible_us(sample.step_time_us)),
+            times_us=_with(before.times_us, sample.step, plausible_us(sample.step_time_us)),
             tokens=_with(before.tokens, sample.step, sample.tokens),
             blocked_us=_with(before.blocked_us, sample.step, blocked_us),
         )
 
     def with_ddp(self, sample: DdpSample) -> RecentSteps:
         """With DDP's counters of an iteration, of which a step may have several."""
-        comm_us, overlap_us = credible_us(sample.comm_us), credible_us(sample.overlap_us)
+        comm_us, overlap_us = plausible_us(sample.comm_us), plausible_us(sample.overlap_us)
         if comm_us is None or overlap_us is None:
             return self
         exposed_us = self.ddp_us.get(sample.step, 0.0) + max(0.0, comm_us - overlap_us)
@@ -61,7 +61,7 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_device_wait(self, sample: DeviceWaitSample) -> RecentSteps:
         """With the waits of a step, which tell something if they are all of them."""
-        wait_us = credible_us(sample.wait_us) if sample.calls == sample.of_calls else None
+        wait_us = plausible_us(sample.wait_us) if sample.calls == sample.of_calls else None
         return msgspec.structs.replace(self, device_us=_newest({**self.device_us, sample.step: wait_us}))
 
     def exposed_share(self, *, host_waits: bool) -> float | None:

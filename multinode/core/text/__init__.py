@@ -1,4 +1,4 @@
-"""Text and plain values: YAML with its places, secrets in it, durations, rounding.
+"""Text and plain values: YAML with its line numbers, secrets in it, plausible figures, rounding.
 
 It knows nothing of clusters, jobs or runs.
 """

@@ -9,7 +9,7 @@ import functools
 import re
 from typing import Any
 
-from multinode.core.text.training_yaml import WrongYaml, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 
 __all__ = ["FORWARDED", "REDACTED", "hides", "is_secret", "redact", "redact_file", "redact_text", "redact_words"]
 
@@ -111,7 +111,7 @@ def redact_file(text: str) -> str:
         return redact_text(text)
     try:
         config = parse_yaml(text)
-    except WrongYaml:
+    except YamlError:
         return redact_text(text)
     if not isinstance(config, dict):
         return redact_text(text)
@@ -119,7 +119,7 @@ def redact_file(text: str) -> str:
     shown = redact_text(text)
     try:
         return shown if parse_yaml(shown) == wanted else dump_yaml(wanted)
-    except WrongYaml:
+    except YamlError:
         return dump_yaml(wanted)
 
 

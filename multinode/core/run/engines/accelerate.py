@@ -10,7 +10,7 @@ from typing import Any
 from multinode.core.run.command import Command
 from multinode.core.run.engines.place import STRAY_VARIABLES, Place, directory_of, network_environment
 from multinode.core.run.plan import PlanFile
-from multinode.core.text.training_yaml import WrongYaml, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 from multinode.errors import UsageError
 
 __all__ = ["accelerate_command", "accelerate_file", "parse_accelerate"]
@@ -28,8 +28,8 @@ def parse_accelerate(text: str, source: str) -> dict[str, Any]:
     """
     try:
         config = parse_yaml(text)
-    except WrongYaml as wrong:
-        raise UsageError(f"{source}{f':{wrong.line}' if wrong.line else ''}: {wrong}") from None
+    except YamlError as wrong:
+        raise UsageError(wrong.at(source)) from None
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise UsageError(f"{source} is not an accelerate configuration", hint="accelerate config --config_file FILE")
     place = config.get("compute_environment", "LOCAL_MACHINE")

@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.text.training_yaml import WrongYaml, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 
 
-def wrong(text: str) -> WrongYaml:
-    with pytest.raises(WrongYaml) as caught:
+def wrong(text: str) -> YamlError:
+    with pytest.raises(YamlError) as caught:
         parse_yaml(text)
     return caught.value
 
@@ -162,5 +162,5 @@ _tokens = st.sampled_from(
 def test_whatever_stands_in_a_yaml_it_is_data_or_one_error(text: str) -> None:
     try:
         parse_yaml(text)
-    except WrongYaml as error:
+    except YamlError as error:
         assert "\n" not in str(error)  # noqa: PT017 - an error is one of two right answers
