@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.nccl_test.sweep_curve import held_back, median_error
+from multinode.analyse.nccl_test.size_curve import held_back, median_error
 
 MULTINODE = [sys.executable, "-m", "multinode"]
 REPOSITORY = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ import typer
 from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides, Variables
 
 if TYPE_CHECKING:
-    from multinode.analyse.nccl_test.sweep import SweepReport
+    from multinode.analyse.nccl_test.size_scan import ScanReport
     from multinode.core.cluster.cluster import Cluster
 
 __all__ = ["register"]
@@ -98,8 +98,8 @@ def nccl_test(
         CollectiveTest,
         check_choice,
         check_reduction,
-        sweep_messages,
-        sweep_sizes,
+        scan_messages,
+        scan_sizes,
     )
     from multinode.core.run.planning import LaunchOptions
     from multinode.errors import UsageError
@@ -111,14 +111,14 @@ def nccl_test(
     from multinode.workflows.nccl_test import nccl_test as run_test
     from multinode.workflows.run.context import Launch
 
-    sizes = sweep_sizes(
+    sizes = scan_sizes(
         parse_option("-b", begin, parse_size),
         parse_option("-e", end, parse_size),
         factor=factor,
         step_bytes=parse_option("-i", step, parse_size) if step is not None else None,
     )
     test = CollectiveTest(
-        messages=sweep_messages(collectives or ["all_reduce"], sizes),
+        messages=scan_messages(collectives or ["all_reduce"], sizes),
         dtype=check_choice("dtype", dtype, tuple(DTYPE_BYTES)),
         redop=check_choice("op", op, REDOPS),
         iters=iters,
@@ -181,12 +181,12 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
     return local_cluster(local, sys.executable), "# This machine, without SSH: nccl-test --local\n"
 
 
-def _print_report(report: SweepReport, form: str) -> None:
+def _print_report(report: ScanReport, form: str) -> None:
     from multinode.cli.output import print_table
     from multinode.report.nccl_test.collective_table import collective_table
     from multinode.report.nccl_test.nccl_tests_text import nccl_tests_text
     from multinode.report.nccl_test.pair_table import pair_table
-    from multinode.report.nccl_test.sweep_text import sweep_lines
+    from multinode.report.nccl_test.scan_text import scan_lines
 
     if form == "nccl-tests":
         typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
@@ -197,14 +197,14 @@ def _print_report(report: SweepReport, form: str) -> None:
     if report.tcp.pairs:
         matrix = pair_table(report.tcp.pairs, report.odd, nodes=report.nodes)
         print_table(matrix, prefix="# " if form == "nccl-tests" else "")
-    for line in sweep_lines(report):
+    for line in scan_lines(report):
         typer.echo(f"# {line}" if form == "nccl-tests" else line)
 
 
-def _write_page(report: SweepReport, path: Path) -> None:
-    from multinode.report.nccl_test.sweep_chart import sweep_page
-    from multinode.report.nccl_test.sweep_text import sweep_lines
+def _write_page(report: ScanReport, path: Path) -> None:
+    from multinode.report.nccl_test.scan_chart import scan_page
+    from multinode.report.nccl_test.scan_text import scan_lines
     from multinode.store.text_file import write_text
 
-    write_text(path, sweep_page(report.rows, report.levels, report.title, "\n".join(sweep_lines(report))))
+    write_text(path, scan_page(report.rows, report.levels, report.title, "\n".join(scan_lines(report))))
     typer.echo(f"chart: {path}", err=True)

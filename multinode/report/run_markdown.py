@@ -8,7 +8,7 @@ from multinode.report.bench.bench_table import bench_sheets
 from multinode.report.bench.bench_text import bench_lines
 from multinode.report.comparison.contrast_markdown import contrast_markdown
 from multinode.report.grid.cell_markdown import cell_markdown
-from multinode.report.nccl_test.sweep_text import sweep_lines
+from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.report.run_page import ReportedRun
 from multinode.report.steps.summary_sheets import summary_sheets
@@ -39,6 +39,6 @@ def _parts(one: ReportedRun) -> Iterator[str]:
         yield from (sheet_markdown(sheet) for sheet in bench_sheets(one.bench))
         yield code_markdown("\n".join(one.bench.notes)) + "\n"
     if one.sweep is not None:
-        yield code_markdown("\n".join(sweep_lines(one.sweep))) + "\n"
+        yield code_markdown("\n".join(scan_lines(one.sweep))) + "\n"
     if one.summary is not None:
         yield from (sheet_markdown(sheet) for sheet in summary_sheets(one.summary))

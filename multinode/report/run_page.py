@@ -11,15 +11,15 @@ import msgspec
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.grid.cells import CellTable
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Run
 from multinode.report.bench.bench_page import bench_html
 from multinode.report.comparison.contrast_page import contrast_html
 from multinode.report.grid.cell_page import cells_html
-from multinode.report.nccl_test.sweep_chart import sweep_chart
-from multinode.report.nccl_test.sweep_text import sweep_lines
+from multinode.report.nccl_test.scan_chart import scan_chart
+from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
@@ -52,7 +52,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     summary: Summary | None = None
     observed: Observed | None = None
-    sweep: SweepReport | None = None
+    sweep: ScanReport | None = None
     contrast: Contrast | None = None
     cells: CellTable | None = None
     bench: BenchReport | None = None
@@ -105,8 +105,8 @@ def _parts(one: ReportedRun, name: str) -> Iterator[str]:
         yield tiles_html(_key_figures(summary))
         yield sheet_html(verdict_sheet(summary))
     if one.sweep is not None:
-        chart = chart_html(sweep_chart(one.sweep.rows, one.sweep.levels, ""), f"{name}-sweep", rows=2)
-        yield section_html(f"collectives: {one.sweep.title}", [chart, text_html("\n".join(sweep_lines(one.sweep)))])
+        chart = chart_html(scan_chart(one.sweep.rows, one.sweep.levels, ""), f"{name}-sweep", rows=2)
+        yield section_html(f"collectives: {one.sweep.title}", [chart, text_html("\n".join(scan_lines(one.sweep)))])
     if observed is not None and any(node.samples for node in observed.nodes):
         yield from _curves(observed, summary, name)
     elif not one.has_result:

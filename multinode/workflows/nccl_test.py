@@ -11,8 +11,8 @@ from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.job.step_estimate import messages_to_test
 from multinode.analyse.job.step_messages import StepMessages, step_messages
 from multinode.analyse.nccl_test.raw_tcp import RawTcp
-from multinode.analyse.nccl_test.sweep import SweepReport, estimate_step, link_ceilings, summarise_sweep
-from multinode.analyse.nccl_test.sweep_changes import compare_sweeps
+from multinode.analyse.nccl_test.scan_changes import compare_scans
+from multinode.analyse.nccl_test.size_scan import ScanReport, estimate_step, link_ceilings, summarise_scan
 from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import workers_per_node
@@ -49,7 +49,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     like: Job | None = None
 
 
-def nccl_test(what: Launch, extent: Extent, context: RunContext) -> SweepReport:
+def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
     """Run the sweep.
 
     Raises:
@@ -74,21 +74,21 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> SweepReport:
     samples = {
         node.node_rank: list(parse_samples(directory.sample_lines(node.node_rank))) for node in launched.plan.nodes
     }
-    report = summarise_sweep(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
+    report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
     if step is not None:
         report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
     if before is not None:
-        report = msgspec.structs.replace(report, changes=compare_sweeps(before.record, report.record))
+        report = msgspec.structs.replace(report, changes=compare_scans(before.record, report.record))
     directory.write(_REPORT, report)
     return report
 
 
-def _load(runs: Path, name: str) -> SweepReport:
+def _load(runs: Path, name: str) -> ScanReport:
     # The newest run may be of any kind; the newest of this kind is meant.
     if name == "last":
         name = next((path.name for path in reversed(list_runs(runs)) if (path / _REPORT).is_file()), name)
     directory = RunDirectory.open(runs, name)
-    report = directory.read(_REPORT, SweepReport)
+    report = directory.read(_REPORT, ScanReport)
     if report is None:
         raise UsageError(
             f"run {directory.run_id} is no nccl-test that ended well",

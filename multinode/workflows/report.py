@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.analyse.grid.cell_table import combine
 from multinode.analyse.grid.cells import CellTable
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
 from multinode.report.grid.cell_csv import cell_csv
@@ -121,7 +121,7 @@ def _load(path: Path) -> ReportedRun:
         summary=stored.summary,
         # A contrast has no nodes of its own: its sides' runs lie beside it.
         observed=observe_run(directory, plan) if plan is not None else None,
-        sweep=directory.read("nccl-test.json", SweepReport),
+        sweep=directory.read("nccl-test.json", ScanReport),
         contrast=contrast,
         cells=load_table(directory),
         bench=load_bench(directory),

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
-from multinode.analyse.nccl_test.sweep_verdict import Verdict
+from multinode.analyse.nccl_test.scan_verdict import Verdict
+from multinode.analyse.nccl_test.size_curve import fit_curve
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.record import Record
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
@@ -101,7 +101,7 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
         name: fit_curve([(size, part * size / goodput_gb_per_s(rate) / 1e3) for size in sizes])
         for name, part in passes.items()
     }
-    report = SweepReport(
+    report = ScanReport(
         run_id=run_id,
         backend="gloo",
         world_size=nodes,

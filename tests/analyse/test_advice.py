@@ -14,7 +14,7 @@ from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.cost_model import StepCosts

@@ -5,7 +5,7 @@ import pytest
 
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.analyse.job.step_calls import StepCall, Work
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate, calibrate_without_single
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.predict import predict

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.collectives.traffic import Layout, Reach
 from multinode.analyse.job.step_calls import StepCall
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve
+from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
 from multinode.analyse.prediction.carried_network import (
     Assumed,
     CarriedNetwork,
@@ -27,11 +27,11 @@ SHAPED = fit_curve(
 rates = st.floats(min_value=1e-3, max_value=1e3)
 
 
-def line(gb_per_s: float, alpha_us: float = 100.0) -> SweepCurve:
+def line(gb_per_s: float, alpha_us: float = 100.0) -> SizeCurve:
     return fit_curve([(1 << exponent, alpha_us + (1 << exponent) / gb_per_s / 1000) for exponent in range(10, 28)])
 
 
-def network(curve: SweepCurve, *, layout: Layout = TWO, backend: str = "gloo", link: Link = GIGABIT) -> CarriedNetwork:
+def network(curve: SizeCurve, *, layout: Layout = TWO, backend: str = "gloo", link: Link = GIGABIT) -> CarriedNetwork:
     return CarriedNetwork(link=link, layout=layout, backend=backend, curves={"all_reduce": curve})
 
 
@@ -41,7 +41,7 @@ def took_ms(measured: CarriedNetwork, link: Link, layout: Layout = TWO, call: St
 
 
 @pytest.mark.parametrize("curve", [line(0.1), SHAPED], ids=["fit", "interpolation"])
-def test_where_it_was_measured_a_call_takes_what_was_measured(curve: SweepCurve) -> None:
+def test_where_it_was_measured_a_call_takes_what_was_measured(curve: SizeCurve) -> None:
     assert took_ms(network(curve), GIGABIT) == pytest.approx(curve.predict_us(SIZE) / 1000)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.evidence import gather
 from multinode.analyse.prediction.forecast import Ask
 from multinode.analyse.prediction.scenarios import make_forecast
@@ -65,7 +65,7 @@ def summaries(draw: st.DrawFn) -> Summary:
 
 
 CURVES = st.builds(
-    SweepCurve,
+    SizeCurve,
     points=st.lists(st.tuples(SIZES, ANY), max_size=4).map(tuple),
     alpha_us=ANY,
     bandwidth_gb_per_s=KNOWN,
@@ -83,7 +83,7 @@ CURVES = st.builds(
     swept=st.booleans(),
 )
 def test_no_record_makes_a_prediction_fail_otherwise(
-    one: Summary, two: Summary, curve: SweepCurve, link: float | None, *, model: bool, swept: bool
+    one: Summary, two: Summary, curve: SizeCurve, link: float | None, *, model: bool, swept: bool
 ) -> None:
     records = [training_record("one", 1, link), training_record("two", 2, link, exposed_ms=10.0)]
     records = [msgspec.structs.replace(record, summary=each) for record, each in zip(records, (one, two), strict=True)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
 from multinode.analyse.steps.trace_view import TraceView

@@ -7,7 +7,7 @@ import pytest
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy, card_bytes, step_exchanges
 from multinode.analyse.job.model_size import lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work
-from multinode.analyse.nccl_test.sweep_curve import fit_curve
+from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.break_even import accumulation_for, link_for
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link

@@ -12,9 +12,9 @@ import pytest
 
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.grid.cells import CellTable
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.nccl_test.sweep_verdict import Verdict
-from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
+from multinode.analyse.nccl_test.scan_verdict import Verdict
+from multinode.analyse.nccl_test.size_scan import ScanReport
+from multinode.core.measure.collective_test import CollectiveTest, scan_messages
 from multinode.report.run_page import ReportedRun, run_page
 from tests.browser.chromium import Chromium, View, chromium
 from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
@@ -24,12 +24,12 @@ from tests.report.test_nccl_tests_text import row
 
 pytestmark = pytest.mark.browser
 
-_SWEEP = SweepReport(
+_SWEEP = ScanReport(
     run_id=RUN.run_id,
     backend="gloo",
     world_size=2,
     nodes=("box1", "box2"),
-    test=CollectiveTest(messages=sweep_messages(["all_reduce"], (1 << 20,))),
+    test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
     rows=(row(100.0), row(90.0, "all_gather")),
     verdict=Verdict(text="this is what the link carries"),
     directory="/r",

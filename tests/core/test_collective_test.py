@@ -8,8 +8,8 @@ from multinode.core.measure.collective_test import (
     check_choice,
     check_reduction,
     describe_test,
-    sweep_messages,
-    sweep_sizes,
+    scan_messages,
+    scan_sizes,
     time_left_s,
 )
 from multinode.errors import UsageError
@@ -18,10 +18,10 @@ MIB = 1 << 20
 
 
 def test_sizes_go_from_begin_to_end_by_the_factor_or_by_the_step() -> None:
-    assert sweep_sizes(8, 128, factor=2) == (8, 16, 32, 64, 128)
-    assert sweep_sizes(8, 100, factor=4) == (8, 32)
-    assert sweep_sizes(64, 64) == (64,)
-    assert sweep_sizes(10, 30, step_bytes=10) == (10, 20, 30)
+    assert scan_sizes(8, 128, factor=2) == (8, 16, 32, 64, 128)
+    assert scan_sizes(8, 100, factor=4) == (8, 32)
+    assert scan_sizes(64, 64) == (64,)
+    assert scan_sizes(10, 30, step_bytes=10) == (10, 20, 30)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_sizes_go_from_begin_to_end_by_the_factor_or_by_the_step() -> None:
 )
 def test_a_range_that_is_none(begin: int, end: int, factor: int, step: int | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        sweep_sizes(begin, end, factor=factor, step_bytes=step)
+        scan_sizes(begin, end, factor=factor, step_bytes=step)
 
 
 def test_a_sweep_has_every_size_of_every_collective_once() -> None:
-    messages = sweep_messages(["all_reduce", "broadcast", "all_reduce"], (8, 16))
+    messages = scan_messages(["all_reduce", "broadcast", "all_reduce"], (8, 16))
     assert [(one.collective, one.size_bytes) for one in messages] == [
         ("all_reduce", 8),
         ("all_reduce", 16),
@@ -53,7 +53,7 @@ def test_a_sweep_has_every_size_of_every_collective_once() -> None:
 
 def test_what_is_unknown_is_told_with_what_is_known() -> None:
     with pytest.raises(UsageError, match="unknown collective 'allreduce'") as caught:
-        sweep_messages(["allreduce"], (8,))
+        scan_messages(["allreduce"], (8,))
     assert "all_reduce" in str(caught.value.hint)
     assert check_choice("op", "avg", REDOPS) == "avg"
 
@@ -65,7 +65,7 @@ def test_a_collective_that_is_given_for_the_reduction_is_told_where_it_belongs()
 
 
 def test_the_time_left_grows_with_what_is_left_and_with_its_size() -> None:
-    test = CollectiveTest(messages=sweep_messages(["all_reduce"], (MIB, 2 * MIB)), iters=7, warmup_iters=1, check=1)
+    test = CollectiveTest(messages=scan_messages(["all_reduce"], (MIB, 2 * MIB)), iters=7, warmup_iters=1, check=1)
     # Twice the size, twice the time: 0.2 s for each of 7 iterations, one to warm up, one that is verified, one more.
     assert time_left_s(test, 1, 100_000.0) == pytest.approx(0.2 * 10)
     assert time_left_s(test, 2, 100_000.0) == 0

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
+from multinode.core.measure.collective_test import CollectiveTest, scan_messages
 from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.profile_samples import DdpSample, ModelSample
@@ -233,7 +233,7 @@ def test_the_time_left_of_a_training_that_is_stopped_at_its_time_is_that_of_its_
 
 
 def test_messages_of_a_collective_test_are_its_steps() -> None:
-    test = CollectiveTest(messages=sweep_messages(["all_reduce"], (1024, 2048)), iters=7, warmup_iters=1)
+    test = CollectiveTest(messages=scan_messages(["all_reduce"], (1024, 2048)), iters=7, warmup_iters=1)
     node = msgspec.structs.replace(NODE, state="running", test=test, total_steps=2)
     sample = CollectiveSample(
         rank=NODE.ranks[0],

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
+from multinode.core.measure.collective_test import CollectiveTest, scan_messages
 from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.run.progress import NodeProgress, RunProgress, advance_node
 from multinode.core.run.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
 from multinode.report.run.progress_table import progress_line, progress_table
 
 _WIDTH = 160
-_TEST = CollectiveTest(messages=sweep_messages(["all_reduce"], (1024, 2048)))
+_TEST = CollectiveTest(messages=scan_messages(["all_reduce"], (1024, 2048)))
 # The bounds of what a record can hold, and few enough others that records meet.
 _COUNTS = st.sampled_from([0, 1, 2, 3, 1 << 60])
 _FLOATS = st.sampled_from([0.0, 5e-324, 1e-3, 1.0, 1e6, 1e12, 1.7e308, -1.0, -1.7e308, math.inf, math.nan])

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.collectives import CollectiveRow
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.nccl_test.sweep_verdict import Verdict
+from multinode.analyse.nccl_test.scan_verdict import Verdict
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import observe
 from multinode.analyse.steps.summary import Summary
-from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
+from multinode.core.measure.collective_test import CollectiveTest, scan_messages
 from multinode.report.run_page import ReportedRun, run_page
 from tests.analyse.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.report.observing import RUN, SUMMARY, observed
@@ -127,12 +127,12 @@ def test_several_runs_have_a_section_each_and_one_table_beside_each_other() -> N
 
 def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
     rows: tuple[CollectiveRow, ...] = (row(100.0), row(90.0, "all_gather"))
-    sweep = SweepReport(
+    sweep = ScanReport(
         run_id=RUN.run_id,
         backend="gloo",
         world_size=2,
         nodes=("box1", "box2"),
-        test=CollectiveTest(messages=sweep_messages(["all_reduce"], (1 << 20,))),
+        test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
         rows=rows,
         verdict=Verdict(text="this is what the link carries"),
         directory="/r",

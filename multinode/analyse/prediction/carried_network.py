@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.collectives.algorithms import Layout, algorithms_of, card_factor, link_share, node_flows
 from multinode.analyse.collectives.traffic import Reach
 from multinode.analyse.job.step_calls import StepCall
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.cost_model import CommTimes
 from multinode.units import format_count, goodput_gb_per_s
 
@@ -67,7 +67,7 @@ class CarriedNetwork(msgspec.Struct, frozen=True, kw_only=True):
     link: Link
     layout: Layout
     backend: str = "nccl"
-    curves: dict[str, SweepCurve] = {}
+    curves: dict[str, SizeCurve] = {}
     error: float = 0.0
     cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S
 
@@ -204,7 +204,7 @@ def _cap(network: CarriedNetwork, place: _Place) -> float:
     return {-1: high, 0: math.sqrt(low * high), 1: low}[place.assumed.end]
 
 
-def _alpha_and_rest(curve: SweepCurve, size_bytes: float) -> tuple[float, float]:
+def _alpha_and_rest(curve: SizeCurve, size_bytes: float) -> tuple[float, float]:
     time_us = curve.predict_us(size_bytes)
     # An interpolated curve's line is a poor one: its smallest message tells better what every message costs.
     alpha_us = min(curve.alpha_us if curve.method == "fit" else curve.points[0][1], time_us)

@@ -19,7 +19,7 @@ from multinode.analyse.prediction.calibration import (
 )
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.analyse.prediction.chosen_runs import CONTRAST, ChosenRuns
-from multinode.analyse.prediction.measured_network import network_of_sweep, stated_network
+from multinode.analyse.prediction.measured_network import network_of_scan, stated_network
 from multinode.analyse.prediction.record import Record, is_alike, is_rate, job_of, settings_of, strategy_of
 from multinode.analyse.prediction.residual import carry_residual
 from multinode.analyse.prediction.scenario import Scenario
@@ -154,7 +154,7 @@ def _network(chosen: ChosenRuns, link_measured: float | None) -> CarriedNetwork:
     sweep, newest = chosen.sweep, chosen.newest
     if sweep is not None and sweep.sweep is not None:
         rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured
-        return network_of_sweep(sweep.sweep, rate if rate is not None and is_rate(rate) else None)
+        return network_of_scan(sweep.sweep, rate if rate is not None and is_rate(rate) else None)
     rate = newest.link_gbit_per_s or link_measured
     if rate is None:
         raise UsageError(

@@ -1,21 +1,21 @@
-"""network_of_sweep: an nccl-test's report -> CarriedNetwork: the network as collectives found it. Pure."""
+"""network_of_scan: an nccl-test's report -> CarriedNetwork: the network as collectives found it. Pure."""
 
 from __future__ import annotations
 
 from multinode.analyse.collectives.traffic import Layout
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve, held_back, median_error
+from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
 from multinode.errors import UsageError
 
-__all__ = ["network_of_sweep", "stated_network"]
+__all__ = ["network_of_scan", "stated_network"]
 
 _ETHERNET_MTU = 1500
 # Smaller messages take what every message costs, whatever they carry.
 _LEAST_BYTES = 1 << 20
 
 
-def network_of_sweep(report: SweepReport, link_gbit_per_s: float | None) -> CarriedNetwork:
+def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> CarriedNetwork:
     """What the sweep measured.
 
     Args:
@@ -54,7 +54,7 @@ def stated_network(link: Link, layout: Layout, backend: str) -> CarriedNetwork:
     return CarriedNetwork(link=link, layout=layout, backend=backend)
 
 
-def _again(curve: SweepCurve, run_id: str) -> SweepCurve:
+def _again(curve: SizeCurve, run_id: str) -> SizeCurve:
     """Through the same points: a file may hold anything."""
     try:
         return fit_curve(curve.points)

@@ -8,7 +8,7 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.workload import Settings, Workload, read_settings
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.steps.summary import Summary
 from multinode.core.job.job import LlamaFactoryJob, parse_llamafactory
 from multinode.core.run.plan import LaunchPlan
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     summary: Summary | None = None
     workload: Workload | None = None
-    sweep: SweepReport | None = None
+    sweep: ScanReport | None = None
     model: dict[str, Any] | None = None
 
     @property

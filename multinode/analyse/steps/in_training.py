@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve
+from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.analyse.traffic.seen_models import last_models
@@ -72,7 +72,7 @@ def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
     return InTraining(reason=f"{by_counters.reason}; the profiler's window: {why}")
 
 
-def beside(training: InTraining, run_id: str, curve: SweepCurve, world_size: int) -> InTraining:
+def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int) -> InTraining:
     """The same beside what a sweep of all-reduces measured: the sizes of a step, one after the other.
 
     Args:

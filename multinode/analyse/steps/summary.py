@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from multinode.analyse.job.flops import Utilisation
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.spread import Spread, spread_of
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
@@ -121,7 +121,7 @@ def summarise(
     *,
     work: ModelWork | None = None,
     traces: Mapping[int, TraceEvents] | None = None,
-    sweep: SweepReport | None = None,
+    sweep: ScanReport | None = None,
     unread: Mapping[str, str] | None = None,
 ) -> Summary:
     """The summary of what all nodes recorded.
@@ -193,7 +193,7 @@ def _trainers_own(observed: Observed) -> float | None:
     return next((end.train_samples_per_s for end in ends if end.train_samples_per_s), None)
 
 
-def _in_training(observed: Observed, trace: TraceView | None, sweep: SweepReport | None) -> InTraining:
+def _in_training(observed: Observed, trace: TraceView | None, sweep: ScanReport | None) -> InTraining:
     found = in_training(observed, trace)
     curve = sweep.curves.get("all_reduce") if sweep is not None else None
     if sweep is None or curve is None:

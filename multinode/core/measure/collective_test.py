@@ -22,8 +22,8 @@ __all__ = [
     "check_choice",
     "check_reduction",
     "describe_test",
-    "sweep_messages",
-    "sweep_sizes",
+    "scan_messages",
+    "scan_sizes",
     "time_left_s",
 ]
 
@@ -90,7 +90,7 @@ def describe_test(test: CollectiveTest) -> str:
     return f"nccl-test {' '.join(names)}"
 
 
-def sweep_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
+def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
     """Sizes from begin to end, each `factor` times the one before, or `step_bytes` more (nccl-tests' -b -e -f -i).
 
     Raises:
@@ -116,7 +116,7 @@ def sweep_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes
     return tuple(sizes)
 
 
-def sweep_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
+def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
     """Every size of every collective.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.job.workload import Workload
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.prediction.figures import evidence_of_figures
 from multinode.analyse.prediction.forecast import Ask, Forecast
@@ -124,7 +124,7 @@ def _read(directory: RunDirectory) -> Record | None:
         plan=plan,
         summary=directory.read("summary.json", Summary),
         workload=directory.read("workload.json", Workload),
-        sweep=directory.read("nccl-test.json", SweepReport),
+        sweep=directory.read("nccl-test.json", ScanReport),
         model=facts[0].model if facts else None,
     )
     if record.model is None and record.workload is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.model_work import ModelWork
 from multinode.analyse.steps.summary import Summary, summarise
@@ -69,14 +69,14 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
         observed,
         work=directory.read(_MODEL, ModelWork) or ModelWork(),
         traces=traces,
-        sweep=_latest_sweep(directory, plan),
+        sweep=_latest_scan(directory, plan),
         unread=unread,
     )
     directory.write("summary.json", summary)
     return summary
 
 
-def _latest_sweep(directory: RunDirectory, plan: LaunchPlan) -> SweepReport | None:
+def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanReport | None:
     """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
     names = [node.node for node in plan.nodes]
     links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
@@ -84,7 +84,7 @@ def _latest_sweep(directory: RunDirectory, plan: LaunchPlan) -> SweepReport | No
     alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
     for path in reversed(list_runs(directory.path.parent)):
         try:
-            report = RunDirectory(path).read(_SWEEP, SweepReport)
+            report = RunDirectory(path).read(_SWEEP, ScanReport)
         except MultinodeError:
             # Of an older release: what it measured is not worth failing a run that went well.
             continue

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from multinode.analyse.nccl_test.pair_speeds import fastest_of, find_odd_in_ring
-from multinode.analyse.nccl_test.sweep_evidence import Reading, slowest_gb_per_s
+from multinode.analyse.nccl_test.scan_evidence import Reading, slowest_gb_per_s
 from multinode.units import format_rate, format_size, goodput_gb_per_s
 
 __all__ = ["Cause", "find_causes"]

@@ -1,4 +1,4 @@
-"""summarise_sweep: samples, plan, facts and raw TCP -> SweepReport: everything that `nccl-test` can tell of a run.
+"""summarise_scan: samples, plan, facts and raw TCP -> ScanReport: everything that `nccl-test` can tell of a run.
 
 Puts together what its neighbours find; owns no figure of its own.
 """
@@ -19,10 +19,10 @@ from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
 from multinode.analyse.nccl_test.pair_speeds import Odd, fastest_of, find_odd
 from multinode.analyse.nccl_test.path_proof import PathProof, prove_path
 from multinode.analyse.nccl_test.raw_tcp import RawTcp
-from multinode.analyse.nccl_test.sweep_changes import NodeState, SweepChanges, SweepRecord, node_state
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve
-from multinode.analyse.nccl_test.sweep_evidence import SweepEvidence, slowest_gb_per_s
-from multinode.analyse.nccl_test.sweep_verdict import Verdict, judge_sweep
+from multinode.analyse.nccl_test.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
+from multinode.analyse.nccl_test.scan_evidence import ScanEvidence, slowest_gb_per_s
+from multinode.analyse.nccl_test.scan_verdict import Verdict, judge_scan
+from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
 from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.core.measure.collective_test import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.run.log import clean_log
@@ -30,7 +30,7 @@ from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
 from multinode.units import format_count, goodput_gb_per_s
 
-__all__ = ["StepEstimate", "SweepReport", "estimate_step", "link_ceilings", "summarise_sweep"]
+__all__ = ["ScanReport", "StepEstimate", "estimate_step", "link_ceilings", "summarise_scan"]
 
 _ETHERNET_MTU = 1500
 _BITS_PER_BYTE = 8
@@ -54,7 +54,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
+class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `nccl-test --json` prints; `nccl-test.json` of the run.
 
     Attributes:
@@ -88,14 +88,14 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_gb_per_s: float | None = None
     tcp_gb_per_s: float | None = None
     rows: tuple[CollectiveRow, ...]
-    curves: dict[str, SweepCurve] = {}
+    curves: dict[str, SizeCurve] = {}
     tcp: RawTcp = RawTcp()
     odd: tuple[Odd, ...] = ()
     path: PathProof | None = None
     nccl: NcclPath | None = None
     like: StepEstimate | None = None
     verdict: Verdict
-    changes: SweepChanges | None = None
+    changes: ScanChanges | None = None
     states: tuple[NodeState, ...] = ()
     directory: str
 
@@ -106,9 +106,9 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.backend}, {self.world_size} workers on {nodes}"
 
     @property
-    def record(self) -> SweepRecord:
+    def record(self) -> ScanRecord:
         """What later sweeps are compared with."""
-        return SweepRecord(
+        return ScanRecord(
             run_id=self.run_id,
             rows=self.rows,
             nodes=self.states,
@@ -163,13 +163,13 @@ def link_ceilings(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> 
     return _network(nodes, facts).ceilings_gbit_per_s
 
 
-def summarise_sweep(
+def summarise_scan(
     plan: LaunchPlan,
     facts: Mapping[str, NodeFacts],
     tcp: RawTcp,
     samples: Mapping[int, Sequence[Sample]],
     directory: str,
-) -> SweepReport:
+) -> ScanReport:
     """All that can be told of a collective test that has run.
 
     Args:
@@ -204,7 +204,7 @@ def summarise_sweep(
         # What took another way is no share of this one.
         rows = with_shares(rows, network.ceiling_gb_per_s, tcp_gb_per_s)
     odd = find_odd(tcp.pairs, network.ceilings_gbit_per_s) if tcp.pairs else ()
-    evidence = SweepEvidence(
+    evidence = ScanEvidence(
         rows=rows,
         nodes=len(plan.nodes),
         over_rdma=over_rdma,
@@ -226,7 +226,7 @@ def summarise_sweep(
         mtu_by_node={name: card.mtu for name, card in network.cards.items() if card.mtu},
         link_by_node={name: card.speed_gbit_per_s for name, card in network.cards.items() if card.speed_gbit_per_s},
     )
-    return SweepReport(
+    return ScanReport(
         run_id=plan.run_id,
         backend=backend,
         timer=next((worker.timer for worker in workers), "clock"),
@@ -244,13 +244,13 @@ def summarise_sweep(
         odd=odd,
         path=path,
         nccl=nccl,
-        verdict=judge_sweep(evidence),
+        verdict=judge_scan(evidence),
         states=tuple(node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
         directory=directory,
     )
 
 
-def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Mapping[str, SweepCurve]) -> StepEstimate:
+def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Mapping[str, SizeCurve]) -> StepEstimate:
     """What the messages of a step take: by the curve of each collective, or the one size that was measured of it."""
     single = {row.collective: row for row in rows}
 
@@ -301,7 +301,7 @@ def _card_factors(rows: Sequence[CollectiveRow], backend: str, layout: Layout) -
     return {row.collective: card_factor(backend, row.collective, layout) for row in rows}
 
 
-def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SweepCurve]:
+def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:
     points: dict[str, dict[int, float]] = {}
     for row in rows:
         points.setdefault(row.collective, {})[row.size_bytes] = row.time_us

@@ -1,4 +1,4 @@
-"""SweepEvidence: all that was measured around a collective sweep; Reading: how full cards and raw TCP were, by size.
+"""ScanEvidence: all that was measured around a collective sweep; Reading: how full cards and raw TCP were, by size.
 
 Judges whether TCP and the collectives are slow; why they are is `sweep_causes`', what to say `sweep_verdict`'s.
 """
@@ -13,7 +13,7 @@ from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, fastest_of
 from multinode.units import goodput_gb_per_s
 
-__all__ = ["FAST_LINK_GBIT", "Reading", "SizeShare", "SweepEvidence", "read_evidence", "slowest_gb_per_s"]
+__all__ = ["FAST_LINK_GBIT", "Reading", "ScanEvidence", "SizeShare", "read_evidence", "slowest_gb_per_s"]
 
 FAST_LINK_GBIT = 10.0
 """From here on processors bound what TCP reaches, and repeats differ."""
@@ -31,7 +31,7 @@ _TCP_ENOUGH = (0.8, 0.5)
 _TCP_MOST_GB_PER_S = 3.0
 
 
-class SweepEvidence(msgspec.Struct, frozen=True, kw_only=True):
+class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a sweep; whatever was not measured stays empty.
 
     Attributes:
@@ -109,7 +109,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         collective_is_slow: whether `worst` stays below what raw TCP, or else the link, gives; None is not known.
     """
 
-    evidence: SweepEvidence
+    evidence: ScanEvidence
     ceiling_gb_per_s: float | None
     tcp_gb_per_s: float | None
     shares: tuple[SizeShare, ...]
@@ -128,7 +128,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return self.collective_is_slow is False and not self.tcp_is_slow
 
 
-def read_evidence(evidence: SweepEvidence) -> Reading:
+def read_evidence(evidence: ScanEvidence) -> Reading:
     """The shares, and whether they are enough."""
     link = evidence.link_gbit_per_s
     ceiling = goodput_gb_per_s(link, evidence.mtu or _ETHERNET_MTU) if link else None
@@ -160,7 +160,7 @@ def slowest_gb_per_s(pairs: Iterable[PairSpeed]) -> float | None:
     return min(speeds) / _BITS_PER_BYTE if speeds else None
 
 
-def _is_fast(evidence: SweepEvidence, tcp_gb_per_s: float | None) -> bool:
+def _is_fast(evidence: ScanEvidence, tcp_gb_per_s: float | None) -> bool:
     return max(evidence.link_gbit_per_s or 0.0, (tcp_gb_per_s or 0.0) * _BITS_PER_BYTE) >= FAST_LINK_GBIT
 
 
@@ -171,7 +171,7 @@ def _large(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
     return [row for row in rows if row.size_bytes >= min(_LARGE_BYTES, largest[row.collective])]
 
 
-def _share(row: CollectiveRow, evidence: SweepEvidence, ceiling: float | None, tcp: float | None) -> SizeShare:
+def _share(row: CollectiveRow, evidence: ScanEvidence, ceiling: float | None, tcp: float | None) -> SizeShare:
     factor = evidence.card_factors.get(row.collective)
     speed = row.busbw_gb_per_s if factor is None else factor * row.algbw_gb_per_s
     best = min((each for each in (ceiling, tcp) if each), default=None)

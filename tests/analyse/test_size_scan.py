@@ -10,10 +10,10 @@ import pytest
 from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.analyse.nccl_test.raw_tcp import RawTcp, RoundTrip
-from multinode.analyse.nccl_test.sweep import SweepReport, estimate_step, summarise_sweep
+from multinode.analyse.nccl_test.size_scan import ScanReport, estimate_step, summarise_scan
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Interface, NodeFacts
-from multinode.core.measure.collective_test import CollectiveTest, sweep_messages
+from multinode.core.measure.collective_test import CollectiveTest, scan_messages
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.samples import (
@@ -56,7 +56,7 @@ def facts(**changes: Any) -> dict[str, NodeFacts]:
 
 
 def plan(*collectives: str) -> LaunchPlan:
-    test = CollectiveTest(messages=sweep_messages(collectives or ("all_reduce",), SIZES))
+    test = CollectiveTest(messages=scan_messages(collectives or ("all_reduce",), SIZES))
     return plan_launch(CLUSTER, test, facts(), "r", LaunchOptions(agent="agent.pyz"))
 
 
@@ -96,8 +96,8 @@ def measured(
     return samples
 
 
-def report(of: LaunchPlan, samples: dict[int, list[Sample]], tcp: RawTcp = TCP, **card: Any) -> SweepReport:
-    return summarise_sweep(of, facts(**card), tcp, samples, "/runs/r")
+def report(of: LaunchPlan, samples: dict[int, list[Sample]], tcp: RawTcp = TCP, **card: Any) -> ScanReport:
+    return summarise_scan(of, facts(**card), tcp, samples, "/runs/r")
 
 
 def test_a_full_link_is_normal_and_every_figure_stands_beside_it() -> None:
@@ -122,7 +122,7 @@ def test_a_full_link_is_normal_and_every_figure_stands_beside_it() -> None:
 
 def test_the_document_comes_back_from_its_file_as_it_was() -> None:
     said = report(plan(), measured(plan()))
-    assert msgspec.json.decode(msgspec.json.encode(said), type=SweepReport) == said
+    assert msgspec.json.decode(msgspec.json.encode(said), type=ScanReport) == said
     document = msgspec.json.decode(msgspec.json.encode(said))
     assert {"text", "nodes", "causes"} <= set(document["verdict"])
 
@@ -208,7 +208,7 @@ def test_rdma_is_not_held_against_tcp() -> None:
 
 def test_a_single_node_uses_no_network() -> None:
     alone = Cluster(nodes=(Node(name="a", slots=2),), source="hosts")
-    test = CollectiveTest(messages=sweep_messages(["all_reduce"], SIZES))
+    test = CollectiveTest(messages=scan_messages(["all_reduce"], SIZES))
     local = plan_launch(alone, test, facts(), "r", LaunchOptions(agent="agent.pyz"))
     both = measured(plan())
     said = report(local, {0: [*both[0], *both[1]]}, tcp=RawTcp())

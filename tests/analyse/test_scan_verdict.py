@@ -7,8 +7,8 @@ import pytest
 
 from multinode.analyse.collectives.collectives import CollectiveRow, bus_factor
 from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed
-from multinode.analyse.nccl_test.sweep_evidence import SweepEvidence
-from multinode.analyse.nccl_test.sweep_verdict import Verdict, judge_sweep
+from multinode.analyse.nccl_test.scan_evidence import ScanEvidence
+from multinode.analyse.nccl_test.scan_verdict import Verdict, judge_scan
 from multinode.units import goodput_gb_per_s
 
 MIB = 1 << 20
@@ -69,7 +69,7 @@ def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
         "mtu_by_node": {"a": 1500, "b": 1500},
         "link_by_node": {"a": 1.0, "b": 1.0},
     }
-    return judge_sweep(SweepEvidence(**(everything | changes)))
+    return judge_scan(ScanEvidence(**(everything | changes)))
 
 
 SLOW = 0.3 * GIGABIT
@@ -118,7 +118,7 @@ def test_wrong_values_come_before_everything() -> None:
 
 def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
     assert judged(rows=()).text == "No size was measured by all workers."
-    verdict = judge_sweep(SweepEvidence(rows=rows(5.0)))
+    verdict = judge_scan(ScanEvidence(rows=rows(5.0)))
     assert "neither a link's rate nor raw TCP is known" in verdict.text
     assert verdict.causes == ()
 

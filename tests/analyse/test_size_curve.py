@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve, held_back, median_error
+from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
 
 MIB = 1 << 20
 SIZES = tuple(1 << exponent for exponent in range(3, 27))
@@ -139,7 +139,7 @@ def test_what_makes_no_curve_is_told(points: list[tuple[int, float]], says: str)
 
 def test_a_curve_survives_json() -> None:
     curve = fit_curve(SHAPED)
-    assert msgspec.json.decode(msgspec.json.encode(curve), type=SweepCurve) == curve
+    assert msgspec.json.decode(msgspec.json.encode(curve), type=SizeCurve) == curve
 
 
 @given(st.dictionaries(sizes, st.floats(min_value=1e-3, max_value=1e12), min_size=2))

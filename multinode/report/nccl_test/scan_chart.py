@@ -9,10 +9,10 @@ from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.collectives.collectives import CollectiveRow
 
-__all__ = ["sweep_chart", "sweep_page"]
+__all__ = ["scan_chart", "scan_page"]
 
 
-def sweep_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str) -> Figure:
+def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str) -> Figure:
     """A line a collective, points at the sizes, and a level line for each of `lines` (name: GB/s)."""
     figure = Figure()
     for name in dict.fromkeys(row.collective for row in rows):
@@ -37,9 +37,9 @@ def sweep_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title
     return figure
 
 
-def sweep_page(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str, text: str) -> str:
+def scan_page(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str, text: str) -> str:
     """One HTML page that needs nothing from outside: the chart, and the verdict below it as plain text."""
-    chart = sweep_chart(rows, lines, html.escape(title)).to_html(full_html=False, include_plotlyjs=True)
+    chart = scan_chart(rows, lines, html.escape(title)).to_html(full_html=False, include_plotlyjs=True)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title></head>\n<body>{chart}\n<pre>{html.escape(text)}</pre></body></html>\n"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
-from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.units import format_duration, format_rate
 
-__all__ = ["sweep_lines"]
+__all__ = ["scan_lines"]
 
 _BITS_PER_BYTE = 8
 
 
-def sweep_lines(report: SweepReport) -> list[str]:
+def scan_lines(report: ScanReport) -> list[str]:
     """Lines of plain text, the verdict last but for its causes."""
     return [
         *_network(report),
@@ -26,7 +26,7 @@ def sweep_lines(report: SweepReport) -> list[str]:
     ]
 
 
-def _network(report: SweepReport) -> Iterator[str]:
+def _network(report: ScanReport) -> Iterator[str]:
     tcp = report.tcp
     parts = []
     if report.link_gbit_per_s is not None and report.ceiling_gb_per_s is not None:
@@ -43,7 +43,7 @@ def _network(report: SweepReport) -> Iterator[str]:
         yield "; ".join(parts)
 
 
-def _curves(report: SweepReport) -> Iterator[str]:
+def _curves(report: ScanReport) -> Iterator[str]:
     for collective, curve in report.curves.items():
         beta = f" + size / {curve.bandwidth_gb_per_s:.4g} GB/s" if curve.bandwidth_gb_per_s is not None else ""
         off = max((abs(one) for one in curve.residuals), default=0.0)
@@ -51,20 +51,20 @@ def _curves(report: SweepReport) -> Iterator[str]:
         yield f"{collective}: time = {curve.alpha_us:.0f} us{beta}, at most {off:.1%} off what was measured ({used})"
 
 
-def _path(report: SweepReport) -> Iterator[str]:
+def _path(report: ScanReport) -> Iterator[str]:
     if report.nccl is not None:
         yield report.nccl.sentence
     if report.path is not None:
         yield from report.path.sentences
 
 
-def _odd(report: SweepReport) -> Iterator[str]:
+def _odd(report: ScanReport) -> Iterator[str]:
     for one in report.odd:
         yield f"odd: {one.text}"
         yield f"  hint: {one.hint}"
 
 
-def _like(report: SweepReport) -> Iterator[str]:
+def _like(report: ScanReport) -> Iterator[str]:
     like = report.like
     if like is None:
         return
@@ -79,14 +79,14 @@ def _like(report: SweepReport) -> Iterator[str]:
         yield f"  note: {note}"
 
 
-def _verdict(report: SweepReport) -> Iterator[str]:
+def _verdict(report: ScanReport) -> Iterator[str]:
     yield report.verdict.text
     for number, cause in enumerate(report.verdict.causes, 1):
         yield f"  {number}. {cause.text}"
         yield f"     hint: {cause.hint}"
 
 
-def _changes(report: SweepReport) -> Iterator[str]:
+def _changes(report: ScanReport) -> Iterator[str]:
     changes = report.changes
     if changes is None:
         return

@@ -1,4 +1,4 @@
-"""SweepCurve: the time of a collective over its size, through what a sweep measured, and how far to trust it.
+"""SizeCurve: the time of a collective over its size, through what a sweep measured, and how far to trust it.
 
 Knows sizes and times alone; what a curve should look like is not decided here.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from multinode.core.text.plausible import plausible_us
 
-__all__ = ["HeldBack", "SweepCurve", "fit_curve", "held_back", "median_error"]
+__all__ = ["HeldBack", "SizeCurve", "fit_curve", "held_back", "median_error"]
 
 Point = tuple[int, float]
 
@@ -29,7 +29,7 @@ _LEAST_SIZES = 2
 _US_PER_GB_PER_S = 1e-3
 
 
-class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
+class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Time over size of one collective.
 
     Attributes:
@@ -74,7 +74,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted_us / self.measured_us - 1
 
 
-def fit_curve(points: Iterable[Point]) -> SweepCurve:
+def fit_curve(points: Iterable[Point]) -> SizeCurve:
     """The curve through the points, in bytes and microseconds; of several of one size their median.
 
     Raises:
@@ -84,7 +84,7 @@ def fit_curve(points: Iterable[Point]) -> SweepCurve:
     alpha_us, bandwidth = _fit(unique)
     residuals = tuple(_line_us(alpha_us, bandwidth, size) / time_us - 1 for size, time_us in unique)
     poor = max(map(abs, residuals)) > _POOR_FIT
-    return SweepCurve(
+    return SizeCurve(
         points=unique,
         alpha_us=alpha_us,
         bandwidth_gb_per_s=bandwidth,

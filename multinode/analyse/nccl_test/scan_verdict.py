@@ -1,4 +1,4 @@
-"""judge_sweep: evidence -> Verdict: whether a sweep is what the network gives, and who or what to look at if not.
+"""judge_scan: evidence -> Verdict: whether a sweep is what the network gives, and who or what to look at if not.
 
 Owns the words of the first sentence; the figures are `sweep_evidence`'s and the explanations `sweep_causes`'.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.nccl_test.sweep_causes import Cause, find_causes
-from multinode.analyse.nccl_test.sweep_evidence import Reading, SizeShare, SweepEvidence, read_evidence
+from multinode.analyse.nccl_test.scan_causes import Cause, find_causes
+from multinode.analyse.nccl_test.scan_evidence import Reading, ScanEvidence, SizeShare, read_evidence
 from multinode.units import format_rate, format_size
 
-__all__ = ["Verdict", "judge_sweep"]
+__all__ = ["Verdict", "judge_scan"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[SizeShare, ...] = ()
 
 
-def judge_sweep(evidence: SweepEvidence) -> Verdict:
+def judge_scan(evidence: ScanEvidence) -> Verdict:
     """Hold the largest size of each collective against raw TCP and the link; wrong values come before any speed."""
     reading = read_evidence(evidence)
     causes = find_causes(reading)

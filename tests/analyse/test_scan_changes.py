@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.collectives import CollectiveRow
-from multinode.analyse.nccl_test.sweep_changes import RULE, NodeState, SweepRecord, compare_sweeps, node_state
+from multinode.analyse.nccl_test.scan_changes import RULE, NodeState, ScanRecord, compare_scans, node_state
 from multinode.core.cluster.facts import Gpu, Interface, NodeFacts
 
 MIB = 1 << 20
@@ -29,12 +29,12 @@ def row(time_us: float = 1000.0, **changes: Any) -> CollectiveRow:
     return CollectiveRow(time_us=time_us, algbw_gb_per_s=speed, busbw_gb_per_s=speed, **everything)
 
 
-def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), run_id: str = "r1") -> SweepRecord:
-    return SweepRecord(run_id=run_id, rows=rows, nodes=nodes)
+def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), run_id: str = "r1") -> ScanRecord:
+    return ScanRecord(run_id=run_id, rows=rows, nodes=nodes)
 
 
 def test_a_sweep_has_not_changed_from_itself() -> None:
-    changes = compare_sweeps(record(row()), record(row(), run_id="r2"))
+    changes = compare_scans(record(row()), record(row(), run_id="r2"))
     assert (changes.before, changes.now, changes.unchanged, changes.rule) == ("r1", "r2", 1, RULE)
     assert changes.text == "No speed changed beyond the noise of both (1 messages compared)."
     assert (changes.environment, changes.came, changes.gone, changes.rows) == ((), (), (), ())
@@ -42,13 +42,13 @@ def test_a_sweep_has_not_changed_from_itself() -> None:
 
 
 def test_a_speed_that_changed_is_told_with_both_figures() -> None:
-    changes = compare_sweeps(record(row(1000.0)), record(row(2000.0)))
+    changes = compare_scans(record(row(1000.0)), record(row(2000.0)))
     (change,) = changes.rows
     assert change.change == pytest.approx(-0.5)
     assert change.size_bytes == MIB
     assert change.text == "all_reduce 1 MiB is slower: 0.524 GB/s, was 1.05 GB/s (-50%)"
     assert changes.text == "1 of 1 messages changed; 1 slower, most of all all_reduce 1 MiB (-50%)."
-    (back,) = compare_sweeps(record(row(2000.0)), record(row(1000.0))).rows
+    (back,) = compare_scans(record(row(2000.0)), record(row(1000.0))).rows
     assert "is faster" in back.text
 
 
@@ -66,28 +66,28 @@ def test_a_speed_that_changed_is_told_with_both_figures() -> None:
 def test_a_change_is_what_exceeds_the_noise_of_both(
     before: CollectiveRow, now: CollectiveRow, *, changed: bool
 ) -> None:
-    assert bool(compare_sweeps(record(before), record(now)).rows) is changed
-    assert bool(compare_sweeps(record(now), record(before)).rows) is changed
+    assert bool(compare_scans(record(before), record(now)).rows) is changed
+    assert bool(compare_scans(record(now), record(before)).rows) is changed
 
 
 def test_values_that_became_wrong_are_told_at_the_same_speed() -> None:
-    (change,) = compare_sweeps(record(row()), record(row(num_wrong=3))).rows
+    (change,) = compare_scans(record(row()), record(row(num_wrong=3))).rows
     assert (change.text, change.change) == ("3 values of all_reduce 1 MiB are wrong now, 0 were", 0)
-    assert compare_sweeps(record(row(num_wrong=None)), record(row(num_wrong=3))).rows == ()
+    assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).rows == ()
 
 
 def test_messages_that_only_one_has_are_named_and_not_compared() -> None:
-    changes = compare_sweeps(
+    changes = compare_scans(
         record(row(), row(collective="broadcast")), record(row(), row(size_bytes=2 * MIB), row(9000, dtype="half"))
     )
     assert changes.only_before == ("broadcast 1 MiB",)
     assert changes.only_now == ("all_reduce 2 MiB", "all_reduce 1 MiB of half")
     assert (changes.rows, changes.unchanged) == ((), 1)
-    assert compare_sweeps(record(row()), record()).text == "The two sweeps have no message in common."
+    assert compare_scans(record(row()), record()).text == "The two sweeps have no message in common."
 
 
 def test_a_size_that_was_rounded_for_other_workers_is_the_same_message() -> None:
-    changes = compare_sweeps(record(row(size_bytes=64 * MIB)), record(row(size_bytes=64 * MIB - 4)))
+    changes = compare_scans(record(row(size_bytes=64 * MIB)), record(row(size_bytes=64 * MIB - 4)))
     assert (changes.only_before, changes.only_now, changes.unchanged) == ((), (), 1)
 
 
@@ -103,12 +103,12 @@ def test_a_size_that_was_rounded_for_other_workers_is_the_same_message() -> None
 )
 def test_a_change_of_a_node_is_a_sentence(changed: dict[str, Any], sentence: str) -> None:
     after = record(row(), nodes=(OTHER, msgspec.structs.replace(BOX, **changed)))
-    assert compare_sweeps(record(row()), after).environment == (sentence,)
+    assert compare_scans(record(row()), after).environment == (sentence,)
 
 
 def test_what_changed_on_every_node_alike_is_said_once() -> None:
     after = tuple(msgspec.structs.replace(node, torch="2.8.0", mtu=1500) for node in (OTHER, BOX))
-    assert compare_sweeps(record(), record(nodes=after)).environment == (
+    assert compare_scans(record(), record(nodes=after)).environment == (
         "the card of every node now has an MTU of 1500, was 9000",
         "every node now has torch 2.8.0, was 2.7.1",
     )
@@ -116,15 +116,15 @@ def test_what_changed_on_every_node_alike_is_said_once() -> None:
 
 def test_what_one_of_the_two_did_not_tell_has_not_changed() -> None:
     silent = NodeState(name="node3")
-    assert compare_sweeps(record(nodes=(BOX,)), record(nodes=(silent,))).environment == ()
-    assert compare_sweeps(record(nodes=(silent,)), record(nodes=(BOX,))).environment == ()
+    assert compare_scans(record(nodes=(BOX,)), record(nodes=(silent,))).environment == ()
+    assert compare_scans(record(nodes=(silent,)), record(nodes=(BOX,))).environment == ()
 
 
 def test_nodes_that_came_went_or_changed_places() -> None:
     new = msgspec.structs.replace(BOX, name="node9")
-    changes = compare_sweeps(record(nodes=(OTHER, BOX)), record(nodes=(OTHER, new)))
+    changes = compare_scans(record(nodes=(OTHER, BOX)), record(nodes=(OTHER, new)))
     assert (changes.came, changes.gone, changes.environment) == (("node9",), ("node3",), ())
-    swapped = compare_sweeps(record(nodes=(OTHER, BOX)), record(nodes=(BOX, OTHER)))
+    swapped = compare_scans(record(nodes=(OTHER, BOX)), record(nodes=(BOX, OTHER)))
     assert swapped.environment == ("the nodes stand in another order now: node3, node1, was node1, node3",)
 
 
@@ -148,15 +148,15 @@ def test_the_state_of_a_node_is_what_its_probe_found() -> None:
 
 
 def test_changes_are_a_json_document() -> None:
-    changes = compare_sweeps(record(row(1000)), record(row(2000)))
+    changes = compare_scans(record(row(1000)), record(row(2000)))
     assert msgspec.json.decode(msgspec.json.encode(changes))["rows"][0]["collective"] == "all_reduce"
 
 
 def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:
-    before = SweepRecord(run_id="a", rows=(), backend="nccl", workers_per_node=1)
-    now = SweepRecord(run_id="b", rows=(), backend="gloo", workers_per_node=4)
-    assert compare_sweeps(before, now).environment == (
+    before = ScanRecord(run_id="a", rows=(), backend="nccl", workers_per_node=1)
+    now = ScanRecord(run_id="b", rows=(), backend="gloo", workers_per_node=4)
+    assert compare_scans(before, now).environment == (
         "measured with gloo now, was nccl",
         "measured with 4 workers on each node now, was 1",
     )
-    assert compare_sweeps(before, before).environment == ()
+    assert compare_scans(before, before).environment == ()

@@ -4,14 +4,14 @@ import msgspec
 
 from multinode.analyse.job.step_messages import StepMessage
 from multinode.analyse.nccl_test.raw_tcp import RawTcp
-from multinode.analyse.nccl_test.sweep import StepEstimate
-from multinode.analyse.nccl_test.sweep_changes import SweepChanges
-from multinode.report.nccl_test.sweep_text import sweep_lines
-from tests.analyse.test_sweep import measured, plan, report
+from multinode.analyse.nccl_test.scan_changes import ScanChanges
+from multinode.analyse.nccl_test.size_scan import StepEstimate
+from multinode.report.nccl_test.scan_text import scan_lines
+from tests.analyse.test_size_scan import measured, plan, report
 
 
 def test_a_normal_sweep_says_what_it_was_held_against_and_that_nothing_is_to_mend() -> None:
-    text = "\n".join(sweep_lines(report(plan(), measured(plan()))))
+    text = "\n".join(scan_lines(report(plan(), measured(plan()))))
     assert "link 1 Gbit/s, which carries 0.118 GB/s of TCP payload at MTU 1500" in text
     assert "raw TCP 0.113 GB/s over one connection, 0.117 GB/s over 4; round trip 60 us" in text
     assert "time = 100 us + size / 0.1177 GB/s" in text
@@ -20,13 +20,13 @@ def test_a_normal_sweep_says_what_it_was_held_against_and_that_nothing_is_to_men
 
 
 def test_causes_come_numbered_with_their_hints() -> None:
-    lines = sweep_lines(report(plan(), measured(plan(), slow=3.0)))
+    lines = scan_lines(report(plan(), measured(plan(), slow=3.0)))
     first = next(number for number, line in enumerate(lines) if line.startswith("  1. "))
     assert lines[first + 1].startswith("     hint: ")
 
 
 def test_what_was_not_measured_is_not_told() -> None:
-    text = "\n".join(sweep_lines(report(plan(), measured(plan()), tcp=RawTcp(), speed_gbit_per_s=None)))
+    text = "\n".join(scan_lines(report(plan(), measured(plan()), tcp=RawTcp(), speed_gbit_per_s=None)))
     assert "raw TCP 0" not in text
     assert "round trip" not in text
 
@@ -38,20 +38,20 @@ def test_a_training_is_told_in_bytes_calls_and_time_with_its_notes() -> None:
         step_us=250_000.0,
         notes=("some calls are left out",),
     )
-    lines = sweep_lines(msgspec.structs.replace(report(plan(), measured(plan())), like=like))
+    lines = scan_lines(msgspec.structs.replace(report(plan(), measured(plan())), like=like))
     assert any("DDP with LoRA: an optimizer step sends 2.0 MB in 2 calls, which take 0.2 s" in line for line in lines)
     assert "  note: some calls are left out" in lines
 
 
 def test_changes_are_told_with_the_run_they_are_since() -> None:
-    changes = SweepChanges(
+    changes = ScanChanges(
         before="earlier",
         now="r",
         text="nothing got slower.",
         environment=("a's ens1f0 now negotiates 1 Gbit/s",),
         came=("b",),
     )
-    lines = sweep_lines(msgspec.structs.replace(report(plan(), measured(plan())), changes=changes))
+    lines = scan_lines(msgspec.structs.replace(report(plan(), measured(plan())), changes=changes))
     assert lines[-3:] == [
         "since run earlier: nothing got slower.",
         "  a's ens1f0 now negotiates 1 Gbit/s",

@@ -1,4 +1,4 @@
-"""compare_sweeps: two sweeps -> SweepChanges: what changed between them, in the nodes and in the speeds.
+"""compare_scans: two sweeps -> ScanChanges: what changed between them, in the nodes and in the speeds.
 
 A speed has changed only where it differs by more than both sweeps scatter; judges neither of the two by itself.
 """
@@ -14,7 +14,7 @@ from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.core.cluster.facts import NodeFacts
 from multinode.units import format_rate, format_size
 
-__all__ = ["RULE", "NodeState", "RowChange", "SweepChanges", "SweepRecord", "compare_sweeps", "node_state"]
+__all__ = ["RULE", "NodeState", "RowChange", "ScanChanges", "ScanRecord", "compare_scans", "node_state"]
 
 RULE = (
     "a speed has changed where the better one is above the other by more than both sweeps scatter (of each the lesser "
@@ -57,7 +57,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     cores: int | None = None
 
 
-class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep, the nodes it ran on in node-rank order, its backend and its workers on each node."""
 
     run_id: str
@@ -88,7 +88,7 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class SweepChanges(msgspec.Struct, frozen=True, kw_only=True):
+class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What changed from one sweep to the next.
 
     Attributes:
@@ -134,13 +134,13 @@ def node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
     )
 
 
-def compare_sweeps(before: SweepRecord, now: SweepRecord) -> SweepChanges:
+def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
     """What changed, of every message that both have and every node."""
     old = {node.name: node for node in before.nodes}
     new = {node.name: node for node in now.nodes}
     pairs, only_before, only_now = _match(before.rows, now.rows)
     rows = tuple(change for one, other in pairs if (change := _change(one, other)) is not None)
-    return SweepChanges(
+    return ScanChanges(
         before=before.run_id,
         now=now.run_id,
         text=_text(rows, len(pairs)),
@@ -172,7 +172,7 @@ _NODE_WORDS = {
 }
 
 
-def _terms(before: SweepRecord, now: SweepRecord) -> Iterator[str]:
+def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[str]:
     """What was measured with; where it differs, the speeds are not of the same thing."""
     if None not in (before.backend, now.backend) and before.backend != now.backend:
         yield f"measured with {now.backend} now, was {before.backend}"
