@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
 
@@ -27,25 +28,12 @@ from multinode.cli.options import (
     Where,
 )
 from multinode.cli.script_command import SCRIPT, ScriptCommand
-from multinode.cli.sweep_options import (
-    Baseline,
-    DryRun,
-    Form,
-    Interleave,
-    Minutes,
-    New,
-    NodeCounts,
-    Repeats,
-    RetryFailed,
-    Settings,
-    Sort,
-    StallStop,
-    Steps,
-    WorkerCounts,
-)
 from multinode.errors import UsageError
 
 if TYPE_CHECKING:
+    from multinode.core.cluster.cluster import Cluster
+    from multinode.core.grid.grid import Cell, Grid
+    from multinode.core.job.job import Job
     from multinode.workflows.grid.sweep import Resume, Swept
     from multinode.workflows.grid.sweep_cell import AskedGrid
 
@@ -95,8 +83,6 @@ def sweep(
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers; interrupted, the same command goes on."""
     from multinode.cli.inputs import read_cluster, read_engine, read_job_environment
-    from multinode.cli.sweep_jobs import GridWish, read_grid
-    from multinode.cli.sweep_look import TableLook
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.grid.sweep import Resume
@@ -202,3 +188,199 @@ def _tell_end(swept: Swept) -> NoReturn:
     typer.echo(f"everything of it: {swept.directory}", err=True)
     typer.echo(f"sorted, filtered, priced, as a page: multinode table {name} -o {name}.html", err=True)
     raise typer.Exit(1 if failed else 0)
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=A,B,...",
+        help="Values of a key to go through; with one, it is set in every cell. Each is read as YAML: [a,b] is one "
+        "value, and '\"a,b\"' a text with a comma. Repeatable.",
+    ),
+]
+NodeCounts = Annotated[
+    str | None,
+    typer.Option(metavar="1,2,4", help="How many of the hostfile's first nodes, each in turn; else all."),
+]
+WorkerCounts = Annotated[
+    str | None, typer.Option(metavar="1,2", help="Workers on each node, each number in turn; else its slots.")
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(min=3, help="Steps that count in each run, warm-up apart (max_steps); else 30, or all there are."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0.05, help="Train each run for so long instead, from its first step on, and then stop it."),
+]
+Repeats = Annotated[int, typer.Option(min=1, max=20, help="Measure each cell so often, for a spread.")]
+Interleave = Annotated[
+    bool,
+    typer.Option("--interleave/--no-interleave", help="Repeat in turns, so that what drifts hits all cells alike."),
+]
+StallStop = Annotated[
+    float,
+    typer.Option(
+        "--stall", min=0.0, metavar="SECONDS", help="End a run without a step or log on any node for so long; 0: never."
+    ),
+]
+New = Annotated[bool, typer.Option("--new", help="Begin anew, though the same command has measured some or all of it.")]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Measure again what failed; what ran out of memory is not.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and start nothing.")]
+Sort = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Sort the table by this value; -COLUMN: the greatest first.")
+]
+Baseline = Annotated[
+    str | None, typer.Option(metavar="CELL", help="The cell that the others are relative to; else the first.")
+]
+Form = Annotated[Literal["table", "markdown", "csv"], typer.Option("--format", help="How the table is shown.")]
+
+
+class GridWish(NamedTuple):
+    """What the command line asks of the grid; each is as its option has it."""
+
+    settings: Sequence[str]
+    deepspeed_edits: Sequence[str]
+    nodes: str | None
+    workers_per_node: str | None
+    repeats: int
+    interleave: bool
+
+
+class GridJobs(NamedTuple):
+    """The grid and what it is of: the job without what the grid varies, its cells, and their jobs by their labels."""
+
+    plain: Job
+    grid: Grid
+    cells: tuple[Cell, ...]
+    jobs: dict[str, Job]
+
+
+def read_grid(path: Path | None, script: tuple[str, ...] | None, wish: GridWish, cluster: Cluster) -> GridJobs:
+    """The grid of a YAML or a script over a cluster.
+
+    Raises:
+        UsageError: as `read_job`; a script has no keys; numbers of nodes or workers are none; a file that a setting
+            names cannot be read, or a setting is wrong.
+    """
+    from multinode.cli.inputs import read_job
+    from multinode.core.grid.grid_plan import parse_axes, plan_grid
+
+    axes = parse_axes(wish.settings)
+    plain = read_job(path, script, list(axes) if script is not None else _fixed(axes), list(wish.deepspeed_edits))
+    grid = _grid(axes, wish, len(cluster.nodes))
+    cells = plan_grid(grid, cluster)
+    return GridJobs(plain, grid, cells, _cell_jobs(plain, cells, axes, wish.deepspeed_edits))
+
+
+def _grid(axes: Mapping[str, tuple[Any, ...]], wish: GridWish, there: int) -> Grid:
+    """The grid of the axes that have more than one value; without `--nodes` on all nodes that are there."""
+    from multinode.core.grid.grid import Grid
+    from multinode.core.grid.grid_plan import parse_counts
+
+    workers = wish.workers_per_node
+    return Grid(
+        settings={key: values for key, values in axes.items() if len(values) > 1},
+        nodes=parse_counts("--nodes", wish.nodes) if wish.nodes is not None else (there,),
+        workers_per_node=parse_counts("--workers-per-node", workers) if workers is not None else (None,),
+        repeats=wish.repeats,
+        interleave=wish.interleave,
+    )
+
+
+def _cell_jobs(
+    plain: Job, cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]], deepspeed_edits: Sequence[str]
+) -> dict[str, Job]:
+    """The job of each cell by its label, exactly as `launch` would make it of the same `--set`.
+
+    A setting may name another file, a model or a DeepSpeed JSON; so each is read as a job of its own.
+    """
+    from multinode.core.grid.grid_plan import cell_overrides
+    from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
+    from multinode.core.job.job import ScriptJob
+    from multinode.store.job import load_job
+
+    if isinstance(plain, ScriptJob):
+        return {cell.label: plain for cell in cells}
+    path, edits = Path(plain.config_path), parse_deepspeed_edits(deepspeed_edits)
+    made: dict[tuple[str, ...], Job] = {}
+    for cell in cells:
+        settings = cell_overrides(cell)
+        if settings not in made:
+            made[settings] = load_job(path, (*_fixed(axes), *settings), edits)
+    return {cell.label: made[cell_overrides(cell)] for cell in cells}
+
+
+def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
+    """What has one value, as `launch` takes it."""
+    from multinode.core.grid.grid_plan import override_text
+
+    return [override_text(key, values[0]) for key, values in axes.items() if len(values) == 1]
+
+
+class TableLook(NamedTuple):
+    """What the command line asks of the table; each is as `multinode table` has it."""
+
+    sort: str | None = None
+    where: list[str] | None = None
+    baseline: str | None = None
+    prices: Path | None = None
+    deadline: str | None = None
+    form: Literal["table", "markdown", "csv"] = "table"
+
+    def require_fit(self, asked: AskedGrid, *, as_json: bool) -> None:
+        """See that the table can be shown so, with the cells as they are before any of them is measured.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        from multinode.analyse.grid.cell_table import Look
+        from multinode.analyse.grid.cells import CellRow, CellTable
+        from multinode.cli.inputs import parse_option
+        from multinode.errors import UsageError
+        from multinode.store.prices import load_prices
+        from multinode.units import parse_duration
+        from multinode.workflows.grid.sweep_table import View, show
+
+        if as_json and self.form != "table":
+            raise UsageError(f"--format {self.form} and --json both print on stdout", hint="give one of them")
+        view = View(
+            look=Look(baseline=None, sort=self.sort, where=tuple(self.where or ())),
+            prices=load_prices(self.prices)[0] if self.prices is not None else None,
+            deadline_s=parse_option("--deadline", self.deadline, parse_duration) if self.deadline else None,
+        )
+        rows = tuple(CellRow(label=cell.label, state="waiting", varied=cell.settings) for cell in asked.cells)
+        show(CellTable(run_id="", job="", cells=rows), view)
+        labels = [cell.label for cell in asked.cells]
+        if self.baseline is not None and self.baseline not in labels:
+            raise UsageError(f"--baseline {self.baseline}: there is no such cell", hint=f"one of {', '.join(labels)}")
+
+    def show(self, run_id: str, *, as_json: bool) -> None:
+        """The table of a sweep that was stored, on stdout; beside another baseline where the one has no speed."""
+        from multinode.errors import UsageError
+
+        try:
+            self._show(run_id, self.baseline, as_json=as_json)
+        except UsageError as error:
+            if self.baseline is None:
+                raise
+            typer.echo(f"warning: --baseline: {error.message}; the first row that has a speed is taken", err=True)
+            self._show(run_id, None, as_json=as_json)
+
+    def _show(self, run_id: str, baseline: str | None, *, as_json: bool) -> None:
+        from multinode.cli.table import table
+
+        table(
+            [run_id],
+            sort=self.sort,
+            where=self.where,
+            baseline=baseline,
+            prices=self.prices,
+            deadline=self.deadline,
+            form=None if as_json else self.form,
+            output=None,
+            as_json=as_json,
+        )

@@ -59,7 +59,7 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
-    from multinode.analyse.grid.cell_view import Look
+    from multinode.analyse.grid.cell_table import Look
     from multinode.cli.output import print_document
     from multinode.store.text_file import write_text
     from multinode.workflows.grid.sweep_table import View, load_tables
@@ -87,7 +87,7 @@ def print_cells(found: CellTable, sort: str | None = None) -> None:
     """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
     from rich.console import Console
 
-    from multinode.analyse.grid.cell_values import our_name
+    from multinode.analyse.grid.cells import our_name
     from multinode.cli.output import print_table
     from multinode.report.grid.cell_sheet import cells_terminal
 
@@ -139,11 +139,11 @@ def _text(found: CellTable, form: str) -> str:
 
         return cell_page(found)
     if form == "csv":
-        from multinode.report.grid.cell_csv import cell_csv
+        from multinode.report.grid.cell_export import cell_csv
 
         return cell_csv(found)
     if form == "markdown":
-        from multinode.report.grid.cell_markdown import cell_markdown
+        from multinode.report.grid.cell_export import cell_markdown
 
         return "".join(cell_markdown(found))
     return _plain_text(found)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.core.grid.imported_csv import parse_csv_table
-from multinode.core.grid.imported_table import HINT, Extras, ImportedTable
-from multinode.core.grid.imported_yaml import parse_yaml_table
+from multinode.core.grid.imported_table import HINT, Extras, ImportedTable, parse_csv_table, parse_yaml_table
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 

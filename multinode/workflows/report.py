@@ -12,8 +12,7 @@ from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
-from multinode.report.grid.cell_csv import cell_csv
-from multinode.report.grid.cell_markdown import cell_markdown
+from multinode.report.grid.cell_export import cell_csv, cell_markdown
 from multinode.report.grid.cell_page import cell_page
 from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun, run_page

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.grid.cell_device import device_of, devices_of
+from multinode.analyse.grid.cell_rows import device_of, devices_of
 from multinode.core.cluster.facts import Gpu, NodeFacts
 from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.grid.cell_fill import KEYS, fill_rows
+from multinode.analyse.grid.cell_rows import KEYS, fill_rows
 from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.workload import Settings
 

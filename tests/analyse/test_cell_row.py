@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.comparison.contrast_side import SideRun
-from multinode.analyse.grid.cell_row import MeasuredCell, make_row
+from multinode.analyse.grid.cell_rows import MeasuredCell, make_row
 from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.flops import Utilisation
 from multinode.core.grid.grid import Cell, CellRecord

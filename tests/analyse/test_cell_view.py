@@ -3,9 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.grid.cell_table import make_table
-from multinode.analyse.grid.cell_values import VALUES, value_names, value_of
-from multinode.analyse.grid.cell_view import Look, look_at
+from multinode.analyse.grid.cell_table import Look, look_at, make_table
+from multinode.analyse.grid.cells import VALUES, value_names, value_of
 from multinode.errors import UsageError
 from tests.report.cells import PUBLISHED, SWEEP
 

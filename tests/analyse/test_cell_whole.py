@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.grid.cell_whole import with_whole_job
+from multinode.analyse.grid.cell_rows import with_whole_job
 from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.workload import Whole
 from multinode.analyse.stats.ranged import Ranged

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from multinode.analyse.grid.cell_prices import cheapest
 from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
-from multinode.analyse.grid.cheapest_cell import cheapest
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.ranged import Ranged
 

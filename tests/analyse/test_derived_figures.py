@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.grid.derived_figures import with_derived
+from multinode.analyse.grid.imported_rows import with_derived
 from multinode.core.text.rounded import Rounded, exactly, parse_rounded
 
 

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.grid.imported_labels import label_rows
+from multinode.analyse.grid.imported_rows import label_rows
 from multinode.core.grid.imported_table import ImportedRow
 from multinode.core.text.rounded import exactly
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from multinode.analyse.grid.cell_table import make_table as make_cell_table
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
-from multinode.core.grid.imported_columns import COLUMNS
-from multinode.core.grid.imported_csv import parse_csv_table
-from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table
+from multinode.core.grid.cell_columns import COLUMNS
+from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table, parse_csv_table
 
 
 def rows(text: str) -> tuple[CellRow, ...]:

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from multinode.analyse.grid.cell_prices import with_prices
+from multinode.analyse.grid.cell_prices import cheapest, with_prices
 from multinode.analyse.grid.cell_table import make_table, relative_to
 from multinode.analyse.grid.cells import CellRow, CellTable
-from multinode.analyse.grid.cheapest_cell import cheapest
 from multinode.analyse.grid.imported_rows import imported_rows
 from multinode.analyse.stats.ranged import Ranged
 from multinode.core.cluster.prices import Prices, parse_prices
-from multinode.core.grid.imported_csv import parse_csv_table
-from multinode.core.grid.imported_table import Extras, ImportedRow
-from multinode.core.grid.imported_yaml import parse_yaml_table
+from multinode.core.grid.imported_table import Extras, ImportedRow, parse_csv_table, parse_yaml_table
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "figures"
 FINETUNING = parse_yaml_table((CONFIGS / "published_gpus.yaml").read_text(), "published_gpus.yaml", Extras())

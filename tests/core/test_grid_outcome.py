@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.core.grid.grid_outcome import judge_run
+from multinode.core.grid.grid_state import judge_run
 from multinode.core.run.run import Failure, NodeRun, Run
 
 

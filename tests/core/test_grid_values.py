@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid.grid_values import override_text, parse_axes, parse_counts
+from multinode.core.grid.grid_plan import override_text, parse_axes, parse_counts
 from multinode.core.job.job import parse_overrides
 from multinode.errors import JobError, UsageError
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid.imported_columns import COLUMNS
-from multinode.core.grid.imported_csv import parse_csv_table
-from multinode.core.grid.imported_table import Extras, ImportedTable
+from multinode.core.grid.cell_columns import COLUMNS
+from multinode.core.grid.imported_table import Extras, ImportedTable, parse_csv_table
 from multinode.core.text.rounded import exactly, parse_rounded
 from multinode.errors import UsageError
 

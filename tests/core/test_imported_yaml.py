@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid.imported_table import Extras, ImportedTable
-from multinode.core.grid.imported_yaml import parse_yaml_table
+from multinode.core.grid.imported_table import Extras, ImportedTable, parse_yaml_table
 from multinode.core.text.rounded import exactly, parse_rounded
 from multinode.errors import UsageError
 

@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.grid.cell_prices import with_prices
-from multinode.analyse.grid.cell_row import MeasuredCell
+from multinode.analyse.grid.cell_rows import MeasuredCell
 from multinode.analyse.grid.cell_table import SweptCells, make_table, table_of_sweep
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.job.flops import Utilisation

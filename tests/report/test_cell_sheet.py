@@ -7,14 +7,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.analyse.grid.cell_table import with_notes
-from multinode.analyse.grid.cell_values import VALUES, our_name
-from multinode.analyse.grid.cell_view import Look, look_at
-from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
+from multinode.analyse.grid.cell_table import Look, look_at, with_notes
+from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, Cheapest, our_name
 from multinode.analyse.stats.ranged import Ranged
-from multinode.report.grid.cell_columns import cell_columns
-from multinode.report.grid.cell_markdown import cell_markdown
+from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.grid.cell_sheet import (
+    cell_columns,
     cells_sheet,
     cells_terminal,
     constants_line,

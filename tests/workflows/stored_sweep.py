@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.comparison.contrast_side import SideRun
-from multinode.analyse.grid.cell_row import MeasuredCell
+from multinode.analyse.grid.cell_rows import MeasuredCell
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, NodeFacts
 from multinode.core.grid.grid import Grid, GridRecord

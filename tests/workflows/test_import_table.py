@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.analyse.grid.cell_view import Look
+from multinode.analyse.grid.cell_table import Look
 from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.imported_table import Extras
 from multinode.errors import UsageError

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.grid.cell_view import Look
+from multinode.analyse.grid.cell_table import Look
 from multinode.analyse.grid.cells import CellTable
 from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.grid import CellRecord, GridRecord

@@ -8,7 +8,7 @@ from multinode.core.run.progress import NodeProgress, RunProgress
 from multinode.launch.stop_request import StopRequest
 from multinode.report.run.progress_table import progress_line
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, TimedStop, with_time_limit
+from multinode.workflows.grid.sweep_cell import STEPS_WITHOUT_END, TimedStop, with_time_limit
 from multinode.workflows.run.context import RunContext
 
 

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from multinode.analyse.job.cell_batch import BATCH_NAMES
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.ranged import Ranged
 from multinode.analyse.stats.spread import Spread
+from multinode.core.grid.cell_columns import COLUMNS, column_name
+from multinode.errors import UsageError
 
-__all__ = ["CellRow", "CellTable", "Cheapest"]
+__all__ = [
+    "MEASURED",
+    "RANGED",
+    "VALUES",
+    "CellRow",
+    "CellTable",
+    "Cheapest",
+    "currencies",
+    "differing",
+    "has_figures",
+    "has_speed",
+    "listed",
+    "other_job",
+    "other_work",
+    "our_name",
+    "require_name",
+    "untold",
+    "value_names",
+    "value_of",
+]
+
+
+MEASURED = "measured"
 
 
 class CellRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,3 +156,197 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[CellRow, ...]
     cheapest: Cheapest | None = None
     notes: tuple[str, ...] = ()
+
+
+# Fields that hold more than a value; what the run's settings hold has names of its own.
+_NO_VALUES = frozenset(
+    {
+        "settings",
+        "varied",
+        "step_spread",
+        "disturbances",
+        "contradictions",
+        "missing",
+        "run_ids",
+        "node_names",
+        "filed_prices",
+        "node_devices",
+    }
+)
+_SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
+_SETTINGS, _FIELDS = Settings.__struct_fields__, CellRow.__struct_fields__
+_PLACE = _FIELDS.index("settings")
+# Ours by the names that a job has for them; what the sweep set under such a name goes first.
+_OF_JOBS = BATCH_NAMES | {"model_name_or_path": "model", "finetuning_type": "method", "cutoff_len": "sequence_length"}
+# Ours by the titles that a table shows, as column_name has them, where those are not ours themselves. `samples` and
+# `price` are titles of two columns each.
+_TITLES = {
+    "cell": "label",
+    "data_set": "dataset",
+    "sequence": "sequence_length",
+    "recomputed": "recompute",
+    "gradients_sent": "grad_compress",
+    "tflop_per_s": "model_tflops",
+    "hardware": "hardware_tflops",
+    "step": "step_time_ms",
+    "step_p95": "step_time_p95_ms",
+    "network": "network_share",
+    "memory": "peak_memory_gib",
+    "whole_job": "whole_s",
+    "energy": "energy_j_per_sample",
+    "job_costs": "whole_cost",
+    "1m_tokens_cost": "cost_per_million_tokens",
+}
+# Ours by what an imported table's figures are called where they differ.
+_OF_IMPORTS = {
+    "name": "label",
+    "devices": "world_size",
+    "samples": "dataset_samples",
+    "memory_gib": "peak_memory_gib",
+    "runtime": "whole_s",
+}
+_MOST_SUGGESTED = 3
+# Beside samples/s.
+_MEASURED = (
+    "tokens_per_s",
+    "tgs",
+    "step_time_ms",
+    "whole_s",
+    "model_tflops",
+    "hardware_tflops",
+    "mfu",
+    "hfu",
+    "peak_memory_gib",
+    "energy_j_per_sample",
+)
+
+RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
+"""Values that have a spread over repeats."""
+
+VALUES = tuple(name for name in (*_FIELDS[:_PLACE], *_SETTINGS, *_FIELDS[_PLACE:], *_SPREAD) if name not in _NO_VALUES)
+"""What every row has under a name."""
+
+
+def _imported_names() -> dict[str, str]:
+    """Ours by every name that a column of a foreign table may have, as long as its unit is ours."""
+    named = {name: _OF_IMPORTS.get(found.figure, found.figure) for name, found in COLUMNS.items() if found.scale == 1}
+    return {name: ours for name, ours in named.items() if ours in VALUES and name not in VALUES and name != "samples"}
+
+
+_NAMES = _imported_names() | _TITLES | _OF_JOBS
+
+
+def value_of(row: CellRow, name: str) -> Any:
+    """The value of one of `VALUES`, or of a key that the sweep set; None where the row has none."""
+    name = name if name in row.varied else our_name(name)
+    if name in _SETTINGS:
+        return getattr(row.settings, name)
+    if name in _SPREAD:
+        return None if row.step_spread is None else getattr(row.step_spread, _SPREAD[name])
+    if name not in VALUES:
+        return row.varied.get(name)
+    value = getattr(row, name)
+    return value.value if isinstance(value, Ranged) else value
+
+
+def our_name(name: str) -> str:
+    """What a value is called here that a job, a framework, a foreign table or the title of a column calls so."""
+    title = column_name(name) if name[:1].isalnum() else name
+    return _NAMES.get(name) or _NAMES.get(title) or (title if title in VALUES else name)
+
+
+def value_names(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """All names that a value of these rows goes by."""
+    return tuple(dict.fromkeys((*VALUES, *_NAMES, *(key for row in rows for key in row.varied))))
+
+
+def require_name(rows: Sequence[CellRow], name: str) -> None:
+    """Refuse a name that no value goes by.
+
+    Raises:
+        UsageError: it is none.
+    """
+    names = value_names(rows)
+    if name in names or our_name(name) in VALUES:
+        return
+    near = " or ".join(_nearest(name, names))
+    columns = dict.fromkeys((*VALUES, *(key for row in rows for key in row.varied)))
+    raise UsageError(
+        f"the table has no column {name!r}" + (f": did you mean {near}?" if near else ""),
+        hint=f"its columns are: {', '.join(columns)}",
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Values that it is likely to mean, the likeliest first."""
+    title = column_name(name)
+    begun = [known for known in VALUES if title and known.startswith(title)]
+    near = (our_name(known) for known in difflib.get_close_matches(title, names, n=2 * _MOST_SUGGESTED))
+    return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
+
+
+def has_figures(row: CellRow) -> bool:
+    """Whether something was measured: a published table may tell tokens/s, or memory, and no samples/s."""
+    return has_speed(row) or (row.state == "measured" and any(getattr(row, name) is not None for name in _MEASURED))
+
+
+def has_speed(row: CellRow) -> bool:
+    """Whether there is something to compare."""
+    return row.samples_per_s is not None and row.samples_per_s.low > 0
+
+
+# What makes a sample other work, by the names of Settings, in the words of a reader.
+_WORK = {"model": "model", "dataset": "data set", "stage": "stage", "sequence_length": "sequence length"}
+# Published figures contradict themselves by some percent; another number of epochs is more than that.
+_SAME_AMOUNT = 1.1
+
+
+def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Names of Settings that two of the rows tell otherwise."""
+    return tuple(name for name in _WORK if len(_told(rows, name) - {None}) > 1)
+
+
+def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Names of Settings that some of the rows tell, all alike, and others do not."""
+    return tuple(name for name in _WORK if len(told := _told(rows, name)) > 1 and len(told - {None}) == 1)
+
+
+def other_work(rows: Sequence[CellRow]) -> str:
+    """In what the rows' samples are other work: `differ in model and stage`; empty where they are alike."""
+    known, unknown = ([_WORK[name] for name in names] for names in (differing(rows), untold(rows)))
+    parts = [f"differ in {listed(known)}"] if known else []
+    return " and ".join([*parts, f"do not all tell their {listed(unknown)}"] if unknown else parts)
+
+
+def other_job(rows: Sequence[CellRow]) -> str:
+    """In what the rows' whole jobs are other jobs: their samples, or how many there are; empty where they are alike.
+
+    Args:
+        rows: whose whole job is timed.
+    """
+    work = other_work(rows)
+    if work:
+        return work
+    by_packing: dict[bool | None, list[float]] = {}
+    for row in rows:
+        if row.whole_s is not None and row.samples_per_s is not None:
+            # Packed samples are another number, and the same data.
+            by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
+    alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
+    return "" if alike else "train different numbers of samples"
+
+
+def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
+    """What the prices of the rows are paid in, each once; None is that of a price whose currency nobody told."""
+    priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
+    return tuple(dict.fromkeys(row.currency for row in priced))
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words with commas, and `and` before the last."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _told(rows: Sequence[CellRow], name: str) -> set[str | int | None]:
+    return {getattr(row.settings, name) for row in rows}

@@ -39,7 +39,7 @@ def find_contradictions(figures: Figures) -> tuple[str, ...]:
     """What does not fit together by more than the tolerance, a sentence each.
 
     Args:
-        figures: of one row as they were published, by the names of `core.imported_columns`.
+        figures: of one row as they were published, by the names of `core.grid.cell_columns`.
     """
     return tuple(_breaches(figures))
 

@@ -5,22 +5,23 @@ What a row gives stands as it was given: where figures contradict each other, th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from multinode.analyse.grid.cell_row import MEASURED
-from multinode.analyse.grid.cells import CellRow
+from multinode.analyse.grid.cells import MEASURED, CellRow
 from multinode.analyse.grid.contradictions import find_contradictions
-from multinode.analyse.grid.derived_figures import with_derived
-from multinode.analyse.grid.imported_labels import label_rows
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.ranged import Ranged
+from multinode.core.cluster.device_name import short_device_name
 from multinode.core.grid.imported_table import ImportedRow
 from multinode.core.text.plausible import plausible_count
-from multinode.core.text.rounded import Rounded
+from multinode.core.text.rounded import Rounded, exactly
 
-__all__ = ["imported_rows"]
+__all__ = ["imported_rows", "label_rows", "with_derived"]
 
 _OUT_OF = {"gpu": "the GPU's memory did not suffice, says the table", "node": "the node's did not, says the table"}
 # What tells how a training went; a row without any of them tells of none.
@@ -130,3 +131,160 @@ def _ranged(figures: Mapping[str, Rounded], name: str) -> Ranged | None:
         return None
     figure = figures[name]
     return Ranged(value=figure.value, low=figure.low, high=figure.high)
+
+
+_NO_LABEL = re.compile(r"[^a-z0-9.]+")
+_LONGEST = 80
+
+
+def label_rows(rows: Sequence[ImportedRow]) -> list[str]:
+    """The name that a row has, else one made of its device and of as little else as tells the rows apart.
+
+    Names that several rows have get their precision, or a number.
+    """
+    parts = _telling_apart(rows)
+    given = [row.words.get("name") or _made(row, parts) for row in rows]
+    counts = Counter(given)
+    told = [
+        f"{label}-{detail}" if counts[label] > 1 and (detail := _precision(row)) else label
+        for label, row in zip(given, rows, strict=True)
+    ]
+    return list(_numbered(told))
+
+
+_Part = Callable[[ImportedRow], str]
+
+
+def _telling_apart(rows: Sequence[ImportedRow]) -> list[_Part]:
+    """The device, and of the other parts those without which two more rows would have the same name."""
+    parts: list[_Part] = [_device]
+    made = [_device(row) for row in rows]
+    for part in _PARTS:
+        longer = [f"{name}-{part(row)}" for name, row in zip(made, rows, strict=True)]
+        if len(set(longer)) > len(set(made)):
+            parts.append(part)
+            made = longer
+    return parts
+
+
+def _made(row: ImportedRow, parts: Sequence[_Part]) -> str:
+    return "-".join(word for part in parts if (word := part(row)))[:_LONGEST] or f"line-{row.line}"
+
+
+def _numbered(labels: Sequence[str]) -> Iterator[str]:
+    taken: set[str] = set(labels)
+    seen: Counter[str] = Counter()
+    for label in labels:
+        seen[label] += 1
+        if seen[label] == 1:
+            yield label
+            continue
+        number = seen[label]
+        while f"{label}-{number}" in taken:
+            number += 1
+        taken.add(f"{label}-{number}")
+        yield f"{label}-{number}"
+
+
+def _device(row: ImportedRow) -> str:
+    name = _slug(short_device_name(row.words.get("device", "")))
+    devices = row.figures.get("devices")
+    return f"{name}-x{devices.value:.0f}" if name and devices is not None else name
+
+
+def _precision(row: ImportedRow) -> str:
+    told = (name for name in ("fp16", "bf16") if row.words.get(name) == "yes")
+    return _slug(row.words.get("precision", "")) or next(told, "")
+
+
+def _word(name: str) -> _Part:
+    return lambda row: _slug(row.words.get(name, ""))
+
+
+def _counted(name: str, prefix: str) -> _Part:
+    return lambda row: f"{prefix}{row.figures[name].value:.0f}" if name in row.figures else ""
+
+
+def _slug(text: str) -> str:
+    return _NO_LABEL.sub("-", text.lower()).strip("-")
+
+
+# What a reader looks for first stands first.
+_PARTS: tuple[_Part, ...] = (
+    _word("method"),
+    _word("strategy"),
+    _precision,
+    _counted("nodes", "nodes"),
+    _counted("per_device_batch", "batch"),
+    _counted("all_devices_batch", "batch"),
+    _counted("accumulation", "accumulation"),
+    _counted("global_batch", "global"),
+    _counted("sequence_length", "length"),
+    _word("model"),
+    _word("dataset"),
+)
+
+
+_MS_PER_S = 1e3
+
+
+class _Rule(NamedTuple):
+    """One figure as the product of some over the product of others."""
+
+    name: str
+    over: tuple[str, ...] = ()  # Names of the factors.
+    under: tuple[str, ...] = ()  # Names of the divisors.
+    scale: float = 1.0  # A further, constant factor.
+    counts: bool = False  # Whether it is a number of things, and so nothing where it comes out broken.
+
+
+_RULES = (
+    _Rule("devices", ("nodes", "workers_per_node")),
+    _Rule("workers_per_node", ("devices",), ("nodes",), counts=True),
+    _Rule("nodes", ("devices",), ("workers_per_node",), counts=True),
+    _Rule("per_device_batch", ("all_devices_batch",), ("devices",), counts=True),
+    _Rule("per_device_batch", ("global_batch",), ("devices", "accumulation"), counts=True),
+    _Rule("accumulation", ("global_batch",), ("all_devices_batch",), counts=True),
+    _Rule("accumulation", ("global_batch",), ("devices", "per_device_batch"), counts=True),
+    _Rule("global_batch", ("devices", "accumulation", "per_device_batch")),
+    _Rule("global_batch", ("all_devices_batch", "accumulation")),
+    _Rule("tokens_per_sample", ("tokens",), ("samples",)),
+    _Rule("samples_per_s", ("samples", "epochs"), ("runtime",)),
+    _Rule("samples_per_s", ("steps_per_s", "global_batch")),
+    _Rule("samples_per_s", ("global_batch",), ("step_time_ms",), _MS_PER_S),
+    _Rule("tokens_per_s", ("tgs", "devices")),
+    _Rule("samples_per_s", ("tokens_per_s",), ("tokens_per_sample",)),
+    _Rule("tokens_per_s", ("samples_per_s", "tokens_per_sample")),
+    _Rule("tgs", ("tokens_per_s",), ("devices",)),
+    _Rule("step_time_ms", (), ("steps_per_s",), _MS_PER_S),
+    _Rule("step_time_ms", ("runtime",), ("steps",), _MS_PER_S),
+    _Rule("step_time_ms", ("global_batch",), ("samples_per_s",), _MS_PER_S),
+    _Rule("runtime", ("samples", "epochs"), ("samples_per_s",)),
+    _Rule("runtime", ("steps",), ("steps_per_s",)),
+    _Rule("price_per_hour", ("price_gpu_per_hour", "devices")),
+    _Rule("price_purchase", ("price_purchase_gpu", "devices")),
+)
+
+
+def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
+    """The figures with all that follows from them, each with the bounds that the rounding of its parts leaves.
+
+    Args:
+        figures: by the names of `core.grid.cell_columns`.
+    """
+    known = dict(figures)
+    # What one rule gives another may need, whichever stands first.
+    while found := next((found for rule in _RULES if (found := _apply(rule, known)) is not None), None):
+        known |= found
+    return known
+
+
+def _apply(rule: _Rule, known: Mapping[str, Rounded]) -> dict[str, Rounded] | None:
+    if rule.name in known or not all(name in known for name in (*rule.over, *rule.under)):
+        return None
+    value = exactly(rule.scale)
+    for name in rule.over:
+        value *= known[name]
+    for name in rule.under:
+        value /= known[name]
+    return None if rule.counts and not value.value.is_integer() else {rule.name: value}

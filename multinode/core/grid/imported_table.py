@@ -1,17 +1,20 @@
 """ImportedTable: figures measured elsewhere, as a file has them; make_table reads its cells, strict about each.
 
-What columns there are and what a cell may hold stands in imported_columns.py, the forms of files in imported_csv.py and
-imported_yaml.py. What a row means is `analyse.imported_rows`.
+What columns there are and what a cell may hold stands in cell_columns.py; what a row means is
+`analyse.grid.imported_rows`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+import yaml
 
-from multinode.core.grid.imported_columns import (
+from multinode.core.grid.cell_columns import (
     COLUMNS,
     NONE,
     OUT_OF_MEMORY,
@@ -21,6 +24,8 @@ from multinode.core.grid.imported_columns import (
     nearest_columns,
 )
 from multinode.core.text.rounded import Rounded
+from multinode.core.text.strict_yaml import YamlError, yaml_nodes
+from multinode.errors import UsageError
 
 __all__ = [
     "HINT",
@@ -32,6 +37,8 @@ __all__ = [
     "TableError",
     "check_titles",
     "make_table",
+    "parse_csv_table",
+    "parse_yaml_table",
 ]
 
 HINT = "tables to start from: configs/figures/published_gpus.yaml and published_batches.csv"
@@ -219,3 +226,140 @@ def _value(cell: Cell, column: Column) -> _Value:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+_BYTE_ORDER_MARK = "\ufeff"
+# Spreadsheets of half of Europe write semicolons; titles have none of these in them.
+_DELIMITERS = (",", ";", "\t")
+
+
+def parse_csv_table(text: str, source: str, extras: Extras) -> ImportedTable:
+    """The rows of a CSV: commas, semicolons or tabs between cells, titles in the first line that is not empty.
+
+    Args:
+        text: of the file.
+        source: its path, for messages.
+        extras: what holds for all rows.
+
+    Raises:
+        UsageError: `source:line:` and what is wrong.
+    """
+    try:
+        return make_table(_csv_lines(text.removeprefix(_BYTE_ORDER_MARK), extras), (), extras)
+    except TableError as wrong:
+        place = source if wrong.line is None else f"{source}:{wrong.line}"
+        raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
+
+
+def _csv_lines(text: str, extras: Extras) -> Iterator[Line]:
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    delimiter = max(_DELIMITERS, key=first.count)
+    titles: Sequence[str] = ()
+    for number, cells in _csv_records(text, delimiter):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if not titles:
+            titles = [cell.strip() for cell in cells]
+            check_titles(number, filter(None, titles), extras)
+        elif len(cells) != len(titles):
+            raise TableError(f"{len(cells)} cells stand under {len(titles)} titles", number)
+        else:
+            yield Line(number, list(_csv_cells(number, titles, cells)))
+
+
+def _csv_cells(number: int, titles: Sequence[str], cells: Sequence[str]) -> Iterator[Cell]:
+    for title, cell in zip(titles, cells, strict=True):
+        if title:
+            yield Cell(number, title, cell)
+        elif cell.strip():
+            raise TableError("a cell stands in a column without a title", number)
+
+
+def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Each record with the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise TableError(f"it is not CSV: {error}", number) from None
+
+
+_NULL = "tag:yaml.org,2002:null"
+_KEYS = ("columns", "rows", "defaults", "ignore")
+
+
+def parse_yaml_table(text: str, source: str, extras: Extras) -> ImportedTable:
+    """The rows of a YAML: a list of mappings, or `rows:` beside `columns:`, `defaults:` and `ignore:`.
+
+    Args:
+        text: of the file.
+        source: its path, for messages.
+        extras: what the user says of all rows; it comes before what the file says.
+
+    Raises:
+        UsageError: `source:line:` and what is wrong.
+    """
+    try:
+        return _read_yaml(yaml_nodes(text), extras)
+    except YamlError as wrong:
+        raise UsageError(wrong.at(source), hint=HINT) from None
+    except TableError as wrong:
+        place = source if wrong.line is None else f"{source}:{wrong.line}"
+        raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
+
+
+def _read_yaml(root: yaml.Node | None, extras: Extras) -> ImportedTable:
+    parts = _yaml_parts(root)
+    titles = [_yaml_text(node) for node in _yaml_items(parts.get("columns"))]
+    defaults = _yaml_cells(parts["defaults"]) if "defaults" in parts else []
+    ignore = (*extras.ignore, *(_yaml_text(node) for node in _yaml_items(parts.get("ignore"))))
+    lines = [Line(_yaml_line(node), _yaml_row(node, titles)) for node in _yaml_items(parts.get("rows"))]
+    return make_table(lines, defaults, msgspec.structs.replace(extras, ignore=ignore))
+
+
+def _yaml_parts(root: yaml.Node | None) -> dict[str, yaml.Node]:
+    if isinstance(root, yaml.SequenceNode):
+        return {"rows": root}
+    if not isinstance(root, yaml.MappingNode):
+        raise TableError("expected a list of rows, or rows: beside columns: and defaults:", 1)
+    parts = {_yaml_text(key): value for key, value in root.value}
+    for key, _ in root.value:
+        if key.value not in _KEYS:
+            raise TableError(f"unknown key {key.value!r}: expected one of {', '.join(_KEYS)}", _yaml_line(key))
+    return parts
+
+
+def _yaml_row(node: yaml.Node, titles: Sequence[str]) -> list[Cell]:
+    if isinstance(node, yaml.MappingNode):
+        return _yaml_cells(node)
+    cells = _yaml_items(node)
+    if len(cells) != len(titles):
+        raise TableError(f"{len(cells)} cells stand in a row of {len(titles)} columns", _yaml_line(node))
+    return [Cell(_yaml_line(cell), title, _yaml_text(cell)) for title, cell in zip(titles, cells, strict=True)]
+
+
+def _yaml_cells(node: yaml.Node) -> list[Cell]:
+    if not isinstance(node, yaml.MappingNode):
+        raise TableError("expected a mapping of columns to cells", _yaml_line(node))
+    # An alias has the line of what it stands for; the key's is where it is used.
+    return [Cell(_yaml_line(key), _yaml_text(key), _yaml_text(value, _yaml_line(key))) for key, value in node.value]
+
+
+def _yaml_items(node: yaml.Node | None) -> list[yaml.Node]:
+    if node is not None and not isinstance(node, yaml.SequenceNode):
+        raise TableError("expected a list", _yaml_line(node))
+    return list(node.value) if node is not None else []
+
+
+def _yaml_text(node: yaml.Node, line: int | None = None) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise TableError("expected one word or number, not a list or a mapping", line or _yaml_line(node))
+    return "null" if node.tag == _NULL else str(node.value)
+
+
+def _yaml_line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

@@ -9,13 +9,19 @@ import html
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from multinode.analyse.grid.cell_values import has_figures
-from multinode.analyse.grid.cell_work import currencies, other_job
-from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.grid.cells import CellRow, CellTable, currencies, has_figures, other_job
 from multinode.analyse.stats.ranged import Ranged
 from multinode.report.grid.cell_charts import MOST_BARS, bar_chart, memory_chart, tokens_chart
-from multinode.report.grid.cell_columns import BOUGHT_WITH, money_text, money_unit
-from multinode.report.grid.cell_sheet import cells_sheet, lead, marks_sheet, missing_sheet, unmeasured_sheet
+from multinode.report.grid.cell_sheet import (
+    BOUGHT_WITH,
+    cells_sheet,
+    lead,
+    marks_sheet,
+    missing_sheet,
+    money_text,
+    money_unit,
+    unmeasured_sheet,
+)
 from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
 from multinode.report.render.sheet import format_sig, percent

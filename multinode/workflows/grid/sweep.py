@@ -1,6 +1,6 @@
 """sweep: the cells of a grid, each an ordinary run; what was measured is never measured again. Prints nothing.
 
-One cell is `sweep_cell`'s, what a killed controller left is `sweep_resume`'s, the table is `sweep_table`'s.
+One cell, and the run that a killed controller left of it, is `sweep_cell`'s; the table is `sweep_table`'s.
 """
 
 from __future__ import annotations
@@ -13,14 +13,30 @@ from pathlib import Path
 import msgspec
 
 from multinode.core.grid.grid import GridRecord
-from multinode.core.grid.grid_outcome import Outcome, judge_run
 from multinode.core.grid.grid_plan import Turn, measuring_order
-from multinode.core.grid.grid_state import begin, give_up, is_due, is_finished, retry_failed, settle, skip_larger
+from multinode.core.grid.grid_state import (
+    Outcome,
+    begin,
+    give_up,
+    is_due,
+    is_finished,
+    judge_run,
+    retry_failed,
+    settle,
+    skip_larger,
+)
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.report.grid.grid_progress import cell_line, end_line, left_s, state_line
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.grid.sweep_cell import AskedGrid, CellRun, cell_launch, cell_workers, measure_cell
-from multinode.workflows.grid.sweep_resume import end_cut_off, figures_lack
+from multinode.workflows.grid.sweep_cell import (
+    AskedGrid,
+    CellRun,
+    cell_launch,
+    cell_workers,
+    end_cut_off,
+    figures_lack,
+    measure_cell,
+)
 from multinode.workflows.grid.sweep_store import (
     create_sweep,
     find_sweep,

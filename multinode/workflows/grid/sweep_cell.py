@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from multinode.analyse.steps.summary import Summary
+from multinode.analyse.steps.trained_time import trained_s
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.grid import Cell, Grid
+from multinode.core.grid.grid_state import Outcome, judge_run
 from multinode.core.job.deepspeed_edit import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.core.run.planning import workers_per_node
+from multinode.core.run.progress import RunProgress, TrainingTime
 from multinode.core.run.run import Failure, NodeRun, Run
+from multinode.core.run.samples import parse_samples
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import Interrupted
+from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
+from multinode.units import format_duration
 from multinode.workflows.comparison.contrast import cut_job
-from multinode.workflows.grid.timed_stop import STEPS_WITHOUT_END, with_time_limit
+from multinode.workflows.run.attach import Known, find_known, stop
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
 from multinode.workflows.run.launch import cleanup_nodes, measured_only, prepare, run_prepared
+from multinode.workflows.run.observe import summarise_run
 
-__all__ = ["AskedGrid", "CellRun", "CellTraining", "cell_launch", "cell_workers", "measure_cell"]
+__all__ = [
+    "STEPS_WITHOUT_END",
+    "AskedGrid",
+    "CellRun",
+    "CellTraining",
+    "TimedStop",
+    "cell_launch",
+    "cell_workers",
+    "end_cut_off",
+    "figures_lack",
+    "measure_cell",
+    "with_time_limit",
+]
 
 _S_PER_MINUTE = 60
 
@@ -162,3 +181,154 @@ def _refuse(prepared: Prepared, held: Finding) -> Launched:
     RunDirectory(prepared.directory).write("run.json", run)
     nothing = Summary(run_id=plan.run_id, steps=0, steady_steps=0, rule="")
     return Launched(run=run, summary=nothing, plan=plan, directory=prepared.directory)
+
+
+STEPS_WITHOUT_END = 1_000_000
+"""What a training is told to make that is to end by its time alone."""
+
+
+class TimedStop:
+    """Watches the progress of one run.
+
+    The time begins with the first step that any node reports: loading and the first compilation are no training.
+
+    Args:
+        user: how the user asks to stop; that is passed on.
+        limit_s: of training.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(self, user: StopRequest, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stop = StopRequest()
+        self._user = user
+        self._limit_s = limit_s
+        self._clock = clock
+        self._passed_on = 0
+        self._began: float | None = None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run was stopped for its time; a user who stops it while it ends takes nothing from that."""
+        return self._is_over
+
+    def look(self, progress: RunProgress) -> None:
+        """Take note of how far the run is, and stop it when it is time."""
+        while self._passed_on < self._user.count:
+            self._passed_on += 1
+            self.stop.ask(self._user.reason)
+        if self._began is None and any(node.step for node in progress.nodes):
+            self._began = self._clock()
+        if self._trained_s >= self._limit_s and self._began is not None and not self.stop.count:
+            self._is_over = True
+            self.stop.ask("its time is over")
+
+    def show(self, progress: RunProgress) -> RunProgress:
+        """The progress by the time: how long it has trained, and no number of steps that nobody means to make."""
+        nodes = tuple(
+            msgspec.structs.replace(node, total_steps=None) if node.total_steps == STEPS_WITHOUT_END else node
+            for node in progress.nodes
+        )
+        training = TrainingTime(limit_s=self._limit_s, trained_s=self._trained_s)
+        return msgspec.structs.replace(progress, nodes=nodes, training=training)
+
+    @property
+    def _trained_s(self) -> float:
+        return 0.0 if self._began is None else self._clock() - self._began
+
+
+def with_time_limit(context: RunContext, limit_s: float) -> tuple[RunContext, TimedStop]:
+    """The outside of a run that trains for so long, and what stops it then."""
+    timed = TimedStop(context.stop, limit_s)
+    limited = context.with_stop(timed.stop)
+
+    def observe(progress: RunProgress) -> None:
+        timed.look(progress)
+        context.observe(timed.show(progress))
+
+    limited.observe = observe
+    return limited, timed
+
+
+_GRACE_S = 10.0
+_STOPPED = Outcome(state="stopped", reason="its controller was killed")
+# How a node ends a job that would have gone on.
+_FROM_OUTSIDE = frozenset({"stopped", "lease_expired"})
+
+
+def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) -> Outcome:
+    """See that nothing of a run goes on, and take its figures if it had come to its end.
+
+    A run with a time limit has come to its end once its steps fill that time, whether its controller stopped it or its
+    lease ran out later: until then it trained undisturbed. All of its steps count. One that ended otherwise is made
+    again, and why is said: without its controller nobody can tell how it would have ended in time.
+
+    Args:
+        run_id: the run.
+        context: its nodes.
+        limit_s: of training, after which it was to be stopped; None had it train its steps.
+
+    Raises:
+        NodeError: a node of it could not be asked.
+        MultinodeError: another process follows it, and does not record its end.
+    """
+    directory = RunDirectory(context.runs / run_id)
+    run = directory.read("run.json", Run)
+    if run is None:
+        # It was being prepared, and nothing had been started.
+        return _STOPPED
+    known = find_known(context.runs, run_id)
+    launched = _end(known, context)
+    outcome = judge_run(launched.run, in_time=False, lacks=figures_lack(launched))
+    if run.status == "running" and outcome.state != "measured":
+        # How it ended without its controller says nothing about the cell, unless it ended well.
+        outcome = _STOPPED
+    if limit_s is not None and outcome.state == "stopped":
+        outcome = _judge_by_time(launched, limit_s, context)
+    cleanup_nodes(launched, known.cluster, context)
+    return _STOPPED if outcome.unreachable else outcome
+
+
+def figures_lack(launched: Launched) -> str | None:
+    """Why a run has no speed that could stand in a table; None where it has."""
+    summary = launched.summary
+    if summary.step_time_ms is not None and summary.samples_per_s is not None:
+        return None
+    reasons = (summary.missing.get(name) for name in ("step_time_ms", "samples_per_s"))
+    return next((reason for reason in reasons if reason), "it recorded no step that counts")
+
+
+def _end(known: Known, context: RunContext) -> Launched:
+    """The run as it ended; one that goes on is stopped."""
+    if known.run.status == "running":
+        context.say(f"run {known.run.run_id} was cut off: seeing that nothing of it goes on")
+        return stop(known, context, _GRACE_S)
+    directory = RunDirectory(known.directory)
+    summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
+    return Launched(run=known.run, summary=summary, plan=known.plan, directory=known.directory)
+
+
+def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> Outcome:
+    """Of a run that was to be stopped after `limit_s`, and was stopped."""
+    short = _short_of(launched, limit_s)
+    if short is not None:
+        context.say(f"run {launched.run.run_id} is made again: {short}")
+        return _STOPPED
+    context.say(f"run {launched.run.run_id} had trained for its {format_duration(limit_s)}, and counts")
+    return judge_run(launched.run, in_time=True, lacks=figures_lack(launched))
+
+
+def _short_of(launched: Launched, limit_s: float) -> str | None:
+    """Why it is not known to have trained for so long; None where it has."""
+    run = launched.run
+    if run.status != "stopped":
+        return f"without its controller it ended as {run.status}"
+    for node in run.nodes:
+        if node.cause not in _FROM_OUTSIDE:
+            return f"{node.name}: nobody stopped it there ({(node.cause or node.state).replace('_', ' ')})"
+        time_s = trained_s(parse_samples(RunDirectory(launched.directory).sample_lines(node.node_rank)))
+        if time_s is None:
+            return f"{node.name}: it stored too few steps to tell how long it trained"
+        if time_s < limit_s:
+            return f"{node.name}: it had trained for {format_duration(time_s)} of its {format_duration(limit_s)}"
+    return None

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.grid.cell_device import devices_of
 from multinode.analyse.grid.cell_prices import cheapest, with_prices
-from multinode.analyse.grid.cell_row import MEASURED, MeasuredCell
-from multinode.analyse.grid.cell_table import SweptCells, combine, table_of_sweep
-from multinode.analyse.grid.cell_view import Look, look_at
-from multinode.analyse.grid.cells import CellTable
+from multinode.analyse.grid.cell_rows import MeasuredCell, devices_of
+from multinode.analyse.grid.cell_table import Look, SweptCells, combine, look_at, table_of_sweep
+from multinode.analyse.grid.cells import MEASURED, CellTable
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.cluster.prices import Prices

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.grid.cells import CellTable
-from multinode.report.grid.cell_csv import cell_csv
+from multinode.report.grid.cell_export import cell_csv
 from tests.report.cells import PUBLISHED, SWEEP, renamed, swept
 
 

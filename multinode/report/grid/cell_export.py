@@ -1,6 +1,7 @@
-"""cell_csv: a table of cells as one flat CSV file: every value that a row has, its unit in the column's name.
+"""A table of cells as one flat CSV file, and as Markdown for an issue or a wiki.
 
-A cell that a spreadsheet would take for a formula is told that it is text.
+The CSV has every value of a row, its unit in the column's name; a cell that a spreadsheet would take for a formula is
+told that it is text.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.grid.cell_values import RANGED, VALUES, value_of
-from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.grid.cells import RANGED, VALUES, CellRow, CellTable, value_of
+from multinode.report.grid.cell_sheet import cells_sheet, lead, marks_sheet, unmeasured_sheet
+from multinode.report.render.markdown import sheet_markdown, text_markdown
 from multinode.report.steps.export import harmless
 
-__all__ = ["cell_csv"]
+__all__ = ["cell_csv", "cell_markdown"]
 
 # Units that the values' names leave to their description.
 _UNITS = {
@@ -64,3 +66,12 @@ def _written(value: Any) -> object:
     if value is None or isinstance(value, (str, int, float)):
         return value
     return msgspec.json.encode(value).decode()
+
+
+def cell_markdown(table: CellTable) -> Iterator[str]:
+    """Its parts: the sentence, the table with all its columns, what was not measured, what is marked."""
+    yield f"{text_markdown(lead(table))}\n\n"
+    if table.cheapest is not None:
+        yield f"{text_markdown(table.cheapest.sentence)}\n\n"
+    for sheet in (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table)):
+        yield sheet_markdown(sheet)

@@ -1,0 +1,362 @@
+"""Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
+
+`make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
+`with_whole_job` how long the user's whole job would take in each. Prices beyond the hostfile's are `cell_prices`'.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from multinode.analyse.comparison.contrast_figures import Side
+from multinode.analyse.comparison.contrast_side import SideRun, make_side
+from multinode.analyse.grid.cells import MEASURED, CellRow
+from multinode.analyse.job.cell_batch import global_batch
+from multinode.analyse.job.flops import Utilisation
+from multinode.analyse.job.workload import Settings, Whole
+from multinode.analyse.stats.ranged import Ranged
+from multinode.core.cluster.facts import NodeFacts
+from multinode.core.grid.grid import CellRecord
+from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.text.plausible import plausible_count
+from multinode.errors import UsageError
+
+__all__ = ["KEYS", "MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_whole_job"]
+
+_UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
+# Figures of a Side, by its names, that a row has under the same ones.
+_FROM_SIDE = (
+    "run_ids",
+    "node_names",
+    "nodes",
+    "workers_per_node",
+    "world_size",
+    "global_batch",
+    "dataset_samples",
+    "samples_per_s",
+    "tokens_per_s",
+    "tgs",
+    "step_time_ms",
+    "step_spread",
+    "energy_j_per_sample",
+    "price_per_hour",
+    "cost_per_million_tokens",
+    "disturbances",
+)
+# What no figure here can be above.
+_MOST = 1e12
+
+
+class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell and what its runs found.
+
+    Attributes:
+        runs: that ended well, in the order in which they were measured; none of a cell that has no figures.
+        devices: of each node how many workers compute on which device; empty where one does not tell.
+        price_purchase: of its nodes or of their GPUs together, as the hostfile has it; None is unknown.
+    """
+
+    record: CellRecord
+    runs: tuple[SideRun, ...] = ()
+    devices: tuple[dict[str, int], ...] = ()
+    price_purchase: float | None = None
+
+    @property
+    def whole(self) -> Whole:
+        """The user's whole job, as far as one of the runs knows it."""
+        told = (run.workload.whole for run in self.runs if run.workload is not None)
+        return next((whole for whole in told if whole != Whole()), Whole())
+
+
+def make_row(measured: MeasuredCell) -> CellRow:
+    """The row of one cell; one that was not measured, or has no speed, says why and has no figures."""
+    record, runs = measured.record, measured.runs
+    row = CellRow(
+        label=record.cell.label,
+        state=record.state if record.state != "running" else "waiting",
+        out_of=record.out_of,
+        reason=record.reason,
+        run_ids=record.run_ids,
+        varied=record.cell.settings,
+        device=device_of(measured.devices),
+        node_devices=measured.devices,
+        nodes=record.cell.nodes,
+        workers_per_node=record.cell.workers_per_node,
+        price_purchase=measured.price_purchase,
+    )
+    if record.state != MEASURED:
+        return _with_world(row)
+    try:
+        side = make_side("point", runs) if runs else None
+    except UsageError as error:
+        return _without_figures(row, error.message)
+    if side is None:
+        return _without_figures(row, "its runs are no longer stored")
+    return _measured(row, side, runs)
+
+
+def _with_world(row: CellRow) -> CellRow:
+    if row.nodes is None or row.workers_per_node is None:
+        return row
+    return msgspec.structs.replace(row, world_size=row.nodes * row.workers_per_node)
+
+
+def _without_figures(row: CellRow, reason: str) -> CellRow:
+    """A run that ended well and tells no speed, as a script's may, has failed at what it was run for."""
+    return _with_world(msgspec.structs.replace(row, state="failed", reason=row.reason or reason))
+
+
+def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
+    known = {name: getattr(side, name) for name in _FROM_SIDE}
+    peak_gib = _peak_memory_gib(runs)
+    used = _utilisation(runs)
+    tokens = [run.summary.tokens_per_sample for run in runs]
+    row = msgspec.structs.replace(
+        row,
+        **known,
+        settings=side.settings or Settings(),
+        network_share=side.exposed_share,
+        peak_memory_gib=peak_gib,
+        tokens_per_sample=_median(tokens),
+        **used,
+    )
+    return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
+
+
+def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
+    """Of the worker that needed most, in any repeat."""
+    peaks = (gib for run in runs for node in run.summary.nodes for gib in node.peak_worker_memory_gib.values())
+    return max(peaks, default=None)
+
+
+def _utilisation(runs: Sequence[SideRun]) -> dict[str, float | None]:
+    """The repeats' medians, of each figure that every repeat has."""
+    used: list[Utilisation | None] = [run.summary.utilisation for run in runs]
+    return {name: _median([getattr(one, name, None) for one in used]) for name in _UTILISATION}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of the repeats; None where one lacks it, or has what cannot be."""
+    known = [value for value in values if value is not None and 0 <= value <= _MOST]
+    return statistics.median(known) if known and len(known) == len(values) else None
+
+
+def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
+    """Why what is None is: the side's reasons, and the last repeat's."""
+    summary = last.summary
+    no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
+    told = side.missing | {
+        "network_share": side.missing.get("exposed_share", ""),
+        "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
+        "peak_memory_gib": "no worker told its memory",
+        "device": "the nodes did not tell what they compute on",
+        "price_purchase": "not every node has a price: price_purchase= in the hostfile",
+        **dict.fromkeys(_UTILISATION, no_peak),
+    }
+    unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
+    return {name: told[name] or "not every repeat told it" for name in unknown if name in told}
+
+
+_CPU = "CPU"
+_LONGEST = 80
+
+
+def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[str, int], ...]:
+    """Of each node, how many workers compute on which device, by its name; nothing where a node does not tell.
+
+    Args:
+        plan: of the run.
+        facts: by the node's name.
+    """
+    told = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    known = [names for names in told if names is not None]
+    return tuple(dict(Counter(names)) for names in known) if len(known) == len(told) else ()
+
+
+def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
+    """The name of the device, of different ones how many of each; None where no node tells.
+
+    Args:
+        devices: of each node.
+    """
+    counts: Counter[str] = Counter()
+    for names in devices:
+        counts.update(names)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return " + ".join(f"{count} x {name}" for name, count in counts.items()) or None
+
+
+def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
+    """One a worker."""
+    if found is None:
+        return None
+    if not node.gpus:
+        return [_one_line(found.processor or "") or _CPU] * len(node.ranks)
+    listed = {gpu.index: _one_line(gpu.name) for gpu in found.gpus}
+    names = [listed[index] for index in node.gpus if listed.get(index)]
+    return names if len(names) == len(node.gpus) else None
+
+
+def _one_line(name: str) -> str:
+    """A node may say anything."""
+    return " ".join(name.split())[:_LONGEST].strip()
+
+
+T = TypeVar("T")
+
+# Which keys of a job decide a field of Settings; where the first has the field's value itself, a cell that sets it
+# needs no other to tell.
+KEYS: dict[str, tuple[str, ...]] = {
+    "model": ("model_name_or_path",),
+    "method": ("finetuning_type", "quantization_bit"),
+    "lora_rank": ("lora_rank", "finetuning_type", "quantization_bit"),
+    "stage": ("stage",),
+    "dataset": ("dataset",),
+    "strategy": ("deepspeed", "fsdp"),
+    "per_device_batch": ("per_device_train_batch_size",),
+    "accumulation": ("gradient_accumulation_steps",),
+    "sequence_length": ("cutoff_len",),
+    "packing": ("packing", "neat_packing", "stage"),
+    "precision": ("bf16", "fp16", "pure_bf16"),
+    "recompute": ("disable_gradient_checkpointing",),
+    "overlap": ("deepspeed", "fsdp"),
+    "grad_compress": (),
+    "command": (),
+}
+# Of these fields the key's value is no value of the field.
+_OTHERWISE = frozenset({"strategy", "packing", "precision", "recompute", "overlap", "grad_compress", "command"})
+
+
+def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
+    """The rows of one sweep, those without figures with all that is certain of them."""
+    measured = [row for row in rows if row.state == MEASURED]
+    return tuple(row if row.state == MEASURED else _filled(row, measured) for row in rows)
+
+
+def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
+    settings = Settings(**{name: _setting(row, name, measured) for name in Settings.__struct_fields__})
+    alike = [one for one in measured if one.nodes == row.nodes]
+    workers = row.workers_per_node or _agreed(one.workers_per_node for one in alike)
+    world_size = row.nodes * workers if row.nodes is not None and workers is not None else None
+    return msgspec.structs.replace(
+        row,
+        settings=settings,
+        device=row.device or _agreed(one.device for one in alike or measured),
+        workers_per_node=workers,
+        world_size=world_size,
+        global_batch=global_batch(settings, world_size),
+    )
+
+
+def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
+    """What the measured cells agree on that the sweep set alike as far as it decides this; else what it set itself."""
+    keys = [key for key in KEYS[name] if key in row.varied]
+    alike = [one for one in measured if all(one.varied.get(key) == row.varied[key] for key in keys)]
+    if alike:
+        return _agreed(getattr(one.settings, name) for one in alike)
+    if keys != list(KEYS[name][:1]) or name in _OTHERWISE:
+        return None
+    value = row.varied[keys[0]]
+    wanted: Callable[[Any], bool] = _is_count if name in _COUNTS else _is_text
+    return value if wanted(value) else None
+
+
+_COUNTS = frozenset({"lora_rank", "per_device_batch", "accumulation", "sequence_length"})
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _agreed(values: Iterable[T]) -> T | None:
+    """What all of them are; None where they differ, or there is none."""
+    found = list(values)
+    return found[0] if found and all(value == found[0] for value in found) else None
+
+
+# More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
+_MOST_EPOCHS = 1e9
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """How many samples the whole job trains, by row, or why that is not known; and the rule in a sentence."""
+
+    samples: tuple[float | str, ...]
+    rule: str
+
+
+def with_whole_job(
+    rows: Sequence[CellRow], whole: Whole, worker_batch: int | None = None, least_workers: int | None = None
+) -> tuple[tuple[CellRow, ...], str]:
+    """The rows of one sweep with the time of the whole job, at the rate of their steady state; and the rule in words.
+
+    Args:
+        rows: of one sweep.
+        whole: what the job asks for when it is not cut short.
+        worker_batch: samples of a worker's step as the job's own file has it; None takes the sweep's first cell that
+            has the most workers.
+        least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
+    """
+    most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
+    asked = _asked(rows, whole, worker_batch, most)
+    timed = tuple(_timed(row, samples) for row, samples in zip(rows, asked.samples, strict=True))
+    return timed, asked.rule
+
+
+def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, workers: int) -> _Asked:
+    steps = plausible_count(whole.steps)
+    if steps:
+        return _of_steps(rows, steps, worker_batch, workers)
+    if whole.epochs is None or not 0 < whole.epochs <= _MOST_EPOCHS:
+        return _unknown(rows, "the job does not say how many steps or epochs it is to run")
+    # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
+    known = next((count for row in rows if (count := plausible_count(row.dataset_samples))), None)
+    if known is None:
+        return _unknown(rows, "how many samples the data set has is not known")
+    samples = tuple(whole.epochs * (plausible_count(row.dataset_samples) or known) for row in rows)
+    times = "1 epoch" if whole.epochs == 1 else f"{whole.epochs:g} epochs"
+    size = f" ({known:,} samples)" if len(set(samples)) == 1 else ""
+    rule = f"The whole job is {times} of the data set{size}, at the rate of the steps that count."
+    return _Asked(samples=samples, rule=rule)
+
+
+def _of_steps(rows: Sequence[CellRow], steps: int, worker_batch: int | None, workers: int) -> _Asked:
+    if not workers:
+        return _unknown(rows, "how many workers the job has is not known")
+    own = plausible_count(worker_batch)
+    if not own:
+        told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+        if not told:
+            return _unknown(rows, "the batch of a worker is not known")
+        widest, batch = max(told, key=lambda one: one[0])
+        own = batch // widest
+    samples = float(steps * own * workers)
+    rule = (
+        f"The whole job is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples a worker on "
+        f"{workers:,} workers), at the rate of the steps that count."
+    )
+    return _Asked(samples=(samples,) * len(rows), rule=rule)
+
+
+def _unknown(rows: Sequence[CellRow], reason: str) -> _Asked:
+    return _Asked(samples=(reason,) * len(rows), rule="")
+
+
+def _timed(row: CellRow, samples: float | str) -> CellRow:
+    rate = row.samples_per_s
+    if row.state != MEASURED or rate is None or rate.low <= 0:
+        return row
+    if isinstance(samples, str):
+        return msgspec.structs.replace(row, missing=row.missing | {"whole_s": samples})
+    whole_s = Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)
+    return msgspec.structs.replace(row, whole_s=whole_s)
