@@ -70,7 +70,7 @@ def bench(
     from multinode.cli.inputs import read_job_environment
     from multinode.cli.output import print_document
     from multinode.cli.running import open_context
-    from multinode.core.measure.device_test import PHASES, make_device_test
+    from multinode.core.measure.benchmark import PHASES, make_device_test
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.transport.archive import load_archive
@@ -117,8 +117,8 @@ def print_bench(report: BenchReport) -> None:
     from multinode.cli.output import print_table
     from multinode.report.bench.bench_table import bench_sheets
     from multinode.report.bench.bench_text import bench_lines
-    from multinode.report.render.foreign_text import sanitize
-    from multinode.report.steps.summary_table import sheet_table
+    from multinode.report.render.escaping import sanitize
+    from multinode.report.render.table import sheet_table
 
     for line in bench_lines(report):
         typer.echo(sanitize(line))

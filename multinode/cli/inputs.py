@@ -84,7 +84,7 @@ def read_job(
 def _show_diff(job: LlamaFactoryJob) -> None:
     """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
     from multinode.core.text.secret_values import redact_text
-    from multinode.report.render.foreign_text import sanitize
+    from multinode.report.render.escaping import sanitize
 
     if job.deepspeed_diff is None:
         return

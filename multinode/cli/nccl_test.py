@@ -91,7 +91,7 @@ def nccl_test(
     from multinode.cli.inputs import parse_option, read_job, read_job_environment
     from multinode.cli.output import print_document
     from multinode.cli.running import open_context
-    from multinode.core.measure.collective_test import (
+    from multinode.core.measure.benchmark import (
         BACKENDS,
         DTYPE_BYTES,
         REDOPS,

@@ -29,7 +29,7 @@ def tell_result(
     """
     if as_json:
         from multinode.cli.output import print_document
-        from multinode.report.run.launch_document import launch_document
+        from multinode.report.run.outcome import launch_document
 
         print_document(launch_document(launched.run, launched.summary, str(launched.directory)))
     else:
@@ -43,7 +43,7 @@ def tell_result(
 
 def _print_result(launched: Launched) -> None:
     from multinode.cli.output import print_failure
-    from multinode.report.run.launch_document import launch_sentence, launch_verdict
+    from multinode.report.run.outcome import launch_sentence, launch_verdict
 
     run = launched.run
     if run.first_failure is not None:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def runs(as_json: Json = False) -> None:
     """List the runs; what changed last stands at the end."""
     from multinode.cli.output import print_document, print_table
-    from multinode.report.run.run_table import runs_document, runs_table
+    from multinode.report.run.outcome import runs_document, runs_table
     from multinode.workflows.run.runs import load_runs
 
     found = load_runs(_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
@@ -40,8 +40,9 @@ def runs(as_json: Json = False) -> None:
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
     """Show one run: how it ended, what holds it up, where its time goes, its files; or what a sweep or bench found."""
     from multinode.cli.output import print_document, print_table
-    from multinode.report.run.run_table import run_table
-    from multinode.report.steps.summary_table import summary_tables
+    from multinode.report.render.table import sheet_table
+    from multinode.report.run.outcome import run_table
+    from multinode.report.steps.summary_sheets import summary_sheets
     from multinode.workflows.run.runs import load_run
 
     found = load_run(_root(), run_id)
@@ -49,7 +50,7 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
         print_document(found.document())
         return
     print_table(run_table(found.run))
-    for table in summary_tables(found.summary) if found.summary is not None else ():
+    for table in map(sheet_table, summary_sheets(found.summary) if found.summary is not None else ()):
         typer.echo()
         print_table(table)
     _show_contrast(found.directory)

@@ -20,12 +20,11 @@ from multinode.report.comparison.contrast_page import contrast_html
 from multinode.report.grid.cell_page import cells_html
 from multinode.report.nccl_test.scan_chart import scan_chart
 from multinode.report.nccl_test.scan_text import scan_lines
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
-from multinode.report.steps.run_charts import loss_chart, split_chart, step_time_chart
+from multinode.report.steps.charts import loss_chart, split_chart, step_time_chart, timeline
 from multinode.report.steps.summary_sheets import summary_sheets, verdict_sheet
-from multinode.report.steps.timeline import timeline
 from multinode.units import format_duration
 
 __all__ = ["ReportedRun", "run_page"]

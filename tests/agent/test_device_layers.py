@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from multinode.agent.bench.device_layers import LAYERS, layer_shape, make_layer
 from multinode.analyse.bench.bench_work import work_of
-from multinode.core.run.device_samples import SpeedSample
+from multinode.core.run.samples import SpeedSample
 
 pytestmark = pytest.mark.torch
 

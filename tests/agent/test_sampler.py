@@ -10,8 +10,7 @@ import pytest
 from multinode.agent.facts.memory import MemoryReader
 from multinode.agent.rundir import RunDir
 from multinode.agent.sample.sampler import NodeSampler
-from multinode.core.run.profile_samples import NoteSample
-from multinode.core.run.samples import CgroupSample, CpuSample, NicSample, TcpSample, parse_samples
+from multinode.core.run.samples import CgroupSample, CpuSample, NicSample, NoteSample, TcpSample, parse_samples
 
 from .localnode import LocalNode
 from .own_group import own_group

@@ -8,9 +8,8 @@ from typing import Any
 from multinode.analyse.bench.bench import summarise_bench
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.analyse.bench.bench_nodes import BenchPart
-from multinode.core.measure.device_test import DeviceTest
-from multinode.core.run.device_samples import DeviceSample, SpeedSample
-from multinode.core.run.samples import CgroupSample, CpuSample, GpuSample, Sample
+from multinode.core.measure.benchmark import DeviceTest
+from multinode.core.run.samples import CgroupSample, CpuSample, DeviceSample, GpuSample, Sample, SpeedSample
 
 SECOND = 1_000_000_000
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -7,14 +7,13 @@ from typing import Any
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.job.workload import Settings, Whole, Workload
-from multinode.analyse.stats.ranged import Ranged
-from multinode.analyse.stats.spread import Spread
+from multinode.analyse.stats.spread import Ranged, Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Comm, Summary
 from multinode.analyse.telemetry.machine_use import NodeUse
-from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.traffic.step_bytes import BytesPerStep
 
 SETTINGS = Settings(
     model="tiny",

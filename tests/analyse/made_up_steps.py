@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
-from multinode.core.run.samples import Sample, StepSample
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, ModelSample, Sample, StepSample
 
 Duration = Callable[[int, int], float]
 """Of a rank in a step."""

@@ -12,8 +12,8 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Exchange, Layout, Load, Strategy, step_exchanges, worker_bytes
 from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_strategy import model_of, recognise_strategy
-from multinode.core.run.profile_samples import ModelSample
+from multinode.analyse.traffic.strategy import model_of, recognise_strategy
+from multinode.core.run.samples import ModelSample
 
 __all__ = ["Theory", "theory"]
 

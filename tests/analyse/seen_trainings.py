@@ -8,8 +8,16 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.core.run.profile_samples import CallCount, GroupSample, ModelSample, TrafficSample
-from multinode.core.run.samples import CardBytes, Sample, StepSample, WorkerSample
+from multinode.core.run.samples import (
+    CallCount,
+    CardBytes,
+    GroupSample,
+    ModelSample,
+    Sample,
+    StepSample,
+    TrafficSample,
+    WorkerSample,
+)
 
 # The tiny model of scripts/make_tiny.py, trained in full in fp32.
 PARAMETERS = 3_691_776

@@ -17,7 +17,7 @@ from multinode.analyse.prediction.record import Record
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.measure.benchmark import CollectiveTest
 from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.core.text.strict_yaml import dump_yaml

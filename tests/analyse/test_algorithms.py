@@ -11,7 +11,7 @@ from multinode.analyse.collectives.algorithms import (
     worker_factor,
 )
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.core.measure.collective_test import BACKENDS, COLLECTIVES
+from multinode.core.measure.benchmark import BACKENDS, COLLECTIVES
 
 FOUR = Layout(nodes=4)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cells import CellRow, CellTable
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.prices import Price, Prices
 
 PRICES = Prices(

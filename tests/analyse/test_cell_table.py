@@ -7,7 +7,7 @@ from multinode.analyse.grid.cell_table import combine, make_table, relative_to
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.job.cell_batch import BATCH_WORDS, global_batch
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.errors import UsageError
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, swept
 

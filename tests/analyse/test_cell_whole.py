@@ -8,7 +8,7 @@ import pytest
 from multinode.analyse.grid.cell_rows import with_whole_job
 from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.workload import Whole
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 
 
 def row(label: str, rate: float | None = 10.0, world_size: int = 2, batch: int | None = 4, **known: Any) -> CellRow:

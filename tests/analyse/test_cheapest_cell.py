@@ -6,7 +6,7 @@ import pytest
 from multinode.analyse.grid.cell_prices import cheapest
 from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 
 HOUR = 3600.0
 

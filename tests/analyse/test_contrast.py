@@ -17,7 +17,7 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Comm
-from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.traffic.step_bytes import BytesPerStep
 from multinode.errors import UsageError
 from tests.analyse.made_up_sides import SETTINGS, node_use, side_of, summary_of
 

@@ -7,7 +7,7 @@ import pytest
 from multinode.analyse.comparison.contrast import Terms, compare
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.steps.bottleneck import Bottleneck
-from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.traffic.step_bytes import BytesPerStep
 from tests.analyse.made_up_sides import side_of, split_of
 
 

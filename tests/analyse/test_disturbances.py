@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from multinode.analyse.steps.disturbances import find_disturbances
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.gpus import GpuUse
 from tests.analyse.made_up_sides import node_use, summary_of
 
 CORES = {"n1": 8}

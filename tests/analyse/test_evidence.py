@@ -8,7 +8,7 @@ from multinode.analyse.prediction.calibration import Residual
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.summary import Comm
-from multinode.analyse.traffic.seen_traffic import SeenCall
+from multinode.analyse.traffic.step_bytes import SeenCall
 from multinode.errors import UsageError
 from tests.analyse.stored import (
     BYTES,

@@ -16,7 +16,7 @@ from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Comm, Summary
-from multinode.analyse.traffic.seen_traffic import SeenCall
+from multinode.analyse.traffic.step_bytes import SeenCall
 from multinode.errors import MultinodeError
 from tests.analyse.stored import sweep_record, training_record
 

@@ -4,7 +4,7 @@ import pytest
 
 from multinode.analyse.comparison.contrast_side import make_side
 from multinode.analyse.steps.gpu_energy import energy_of
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.gpus import GpuUse
 from tests.analyse.made_up_sides import node_use, run_of, summary_of
 
 

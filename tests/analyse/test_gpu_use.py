@@ -8,7 +8,7 @@ import pytest
 
 from multinode.analyse.run.observed import ObservedNode
 from multinode.analyse.stats.counter_rates import Span
-from multinode.analyse.telemetry.gpu_use import GpuUse, use_of_gpus
+from multinode.analyse.telemetry.gpus import GpuUse, use_of_gpus
 from multinode.core.run.samples import GpuSample
 
 SECOND = 1_000_000_000

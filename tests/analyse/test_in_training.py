@@ -7,8 +7,7 @@ from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
 from multinode.analyse.steps.trace_view import TraceView
-from multinode.core.run.profile_samples import DdpSample, ModelSample
-from multinode.core.run.samples import Sample
+from multinode.core.run.samples import DdpSample, ModelSample, Sample
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)

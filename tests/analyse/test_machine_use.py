@@ -9,12 +9,12 @@ import pytest
 
 from multinode.analyse.run.observed import ObservedNode, observe
 from multinode.analyse.telemetry.machine_use import CardUse, NodeUse, use_of
-from multinode.core.run.profile_samples import NoteSample
 from multinode.core.run.samples import (
     CardBytes,
     CgroupSample,
     CpuSample,
     NicSample,
+    NoteSample,
     Sample,
     StepSample,
     TcpSample,

@@ -6,9 +6,9 @@ import pytest
 
 from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.steps.model_work import read_model_work, utilisation_of
 from multinode.analyse.steps.throughput import Throughput
-from multinode.core.run.profile_samples import ModelSample
+from multinode.analyse.steps.utilisation import read_model_work, utilisation_of
+from multinode.core.run.samples import ModelSample
 from multinode.core.run.synthetic import with_synthetic
 
 from .trainings import FULL, LORA, TINY, training_job

@@ -3,8 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.core.run.profile_samples import ModelSample, TraceSample
-from multinode.core.run.samples import LossSample, Sample, StepSample
+from multinode.core.run.samples import LossSample, ModelSample, Sample, StepSample, TraceSample
 
 
 def step(rank: int, number: int, time_us: float | None = 100_000.0) -> StepSample:

@@ -4,8 +4,8 @@ import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.summary import summarise
-from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.run.profile_samples import ModelSample
+from multinode.analyse.traffic.calls import last_models
+from multinode.core.run.samples import ModelSample
 
 
 def model(rank: int, parameters: int) -> ModelSample:

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.traffic.seen_strategy import recognise
-from multinode.core.run.profile_samples import CallCount, GroupSample, ModelSample
-from multinode.core.run.samples import WorkerSample
+from multinode.analyse.traffic.strategy import recognise
+from multinode.core.run.samples import CallCount, GroupSample, ModelSample, WorkerSample
 from tests.analyse.seen_trainings import S, Training, call, ddp, fsdp, model, zero2
 
 DDP = Training(calls=ddp, model=model("ddp"))

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.traffic.seen_traffic import see_traffic
-from multinode.core.run.profile_samples import CallCount
+from multinode.analyse.traffic.step_bytes import see_traffic
+from multinode.core.run.samples import CallCount
 from tests.analyse.seen_theory import Theory, theory
 from tests.analyse.seen_trainings import PARAMETERS, S, Training, call, ddp, model, zero2
 

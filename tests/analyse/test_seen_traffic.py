@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.traffic.seen_traffic import SeenTraffic, see_traffic
-from multinode.core.run.profile_samples import CallCount
-from multinode.core.run.samples import NicSample, Sample
+from multinode.analyse.traffic.step_bytes import SeenTraffic, see_traffic
+from multinode.core.run.samples import CallCount, NicSample, Sample
 from tests.analyse.seen_trainings import (
     BEGUN_NS,
     BUCKET,

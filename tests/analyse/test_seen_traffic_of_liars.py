@@ -7,9 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from multinode.analyse.traffic.seen_traffic import SeenTraffic, see_traffic
-from multinode.core.run.profile_samples import CallCount
-from multinode.core.run.samples import CardBytes, StepSample
+from multinode.analyse.traffic.step_bytes import SeenTraffic, see_traffic
+from multinode.core.run.samples import CallCount, CardBytes, StepSample
 from tests.analyse.seen_trainings import S, Training, both_ways, call, ddp, model
 
 DDP = Training(calls=ddp, model=model("ddp"), cards=both_ways(S))

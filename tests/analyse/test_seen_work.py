@@ -8,7 +8,7 @@ import pytest
 from multinode.analyse.collectives.traffic import Layout, Reach, Strategy
 from multinode.analyse.prediction.seen_work import work_of_calls
 from multinode.analyse.steps.summary import Comm, Summary
-from multinode.analyse.traffic.seen_traffic import SeenCall
+from multinode.analyse.traffic.step_bytes import SeenCall
 
 LAYOUT = Layout(nodes=2, workers_per_node=2)
 MIB = 1 << 20

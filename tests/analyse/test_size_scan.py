@@ -13,7 +13,7 @@ from multinode.analyse.nccl_test.raw_tcp import RawTcp, RoundTrip
 from multinode.analyse.nccl_test.size_scan import ScanReport, estimate_step, summarise_scan
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Interface, NodeFacts
-from multinode.core.measure.collective_test import CollectiveTest, scan_messages
+from multinode.core.measure.benchmark import CollectiveTest, scan_messages
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.samples import (

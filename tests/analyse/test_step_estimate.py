@@ -4,7 +4,7 @@ import pytest
 
 from multinode.analyse.job.step_estimate import estimate_step_us, messages_to_test
 from multinode.analyse.job.step_messages import StepMessage, StepMessages
-from multinode.core.measure.collective_test import Message
+from multinode.core.measure.benchmark import Message
 
 
 def step(*calls: tuple[str, int, int]) -> StepMessages:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.exposure import WorkerStep, find_exposure
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit, split_steps
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
-from multinode.core.run.samples import Sample, StepSample
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, ModelSample, Sample, StepSample
 from tests.analyse.made_up_steps import MadeUp, always, changed
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from multinode.analyse.steps.exposure import find_exposure
 from multinode.analyse.steps.step_split import split_steps
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
-from multinode.core.run.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
-from multinode.core.run.samples import Sample, StepSample
+from multinode.core.run.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
 from tests.analyse.made_up_steps import Duration, MadeUp, always, changed
 
 FOUR = ((0,), (1,), (2,), (3,))

@@ -8,8 +8,7 @@ import pytest
 from multinode.analyse.run.observed import ObservedNode, observe
 from multinode.analyse.stats.spread import spread_of
 from multinode.analyse.steps.summary import Summary, summarise
-from multinode.core.run.profile_samples import ModelSample
-from multinode.core.run.samples import LossSample, Sample, StepSample, TrainEndSample
+from multinode.core.run.samples import LossSample, ModelSample, Sample, StepSample, TrainEndSample
 
 
 def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:

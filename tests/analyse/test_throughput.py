@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.throughput import all_steps_samples_per_s, measure_throughput
-from multinode.core.run.profile_samples import ModelSample
-from multinode.core.run.samples import StepSample
+from multinode.core.run.samples import ModelSample, StepSample
 
 
 def steps(rank: int, times_ms: Sequence[float | None], **fields: Any) -> list[StepSample]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from multinode.analyse.steps.trained_time import trained_s
+from multinode.analyse.steps.throughput import trained_s
 from multinode.core.run.samples import CpuSample, Sample, StepSample
 
 

@@ -14,7 +14,7 @@ from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.nccl_test.scan_verdict import Verdict
 from multinode.analyse.nccl_test.size_scan import ScanReport
-from multinode.core.measure.collective_test import CollectiveTest, scan_messages
+from multinode.core.measure.benchmark import CollectiveTest, scan_messages
 from multinode.report.run_page import ReportedRun, run_page
 from tests.browser.chromium import Chromium, View, chromium
 from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.measure.collective_test import (
+from multinode.core.measure.benchmark import (
     REDOPS,
     CollectiveTest,
     check_choice,

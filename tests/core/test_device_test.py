@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.measure.device_test import DeviceTest, describe_device_test, make_device_test
+from multinode.core.measure.benchmark import DeviceTest, describe_device_test, make_device_test
 from multinode.errors import UsageError
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.command import Command
 from multinode.core.run.engines.accelerate import accelerate_file, parse_accelerate
 from multinode.core.run.engines.benchmark import benchmark_command

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob
-from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.job_files import JobFiles, job_files
 
 

@@ -13,8 +13,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment
-from multinode.core.measure.collective_test import CollectiveTest, Message
-from multinode.core.measure.device_test import DeviceTest
+from multinode.core.measure.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.core.run.engines.engine import Engine
 from multinode.core.run.plan import LaunchPlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node

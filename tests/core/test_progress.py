@@ -5,15 +5,16 @@ import math
 import msgspec
 import pytest
 
-from multinode.core.measure.collective_test import CollectiveTest, scan_messages
+from multinode.core.measure.benchmark import CollectiveTest, scan_messages
 from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.profile_samples import DdpSample, ModelSample
 from multinode.core.run.progress import NodeProgress, RunProgress, TrainingTime, advance_node, start_progress
 from multinode.core.run.samples import (
     CollectiveSample,
+    DdpSample,
     GpuSample,
     LossSample,
+    ModelSample,
     NicSample,
     Sample,
     StepSample,

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
 from multinode.core.run.recent_steps import RECENT_STEPS, RecentSteps
-from multinode.core.run.samples import StepSample
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
 
 
 def step(number: int, comm_us: float | None = None, us: float = 1000.0) -> StepSample:

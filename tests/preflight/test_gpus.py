@@ -7,7 +7,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu
-from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.preflight.checks.gpus import (
     check_backend,
     check_counts,

@@ -7,7 +7,7 @@ import msgspec
 
 from multinode.core.cluster.facts import PathFact
 from multinode.core.job.job import override_job
-from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.errors import ConnectError
 from multinode.preflight.catalogue import RULES
 from multinode.preflight.checks.access import check_ssh

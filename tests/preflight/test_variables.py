@@ -8,7 +8,7 @@ import pytest
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, Interface
-from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.preflight.catalogue import check_all, check_before_launch
 from multinode.preflight.checks.variables import (
     check_agreement,

@@ -18,11 +18,10 @@ from multinode.analyse.grid.cell_table import SweptCells, make_table, table_of_s
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.job.workload import Settings, Whole, Workload
-from multinode.analyse.stats.ranged import Ranged
-from multinode.analyse.stats.spread import Spread
+from multinode.analyse.stats.spread import Ranged, Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.gpus import GpuUse
 from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.grid import Cell, CellRecord

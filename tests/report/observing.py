@@ -17,18 +17,21 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Comm, Summary
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.analyse.telemetry.machine_use import CardUse, GpuUse, NodeUse
-from multinode.analyse.traffic.seen_traffic import BytesPerStep, SeenCall
-from multinode.core.run.profile_samples import CallCount, DdpSample, GroupSample, TrafficSample
+from multinode.analyse.traffic.step_bytes import BytesPerStep, SeenCall
 from multinode.core.run.run import NodeRun, Run
 from multinode.core.run.samples import (
+    CallCount,
     CollectiveSample,
     CpuSample,
+    DdpSample,
     GpuSample,
+    GroupSample,
     LossSample,
     NicSample,
     Sample,
     StepSample,
     TcpSample,
+    TrafficSample,
     WorkerSample,
 )
 

@@ -10,7 +10,7 @@ from multinode.analyse.bench.bench_nodes import BenchPart
 from multinode.report.bench.bench_table import bench_sheets
 from multinode.report.bench.bench_text import bench_lines
 from multinode.report.render.sheet import Sheet
-from multinode.report.steps.summary_table import sheet_table
+from multinode.report.render.table import sheet_table
 from tests.analyse.made_up_bench import gpu, limited, on_cpu, on_gpu, part, processors, report, speed, speeds
 
 HELD = report(

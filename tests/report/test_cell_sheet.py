@@ -9,7 +9,7 @@ from rich.console import Console
 
 from multinode.analyse.grid.cell_table import Look, look_at, with_notes
 from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, Cheapest, our_name
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.grid.cell_sheet import (
     cell_columns,

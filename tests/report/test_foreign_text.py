@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.core.run.stall import Stall
-from multinode.report.run.launch_document import launch_document, launch_sentence, launch_verdict
+from multinode.report.run.outcome import launch_document, launch_sentence, launch_verdict
 
 RUN = Run(
     run_id="20260102-030405-abcd",

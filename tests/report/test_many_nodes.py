@@ -3,8 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.run.progress import NodeProgress
-from multinode.report.render.many_nodes import sum_up, worst_first
-from multinode.report.run.progress_table import progress_line
+from multinode.report.run.progress_table import progress_line, sum_up, worst_first
 
 from .test_progress_table import BUSY, progress, rendered, row
 

@@ -9,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from multinode.core.measure.collective_test import CollectiveTest, scan_messages
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
+from multinode.core.measure.benchmark import CollectiveTest, scan_messages
 from multinode.core.run.progress import NodeProgress, RunProgress, advance_node
-from multinode.core.run.samples import CollectiveSample, GpuSample, LossSample, NicSample, Sample, StepSample
+from multinode.core.run.samples import (
+    CollectiveSample,
+    DdpSample,
+    DeviceWaitSample,
+    GpuSample,
+    LossSample,
+    ModelSample,
+    NicSample,
+    Sample,
+    StepSample,
+)
 from multinode.report.run.progress_table import progress_line, progress_table
 
 _WIDTH = 160

@@ -6,8 +6,8 @@ import pytest
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.core.run.samples import LossSample
-from multinode.report.render.thinning import MOST_POINTS
-from multinode.report.steps.run_charts import label, loss_chart, split_chart, step_time_chart
+from multinode.report.render.charts import MOST_POINTS
+from multinode.report.steps.charts import label, loss_chart, split_chart, step_time_chart
 from tests.report.observing import NAMES, STEPS, SUMMARY, observed
 
 

@@ -11,7 +11,7 @@ from multinode.analyse.nccl_test.scan_verdict import Verdict
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import observe
 from multinode.analyse.steps.summary import Summary
-from multinode.core.measure.collective_test import CollectiveTest, scan_messages
+from multinode.core.measure.benchmark import CollectiveTest, scan_messages
 from multinode.report.run_page import ReportedRun, run_page
 from tests.analyse.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.report.observing import RUN, SUMMARY, observed

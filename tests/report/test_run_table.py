@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from multinode.core.run.run import Failure, Run
-from multinode.report.run.run_table import run_table
+from multinode.report.run.outcome import run_table
 from tests.report.observing import RUN
 
 

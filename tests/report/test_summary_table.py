@@ -9,8 +9,9 @@ from rich.console import Console
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.summary import Comm, Summary
 from multinode.analyse.telemetry.machine_use import CardUse, NodeUse
-from multinode.analyse.traffic.seen_traffic import SeenCall
-from multinode.report.steps.summary_table import summary_tables
+from multinode.analyse.traffic.step_bytes import SeenCall
+from multinode.report.render.table import sheet_table
+from multinode.report.steps.summary_sheets import summary_sheets
 from tests.report.observing import SUMMARY
 
 BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})
@@ -19,7 +20,7 @@ BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_p
 def shown(summary: Summary, width: int = 80) -> str:
     output = io.StringIO()
     console = Console(file=output, width=width, color_system=None)
-    for table in summary_tables(summary):
+    for table in map(sheet_table, summary_sheets(summary)):
         console.print(table)
     return output.getvalue()
 

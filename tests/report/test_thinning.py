@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.report.render.thinning import MOST_POINTS, thinned
+from multinode.report.render.charts import MOST_POINTS, thinned
 
 
 def test_a_short_curve_is_left_as_it_is() -> None:

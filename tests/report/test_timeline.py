@@ -4,7 +4,7 @@ import pytest
 
 from multinode.analyse.run.observed import ObservedNode, observe
 from multinode.core.run.samples import CpuSample
-from multinode.report.steps.timeline import timeline
+from multinode.report.steps.charts import timeline
 from tests.report.observing import observed
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node, local_cluster
-from multinode.core.measure.collective_test import CollectiveTest, Message
+from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import ContactLost, NodeFailed
 from multinode.preflight.probe import Questions, probe

@@ -15,7 +15,7 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.gpus import GpuUse
 from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.cli.main import build_app
 from multinode.core.cluster.hostfile import parse_hostfile

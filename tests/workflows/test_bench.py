@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.measure.device_test import DeviceTest
+from multinode.core.measure.benchmark import DeviceTest
 from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Run

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from multinode.core.run.command import Command
-from multinode.core.run.device_samples import SpeedSample
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.samples import SpeedSample
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import observe_run
 

@@ -11,7 +11,7 @@ from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchRe
 from multinode.analyse.bench.bench_nodes import BenchPart, bench_nodes
 from multinode.analyse.bench.bench_sheet import find_below_sheet
 from multinode.analyse.bench.bench_slow import SLOW_BELOW, find_slow, with_peers
-from multinode.core.measure.device_test import PHASES, DeviceTest
+from multinode.core.measure.benchmark import PHASES, DeviceTest
 
 __all__ = ["BenchPart", "summarise_bench", "tell_left"]
 

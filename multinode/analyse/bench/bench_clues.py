@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchWorker, WorkerUse
-from multinode.analyse.steps.straggler_causes import Clue
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.steps.stragglers import Clue
+from multinode.analyse.telemetry.gpus import GpuUse
 
 __all__ = ["Case", "find_clues", "throttled"]
 

@@ -11,7 +11,7 @@ import msgspec
 from multinode.analyse.bench.bench_clues import Case, find_clues
 from multinode.analyse.bench.bench_figures import BenchNode, BenchWorker, Drop
 from multinode.analyse.bench.bench_slow import BEYOND_CHANCE, SLOW_BELOW, because, error_of, name_nodes
-from multinode.analyse.steps.straggler_causes import Clue
+from multinode.analyse.steps.stragglers import Clue
 
 __all__ = ["find_drops"]
 

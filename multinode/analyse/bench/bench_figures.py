@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.steps.straggler_causes import Clue
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.steps.stragglers import Clue
+from multinode.analyse.telemetry.gpus import GpuUse
 
 __all__ = ["BelowSheet", "BenchNode", "BenchReport", "BenchTest", "BenchWorker", "Drop", "Slow", "Speed", "WorkerUse"]
 

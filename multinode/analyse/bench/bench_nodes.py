@@ -17,8 +17,7 @@ from multinode.analyse.bench.bench_work import TestKey, key_of, sheet_of, work_o
 from multinode.analyse.stats.counter_rates import Span, is_moment
 from multinode.analyse.stats.spread import spread_of
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.run.device_samples import DeviceSample, SpeedSample
-from multinode.core.run.samples import Sample
+from multinode.core.run.samples import DeviceSample, Sample, SpeedSample
 from multinode.core.text.plausible import plausible_us
 
 __all__ = ["BenchPart", "bench_nodes"]

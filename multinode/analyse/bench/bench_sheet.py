@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from multinode.analyse.bench.bench_clues import throttled
 from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Speed
 from multinode.analyse.bench.bench_slow import name_nodes
-from multinode.analyse.steps.straggler_causes import Clue
-from multinode.analyse.telemetry.gpu_use import GpuUse
-from multinode.core.measure.device_test import PHASES
+from multinode.analyse.steps.stragglers import Clue
+from multinode.analyse.telemetry.gpus import GpuUse
+from multinode.core.measure.benchmark import PHASES
 
 __all__ = ["find_below_sheet"]
 

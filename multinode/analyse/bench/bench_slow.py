@@ -16,8 +16,8 @@ import msgspec
 from multinode.analyse.bench.bench_clues import Case, find_clues
 from multinode.analyse.bench.bench_figures import BenchNode, BenchTest, BenchWorker, Slow, Speed
 from multinode.analyse.bench.bench_work import KINDS
-from multinode.analyse.steps.straggler_causes import Clue
-from multinode.core.measure.device_test import PHASES
+from multinode.analyse.steps.stragglers import Clue
+from multinode.core.measure.benchmark import PHASES
 
 __all__ = ["BEYOND_CHANCE", "SLOW_BELOW", "because", "error_of", "find_slow", "name_nodes", "with_peers"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from multinode.analyse.bench.bench_figures import WorkerUse
 from multinode.analyse.run.observed import ObservedNode
 from multinode.analyse.stats.counter_rates import Reading, Span, grown_in
-from multinode.analyse.telemetry.gpu_use import use_of_gpus
+from multinode.analyse.telemetry.gpus import use_of_gpus
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.run.samples import CgroupSample, CpuSample, Sample
 

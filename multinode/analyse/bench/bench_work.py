@@ -11,8 +11,8 @@ import math
 import msgspec
 
 from multinode.analyse.job.peak_flops import Peak, peak_of
-from multinode.core.measure.device_test import DEVICE_DTYPES
-from multinode.core.run.device_samples import SpeedSample
+from multinode.core.measure.benchmark import DEVICE_DTYPES
+from multinode.core.run.samples import SpeedSample
 
 __all__ = ["KINDS", "Sheet", "TestKey", "Work", "key_of", "sheet_of", "work_of"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 
 __all__ = ["NOTICEABLE", "Case", "exposed_ms", "is_noticeable", "network_ms_of", "part_ms", "step_like", "work_ratio"]
 

@@ -16,7 +16,7 @@ from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
 from multinode.analyse.comparison.fairness import find_differences
 from multinode.analyse.comparison.whole_job import with_whole_job
-from multinode.analyse.stats.ranged import ratio
+from multinode.analyse.stats.spread import ratio
 from multinode.errors import UsageError
 
 __all__ = ["SideRun", "Terms", "compare", "make_side"]

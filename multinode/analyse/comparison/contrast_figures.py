@@ -7,11 +7,10 @@ import msgspec
 from multinode.analyse.advice.advice import Advice
 from multinode.analyse.job.workload import Settings, Whole
 from multinode.analyse.prediction.forecast import Forecast
-from multinode.analyse.stats.ranged import Ranged
-from multinode.analyse.stats.spread import Spread
+from multinode.analyse.stats.spread import Ranged, Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
-from multinode.analyse.traffic.seen_traffic import BytesPerStep
+from multinode.analyse.traffic.step_bytes import BytesPerStep
 
 __all__ = ["Contrast", "CurvePoint", "Loss", "NodeSpeed", "Side"]
 

@@ -14,8 +14,7 @@ import msgspec
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.job.workload import Settings, Workload
-from multinode.analyse.stats.ranged import Ranged, ranged
-from multinode.analyse.stats.spread import Spread
+from multinode.analyse.stats.spread import Ranged, Spread, ranged
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.disturbances import find_disturbances
 from multinode.analyse.steps.gpu_energy import GpuEnergy, energy_of

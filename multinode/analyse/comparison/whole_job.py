@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.core.text.plausible import plausible_count
 
 __all__ = ["whole_samples", "with_whole_job"]

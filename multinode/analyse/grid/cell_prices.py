@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.analyse.grid.cells import MEASURED, CellRow, CellTable, Cheapest, differing, other_job, untold
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
 from multinode.units import format_duration

@@ -19,7 +19,7 @@ from multinode.analyse.grid.cells import MEASURED, CellRow
 from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.job.workload import Settings, Whole
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.grid import CellRecord
 from multinode.core.run.plan import LaunchPlan, NodePlan

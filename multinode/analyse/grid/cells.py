@@ -10,8 +10,7 @@ import msgspec
 
 from multinode.analyse.job.cell_batch import BATCH_NAMES
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.stats.ranged import Ranged
-from multinode.analyse.stats.spread import Spread
+from multinode.analyse.stats.spread import Ranged, Spread
 from multinode.core.grid.cell_columns import COLUMNS, column_name
 from multinode.errors import UsageError
 

@@ -15,7 +15,7 @@ import msgspec
 from multinode.analyse.grid.cells import MEASURED, CellRow
 from multinode.analyse.grid.contradictions import find_contradictions
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.grid.imported_table import ImportedRow
 from multinode.core.text.plausible import plausible_count

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from multinode.analyse.job.step_messages import StepMessages
-from multinode.core.measure.collective_test import Message
+from multinode.core.measure.benchmark import Message
 
 __all__ = ["estimate_step_us", "messages_to_test"]
 

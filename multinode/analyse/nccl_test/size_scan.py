@@ -24,7 +24,7 @@ from multinode.analyse.nccl_test.scan_evidence import ScanEvidence, slowest_gb_p
 from multinode.analyse.nccl_test.scan_verdict import Verdict, judge_scan
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
 from multinode.core.cluster.facts import Interface, NodeFacts
-from multinode.core.measure.collective_test import DTYPE_BYTES, REDOPS, CollectiveTest
+from multinode.core.measure.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.run.log import clean_log
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample

@@ -8,8 +8,8 @@ from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.collectives.traffic import Load, Reach, Strategy
 from multinode.analyse.job.step_calls import StepCall, Work, with_gradients
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.traffic.seen_traffic import SeenCall
-from multinode.core.measure.collective_test import COLLECTIVES
+from multinode.analyse.traffic.step_bytes import SeenCall
+from multinode.core.measure.benchmark import COLLECTIVES
 
 __all__ = ["work_of_calls"]
 

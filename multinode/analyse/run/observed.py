@@ -12,8 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from multinode.analyse.run.steady import find_steady_state
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, TraceSample
-from multinode.core.run.samples import LossSample, Sample, StepSample
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, LossSample, Sample, StepSample, TraceSample
 from multinode.core.text.plausible import plausible_us
 
 __all__ = ["Observed", "ObservedNode", "observe"]

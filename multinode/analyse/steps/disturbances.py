@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.gpus import GpuUse
 from multinode.analyse.telemetry.machine_use import NodeUse
 
 __all__ = ["find_disturbances"]

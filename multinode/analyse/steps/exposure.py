@@ -14,9 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
-from multinode.core.run.samples import StepSample
+from multinode.analyse.traffic.calls import last_models
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.core.text.plausible import plausible_us
 
 __all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]

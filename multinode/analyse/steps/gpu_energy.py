@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.telemetry.gpu_use import GpuUse
+from multinode.analyse.telemetry.gpus import GpuUse
 
 __all__ = ["GpuEnergy", "energy_of"]
 

@@ -13,8 +13,8 @@ from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.trace_view import TraceView
-from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.run.profile_samples import DdpSample
+from multinode.analyse.traffic.calls import last_models
+from multinode.core.run.samples import DdpSample
 from multinode.core.text.plausible import plausible_us
 
 __all__ = ["Alone", "InTraining", "beside", "in_training"]

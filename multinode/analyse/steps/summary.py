@@ -14,17 +14,16 @@ from multinode.analyse.stats.spread import Spread, spread_of
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.steps.exposure import find_exposure
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
-from multinode.analyse.steps.model_work import ModelWork, utilisation_of
 from multinode.analyse.steps.step_split import StepSplit, split_steps
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.steps.throughput import Throughput, all_steps_samples_per_s, measure_throughput
 from multinode.analyse.steps.trace_events import TraceEvents
 from multinode.analyse.steps.trace_view import TraceView, view_traces
+from multinode.analyse.steps.utilisation import ModelWork, utilisation_of
 from multinode.analyse.telemetry.machine_use import NodeUse, use_of
-from multinode.analyse.traffic.seen_strategy import model_of, recognise
-from multinode.analyse.traffic.seen_traffic import BytesPerStep, SeenCall, SeenTraffic, see_traffic
-from multinode.core.run.profile_samples import NoteSample
-from multinode.core.run.samples import LossSample, StepSample, TrainEndSample
+from multinode.analyse.traffic.step_bytes import BytesPerStep, SeenCall, SeenTraffic, see_traffic
+from multinode.analyse.traffic.strategy import model_of, recognise
+from multinode.core.run.samples import LossSample, NoteSample, StepSample, TrainEndSample
 
 __all__ = ["Comm", "Summary", "summarise"]
 
@@ -66,7 +65,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One run in figures; None comes with a reason in `missing`.
 
     Attributes:
-        strategy: how the model is spread over the workers, as `seen_strategy` has it.
+        strategy: how the model is spread over the workers, as `traffic.strategy` has it.
         steps: optimizer steps that were recorded.
         steady_steps: those that count.
         rule: which those are.

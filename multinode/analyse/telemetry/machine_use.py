@@ -1,6 +1,6 @@
 """Machine use: what each node's cards, processors, memory and GPUs did while the steps that count ran. Pure.
 
-Cards are `card_use`'s, GPUs `gpu_use`'s. Nodes are not trusted: what cannot be is None, and `missing` says why.
+Cards are `cards`', GPUs `gpus`'. Nodes are not trusted: what cannot be is None, and `missing` says why.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole, is_moment
-from multinode.analyse.telemetry.card_use import CardUse, use_of_cards
-from multinode.analyse.telemetry.gpu_use import GpuUse, use_of_gpus
-from multinode.core.run.profile_samples import NoteSample
-from multinode.core.run.samples import CgroupSample, CpuSample, StepSample, TcpSample
+from multinode.analyse.telemetry.cards import CardUse, use_of_cards
+from multinode.analyse.telemetry.gpus import GpuUse, use_of_gpus
+from multinode.core.run.samples import CgroupSample, CpuSample, NoteSample, StepSample, TcpSample
 
 __all__ = ["CardUse", "GpuUse", "NodeUse", "use_of"]
 

@@ -12,8 +12,7 @@ from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_n
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.job.job_environment import JobEnvironment
-from multinode.core.measure.benchmark import Benchmark, describe_benchmark
-from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.core.run.command import Command
 from multinode.core.run.engines.benchmark import benchmark_command
 from multinode.core.run.engines.engine import Engine, choose_engine, engine_command, engine_files

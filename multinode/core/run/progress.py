@@ -8,17 +8,19 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.core.measure.collective_test import CollectiveTest, time_left_s
-from multinode.core.run.device_samples import SpeedSample
+from multinode.core.measure.benchmark import CollectiveTest, time_left_s
 from multinode.core.run.plan import LaunchPlan
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, ModelSample
 from multinode.core.run.recent_steps import RECENT_STEPS, RecentSteps
 from multinode.core.run.samples import (
     CollectiveSample,
+    DdpSample,
+    DeviceWaitSample,
     GpuSample,
     LossSample,
+    ModelSample,
     NicSample,
     Sample,
+    SpeedSample,
     StepSample,
     WorkerSample,
 )

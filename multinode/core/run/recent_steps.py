@@ -7,8 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample
-from multinode.core.run.samples import StepSample
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.core.text.plausible import plausible_us
 
 __all__ = ["RECENT_STEPS", "RecentSteps"]

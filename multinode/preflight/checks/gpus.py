@@ -13,7 +13,7 @@ import msgspec
 from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import Gpu, NodeFacts
-from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.measure.benchmark import CollectiveTest
 from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
 from multinode.preflight.grouping import group_findings

@@ -12,7 +12,7 @@ from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.measure.benchmark import CollectiveTest
 from multinode.core.run.engines.place import STRAY_VARIABLES
 from multinode.preflight.grouping import group_findings, listed
 from multinode.preflight.inspection import Inspection

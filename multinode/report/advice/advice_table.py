@@ -10,7 +10,7 @@ from rich.text import Text
 from multinode.analyse.advice.advice import Advice, Counsel, Tried
 from multinode.analyse.prediction.forecast import Outlook
 from multinode.report.prediction.contrast_outlook import what_it_changes
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.table import make_table
 from multinode.units import format_count, format_rate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multinode.analyse.bench.bench_figures import BenchReport
-from multinode.analyse.steps.straggler_causes import Clue
+from multinode.analyse.steps.stragglers import Clue
 
 __all__ = ["bench_lines"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Side
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.units import format_duration
 

@@ -15,9 +15,9 @@ from multinode.report.comparison.contrast_sheets import (
 )
 from multinode.report.comparison.contrast_sides import measured_sides, side_sheet
 from multinode.report.prediction.contrast_outlook import break_even_sheet
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import Sheet
-from multinode.report.steps.summary_table import sheet_table
+from multinode.report.render.table import sheet_table
 
 __all__ = ["contrast_lines", "contrast_table"]
 

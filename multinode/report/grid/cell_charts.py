@@ -14,11 +14,11 @@ import msgspec
 from plotly.graph_objects import Bar, Figure, Scatter
 
 from multinode.analyse.grid.cells import CellRow, CellTable
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.report.grid.cell_sheet import cell_columns, state_word
 from multinode.report.render.page import PALETTE
 from multinode.report.render.sheet import UNKNOWN
-from multinode.report.steps.run_charts import label
+from multinode.report.steps.charts import label
 
 __all__ = ["MOST_BARS", "CellChart", "bar_chart", "memory_chart", "tokens_chart"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from multinode.analyse.grid.cells import CellRow, CellTable, currencies, has_figures, other_job
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.report.grid.cell_charts import MOST_BARS, bar_chart, memory_chart, tokens_chart
 from multinode.report.grid.cell_sheet import (
     BOUGHT_WITH,
@@ -22,7 +22,7 @@ from multinode.report.grid.cell_sheet import (
     money_unit,
     unmeasured_sheet,
 )
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
 from multinode.report.render.sheet import format_sig, percent
 

@@ -28,11 +28,11 @@ from multinode.analyse.grid.cells import (
     untold,
     value_of,
 )
-from multinode.analyse.stats.ranged import Ranged
+from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.device_name import short_device_name
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
-from multinode.report.steps.summary_table import sheet_table
+from multinode.report.render.table import sheet_table
 from multinode.units import format_duration
 
 __all__ = [

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from multinode.analyse.collectives.collectives import CollectiveRow
-from multinode.core.measure.collective_test import CollectiveTest
+from multinode.core.measure.benchmark import CollectiveTest
 
 __all__ = ["nccl_tests_text"]
 

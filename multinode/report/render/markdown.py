@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import Sheet
 
 __all__ = ["code_markdown", "sheet_markdown", "text_markdown"]

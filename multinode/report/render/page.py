@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import Sheet
 
 __all__ = ["PALETTE", "chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]

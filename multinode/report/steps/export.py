@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.core.run.profile_samples import DdpSample, DeviceWaitSample, GroupSample, TrafficSample
 from multinode.core.run.samples import (
     CgroupSample,
     CollectiveSample,
     CpuSample,
+    DdpSample,
+    DeviceWaitSample,
     GpuSample,
+    GroupSample,
     LossSample,
     NicSample,
     StepSample,
     TcpSample,
+    TrafficSample,
 )
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.steps.card_rates import CardRate, card_rates
 
 __all__ = ["FILES", "csv_files", "harmless"]

@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.analyse.bench.bench import summarise_bench
 from multinode.analyse.bench.bench_figures import BenchReport
-from multinode.core.measure.device_test import DeviceTest, describe_device_test
+from multinode.core.measure.benchmark import DeviceTest, describe_device_test
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import Interrupted, NodeError, UsageError
 from multinode.store.run_directory import RunDirectory

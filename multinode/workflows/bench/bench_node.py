@@ -14,7 +14,7 @@ import msgspec
 from multinode.analyse.bench.bench import BenchPart
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.measure.device_test import DeviceTest
+from multinode.core.measure.benchmark import DeviceTest
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.samples import Sample, parse_samples
 from multinode.errors import MultinodeError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.steps.trained_time import trained_s
+from multinode.analyse.steps.throughput import trained_s
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.grid import Cell, Grid

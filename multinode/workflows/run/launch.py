@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.job.workload import read_workload
-from multinode.analyse.steps.model_work import read_model_work
+from multinode.analyse.steps.utilisation import read_model_work
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.steps.model_work import ModelWork
 from multinode.analyse.steps.summary import Summary, summarise
+from multinode.analyse.steps.utilisation import ModelWork
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.samples import Sample, StepSample, parse_samples
 from multinode.errors import MultinodeError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from multinode.analyse.steps.trace_events import TraceEvents, read_trace
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
-from multinode.core.run.profile_samples import TraceSample
-from multinode.core.run.samples import parse_samples
+from multinode.core.run.samples import TraceSample, parse_samples
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport

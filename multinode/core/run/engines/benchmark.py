@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.measure.benchmark import Benchmark
-from multinode.core.measure.device_test import DeviceTest
+from multinode.core.measure.benchmark import Benchmark, DeviceTest
 from multinode.core.run.command import Command
 from multinode.core.run.engines.place import Place
 from multinode.core.run.engines.torchrun import torchrun_command

@@ -1,6 +1,6 @@
-"""Seen flows: what the calls of a step put on each node's card, by the backend's own algorithms. Pure.
+"""Card flows: what the calls of a step put on each node's card, by the backend's own algorithms. Pure.
 
-Which algorithms there are is `algorithms`'; what the cards counted is `seen_cards`'.
+Which algorithms there are is `algorithms`'; what the cards counted is `card_bytes`'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, algorithms_of, rank_flows
 from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_calls import Group, Kind, WorkerCalls
+from multinode.analyse.traffic.calls import Group, Kind, WorkerCalls
 
 __all__ = ["CardFlows", "Carried", "Manner", "Share", "expect_flows"]
 

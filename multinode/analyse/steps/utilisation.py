@@ -16,7 +16,7 @@ from multinode.analyse.job.peak_flops import mean_peak
 from multinode.analyse.job.training import read_trained, refuse_unknown
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.throughput import Throughput
-from multinode.analyse.traffic.seen_models import last_models
+from multinode.analyse.traffic.calls import last_models
 from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.measure.benchmark import Benchmark
 from multinode.errors import JobError

@@ -1,7 +1,7 @@
-"""Seen cards: what each node's cards counted in a step of the training. Pure.
+"""Card bytes: what each node's cards counted in a step of the training. Pure.
 
 Counters are what nodes say of themselves: what shrinks or cannot be is left out, with the reason. What the cards
-should have counted is `seen_flows`'.
+should have counted is `card_flows`'.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.analyse.traffic.seen_flows import Carried
+from multinode.analyse.traffic.card_flows import Carried
 from multinode.core.run.samples import CardBytes, NicSample, StepSample, WorkerSample
 
 __all__ = ["NodeCards", "read_node_cards"]

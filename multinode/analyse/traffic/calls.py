@@ -1,7 +1,7 @@
-"""Seen calls: what each worker's steps called on torch.distributed, with its groups looked up. Pure.
+"""Calls: what each worker's steps called on torch.distributed, with its groups, and what it said of its model. Pure.
 
 Untrusted: a call that cannot be (an unknown kind, a group that nobody described, an absurd size) is named, not counted.
-What the calls put on a card is `seen_flows`'.
+What the calls put on a card is `card_flows`'.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import msgspec
 from multinode.analyse.collectives.algorithms import algorithms_of
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.run.profile_samples import CallCount, GroupSample, TrafficSample
+from multinode.core.run.samples import CallCount, GroupSample, ModelSample, TrafficSample
 
-__all__ = ["Group", "Kind", "WorkerCalls", "asked_factor", "busiest_worker", "read_calls", "rooted_part"]
+__all__ = ["Group", "Kind", "WorkerCalls", "asked_factor", "busiest_worker", "last_models", "read_calls", "rooted_part"]
+
+
+def last_models(observed: Observed) -> dict[int, ModelSample]:
+    """By rank, ascending, the last word of each worker; a node is believed about its own workers alone."""
+    told = {model.rank: model for node in observed.nodes for model in node.of(ModelSample) if model.rank in node.ranks}
+    return {rank: told[rank] for rank in sorted(told)}
+
 
 _ONE_TO_MANY = {"gather", "scatter"}
 # Those that a worker may leave while others still wait in them, as its part in them is another.

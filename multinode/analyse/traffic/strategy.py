@@ -1,6 +1,6 @@
-"""Seen strategy: how the model is spread over the workers, by what they say of it and what they called. Pure.
+"""Strategy: how the model is spread over the workers, by what they say of it and what they called. Pure.
 
-Where the calls contradict what a worker says of its model, the calls win. What a step should send is `seen_theory`'s.
+Where the calls contradict what a worker says of its model, the calls win.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.seen_calls import Group, Kind, WorkerCalls, busiest_worker, read_calls
-from multinode.analyse.traffic.seen_models import last_models
-from multinode.core.run.profile_samples import ModelSample
-from multinode.core.run.samples import WorkerSample
+from multinode.analyse.traffic.calls import Group, Kind, WorkerCalls, busiest_worker, last_models, read_calls
+from multinode.core.run.samples import ModelSample, WorkerSample
 
 __all__ = ["Recognised", "model_of", "recognise", "recognise_strategy"]
 

@@ -1,4 +1,4 @@
-"""Thinning a curve for a chart: fewer points, none of its peaks lost."""
+"""What all charts share: a curve thinned to fewer points, with none of its peaks lost."""
 
 from __future__ import annotations
 
