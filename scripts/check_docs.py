@@ -1,6 +1,7 @@
 """Checks the documents: links resolve, commands in them exist as written, and every command is written about.
 
-The CLI reference does not count as writing about a command: it is generated.
+Files of the repository that they name exist, but in what tells history: decisions and the change log. The CLI reference
+does not count as writing about a command: it is generated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"#+ (?P<title>.+)")
 _INLINE_CODE = re.compile(r"`(?P<code>[^`]+)`")
 _FENCE = "```"
+# Of the repository, or of the package, whose layers are named without it; capitals stand for any name.
+_FILE = re.compile(r"[a-z0-9_.-]+(?:/[a-z0-9_.-]+)+/?")
+_PLACES = ("multinode", "tests", "scripts", "docs", "benchmarks", "configs", "hostfiles")
+_HISTORY = {"adr", "CHANGELOG.md"}
 _ROOT = "multinode"
 # Where a command line ends: the script's own arguments, a comment, the shell's operators.
 _ENDS = {"--", "#", "|", "&&", ";", ">", "\\"}
@@ -30,7 +35,7 @@ def main() -> int:
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parent.parent)
     root: Path = parser.parse_args().root
     documents = sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "benchmarks").glob("*.md")])
-    problems = list(check_documents(documents, known_options()))
+    problems = [*check_documents(documents, known_options()), *check_files(documents, root)]
     for problem in problems:
         print(problem)
     return 1 if problems else 0
@@ -61,6 +66,21 @@ def check_documents(documents: Iterable[Path], options: Options) -> Iterator[str
         is_group = any(other.startswith(f"{name} ") for other in options)
         if not is_group and name not in mentioned:
             yield f"no document but the reference speaks of `{name}`"
+
+
+def check_files(documents: Iterable[Path], root: Path) -> Iterator[str]:
+    """Files and folders that documents name and the repository does not have."""
+    layers = {path.name for path in (root / _ROOT).glob("*/")}
+    for document in documents:
+        if _HISTORY & set(document.parts):
+            continue
+        for number, line, in_code in _lines(document):
+            for match in () if in_code else _INLINE_CODE.finditer(line):
+                name = match["code"].split()[0]
+                place = name.partition("/")[0]
+                of_layer = place in layers and not (root / _ROOT / name).exists()
+                if _FILE.fullmatch(name) and (place in _PLACES or of_layer) and not (root / name).exists():
+                    yield f"{document}:{number}: there is no {name}"
 
 
 def _lines(document: Path) -> Iterator[tuple[int, str, bool]]:

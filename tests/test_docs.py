@@ -96,10 +96,14 @@ def test_nothing_in_the_tree_is_unfinished() -> None:
         ("# Title\n\n`multinode fly --hosts H`", "README.md:3: there is no command `multinode fly`"),
         ("```\nmultinode launch --fast\n```", "README.md:2: `multinode launch` has no option --fast"),
         ("    $ sudo multinode lab sideways", "README.md:1: there is no command `multinode lab sideways`"),
+        ("as in `docs/b.md` or `docs/a.md`", "README.md:1: there is no docs/b.md"),
+        ("`core/b.py` of `core/a.py`", "README.md:1: there is no core/b.py"),
     ],
 )
 def test_a_document_that_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
-    checked = _run("check_docs.py", _tree(tmp_path, {"README.md": text, "docs/a.md": "# Here\n"}))
+    checked = _run(
+        "check_docs.py", _tree(tmp_path, {"README.md": text, "docs/a.md": "# Here\n", "multinode/core/a.py": ""})
+    )
     assert checked.returncode == 1
     assert f"{tmp_path}/{complaint}" in checked.stdout.splitlines()
 
@@ -113,10 +117,12 @@ def test_a_document_that_is_wrong_is_named_with_its_line(tmp_path: Path, text: s
         "```\n[not a link](in-code)\n```",
         "`multinode launch --hosts H --nodes 2 -- train.py --fast`",
         "```\nmultinode launch --set max_steps=5 # --not-ours\n```",
+        "`docs/a.md`, `core/a.py` and `multinode/core/VERB.py`, but `samples/node.jsonl` in a run",
     ],
 )
 def test_a_document_that_is_right_is_not_complained_about(tmp_path: Path, text: str) -> None:
-    checked = _run("check_docs.py", _tree(tmp_path, {"README.md": text, "docs/a.md": "## Some heading, and more\n"}))
+    files = {"README.md": text, "docs/a.md": "## Some heading, and more\n", "multinode/core/a.py": ""}
+    checked = _run("check_docs.py", _tree(tmp_path, files))
     assert "README.md:" not in checked.stdout
 
 
