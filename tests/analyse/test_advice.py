@@ -16,7 +16,7 @@ from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.analyse.prediction.cost_model import StepCosts
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
@@ -57,7 +57,7 @@ def situation(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **othe
             strategy=strategy,
             load=Load(parameters=G // 4, trainable=G // 4, parameter_bytes=width, gradient_bytes=width),
         ),
-        network=CarriedNetwork(link=LINK, layout=TWO, backend="gloo", curves=CURVES),
+        network=NetworkModel(link=LINK, layout=TWO, backend="gloo", curves=CURVES),
     )
     scenario = Scenario(link=Link(gbit_per_s=gbit_per_s), layout=TWO, per_device_batch=2, strategy=strategy)
     deepspeed = DeepSpeedConfig(stage=int(strategy[-1])) if strategy.startswith("ZeRO") else None

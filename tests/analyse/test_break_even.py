@@ -17,7 +17,7 @@ from multinode.analyse.prediction.break_even import (
     on_one_node,
 )
 from multinode.analyse.prediction.calibration import Calibration, Residual
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.analyse.prediction.cost_model import StepCosts
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
@@ -37,7 +37,7 @@ def calibration(costs: StepCosts, *, trainable: int = G // 4, cap: float = 1e6) 
             strategy=Strategy.DDP,
             load=Load(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4),
         ),
-        network=CarriedNetwork(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", cap_gb_per_s=(cap, cap)),
+        network=NetworkModel(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", cap_gb_per_s=(cap, cap)),
         tokens_per_sample=100,
     )
 

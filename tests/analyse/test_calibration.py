@@ -7,7 +7,7 @@ from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.analyse.job.step_calls import StepCall, Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate, calibrate_without_single
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.stats.spread import Spread
@@ -20,7 +20,7 @@ G = 14_767_104
 WORK = Work(strategy=Strategy.DDP, load=Load(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4))
 # An all-reduce of G takes 125 ms between two workers.
 CURVE = fit_curve([(G // 4, 125_000 / 4), (G, 125_000)])
-NETWORK = CarriedNetwork(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", curves={"all_reduce": CURVE})
+NETWORK = NetworkModel(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", curves={"all_reduce": CURVE})
 
 
 def summary(
@@ -143,7 +143,7 @@ def test_runs_that_cannot_tell_are_refused() -> None:
     with pytest.raises(UsageError, match="run r1 ran on 2 nodes"):
         calibrate(Measured(summary=summary(SPLIT), layout=TWO), WORK, NETWORK)
     with pytest.raises(UsageError, match="measured on one node: that tells nothing of a network"):
-        calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, CarriedNetwork(link=NETWORK.link, layout=ONE))
+        calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
     with pytest.raises(UsageError, match="tells no samples/s to predict others from: the training does not say it"):
         calibrate(Measured(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
 

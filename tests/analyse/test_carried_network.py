@@ -9,8 +9,8 @@ from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
 from multinode.analyse.prediction.carried_network import (
     Assumed,
-    CarriedNetwork,
     Link,
+    NetworkModel,
     comm_times,
     network_doubts,
     widest,
@@ -31,11 +31,11 @@ def line(gb_per_s: float, alpha_us: float = 100.0) -> SizeCurve:
     return fit_curve([(1 << exponent, alpha_us + (1 << exponent) / gb_per_s / 1000) for exponent in range(10, 28)])
 
 
-def network(curve: SizeCurve, *, layout: Layout = TWO, backend: str = "gloo", link: Link = GIGABIT) -> CarriedNetwork:
-    return CarriedNetwork(link=link, layout=layout, backend=backend, curves={"all_reduce": curve})
+def network(curve: SweepCurve, *, layout: Layout = TWO, backend: str = "gloo", link: Link = GIGABIT) -> NetworkModel:
+    return NetworkModel(link=link, layout=layout, backend=backend, curves={"all_reduce": curve})
 
 
-def took_ms(measured: CarriedNetwork, link: Link, layout: Layout = TWO, call: StepCall = CALL, end: int = 0) -> float:
+def took_ms(measured: NetworkModel, link: Link, layout: Layout = TWO, call: StepCall = CALL, end: int = 0) -> float:
     times = comm_times(measured, [call], link, layout, Assumed(end=end))
     return times.step_ms + times.after_ms + times.micro_batch_ms
 
@@ -74,7 +74,7 @@ def test_what_was_measured_above_the_cap_is_not_called_slower_on_a_faster_link()
 def test_on_other_nodes_nothing_outruns_the_link() -> None:
     # Gloo gathers between two workers in turns, at 0.6 of the link here; among four it fills it, and no more.
     curve = line(2 * 0.6 * GIGABIT.goodput_gb_per_s, alpha_us=0)
-    measured = CarriedNetwork(link=GIGABIT, layout=TWO, backend="gloo", curves={"all_gather": curve})
+    measured = NetworkModel(link=GIGABIT, layout=TWO, backend="gloo", curves={"all_gather": curve})
     gathered = StepCall(collective="all_gather", size_bytes=SIZE)
     assert took_ms(measured, GIGABIT, FOUR, gathered) == pytest.approx(
         0.75 * SIZE / GIGABIT.goodput_gb_per_s / 1e6, rel=1e-6
@@ -82,14 +82,14 @@ def test_on_other_nodes_nothing_outruns_the_link() -> None:
 
 
 def test_without_a_sweep_the_link_is_filled() -> None:
-    stated = CarriedNetwork(link=GIGABIT, layout=TWO)
+    stated = NetworkModel(link=GIGABIT, layout=TWO)
     assert took_ms(stated, GIGABIT) == pytest.approx(SIZE / GIGABIT.goodput_gb_per_s / 1e6)
     doubts = network_doubts(stated, [CALL], GIGABIT, TWO)
     assert [doubt.why for doubt in doubts] == ["no collective was measured: the link's rate is all that is known"]
 
 
 def test_calls_inside_a_node_cost_its_card_nothing_and_shares_of_all_workers_pass_it() -> None:
-    stated = CarriedNetwork(link=GIGABIT, layout=TWO)
+    stated = NetworkModel(link=GIGABIT, layout=TWO)
     layout = Layout(nodes=2, workers_per_node=4)
     inside = StepCall(collective="all_gather", size_bytes=SIZE, reach=Reach.NODE)
     across = StepCall(collective="all_reduce", size_bytes=SIZE / 4, reach=Reach.ACROSS)
@@ -126,7 +126,7 @@ def test_doubt_grows_with_the_distance_and_names_it() -> None:
 @given(rates, rates, st.sampled_from([-1, 0, 1]), st.sampled_from([TWO, FOUR, Layout(nodes=3, workers_per_node=2)]))
 def test_a_faster_link_is_never_slower(one: float, other: float, end: int, layout: Layout) -> None:
     slow, fast = sorted((one, other))
-    for measured in (network(SHAPED, backend="nccl"), CarriedNetwork(link=GIGABIT, layout=TWO)):
+    for measured in (network(SHAPED, backend="nccl"), NetworkModel(link=GIGABIT, layout=TWO)):
         slower = took_ms(measured, Link(gbit_per_s=slow), layout, end=end)
         assert took_ms(measured, Link(gbit_per_s=fast), layout, end=end) <= slower * (1 + 1e-12)
 

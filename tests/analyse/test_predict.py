@@ -9,7 +9,7 @@ from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.analyse.prediction.cost_model import StepCosts
 from multinode.analyse.prediction.predict import Prediction, predict
 from multinode.analyse.prediction.scenario import Scenario
@@ -20,7 +20,7 @@ LOAD = Load(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_byt
 # Gloo between two virtual nodes, links of 100 and 1000 Mbit/s without framing: 12.5 and 125 MB/s.
 LINK = Link(gbit_per_s=1538 / 1448)
 CURVE = fit_curve([(1 << 20, (1 << 20) / 125), (16 << 20, (16 << 20) / 125)])
-MEASURED = CarriedNetwork(link=LINK, layout=TWO, backend="gloo", curves={"all_reduce": CURVE})
+MEASURED = NetworkModel(link=LINK, layout=TWO, backend="gloo", curves={"all_reduce": CURVE})
 # Two workers on one node trained 24.1 samples/s, four a step.
 CALIBRATION = Calibration(
     costs=StepCosts(compute_ms=166, overlap=0),

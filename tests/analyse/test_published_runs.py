@@ -10,7 +10,7 @@ from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.break_even import accumulation_for, link_for
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, StepParts, step_parts
 from multinode.analyse.prediction.predict import Prediction, predict
 from multinode.analyse.prediction.scenario import Scenario
@@ -48,7 +48,7 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
         layout=Layout(nodes=1, workers_per_node=4),
         per_device_batch=1,
         work=Work(strategy=Strategy.ZERO2, load=load),
-        network=CarriedNetwork(link=ORDINARY, layout=TWO_BY_TWO),
+        network=NetworkModel(link=ORDINARY, layout=TWO_BY_TWO),
     )
     # LLaMA-Factory's example for ZeRO-2 sets overlap_comm: false.
     scenario = Scenario(link=ORDINARY, layout=TWO_BY_TWO, per_device_batch=1, strategy=Strategy.ZERO2, overlap=False)
@@ -99,7 +99,7 @@ def bert(link: Link, workers_per_node: int, all_reduce_ms: float, nodes: int) ->
         layout=two,
         per_device_batch=1,
         work=Work(strategy=Strategy.DDP, load=BERT),
-        network=CarriedNetwork(link=link, layout=two, curves={"all_reduce": curve}),
+        network=NetworkModel(link=link, layout=two, curves={"all_reduce": curve}),
     )
     layout = Layout(nodes=nodes, workers_per_node=workers_per_node)
     return predict(calibration, Scenario(link=link, layout=layout, per_device_batch=1, overlap=False))
@@ -133,7 +133,7 @@ def test_where_nothing_is_exposed_no_bottleneck_is_invented() -> None:
         layout=Layout(nodes=1),
         per_device_batch=32,
         work=Work(strategy=Strategy.DDP, load=resnet, bucket_bytes=25 << 20),
-        network=CarriedNetwork(link=link, layout=two),
+        network=NetworkModel(link=link, layout=two),
     )
     found = predict(calibration, Scenario(link=link, layout=two, per_device_batch=32))
     assert found.bottleneck.kind == "compute"

@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Load
 from multinode.analyse.job.step_calls import Work, with_gradients
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Doubt, Link, comm_times
+from multinode.analyse.prediction.carried_network import Doubt, Link, NetworkModel, comm_times
 from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.steps.step_split import WorkerSplit
@@ -87,7 +87,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     per_device_batch: float
     accumulation: int = 1
     work: Work
-    network: CarriedNetwork
+    network: NetworkModel
     scatter: float = 0.0
     tokens_per_sample: float | None = None
     notes: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.layout.workers_per_node, several)
 
 
-def calibrate(single: Measured, work: Work, network: CarriedNetwork, several: Measured | None = None) -> Calibration:
+def calibrate(single: Measured, work: Work, network: NetworkModel, several: Measured | None = None) -> Calibration:
     """What a run on one node tells, and, where there is one, a run on several.
 
     The single run gives compute, data, optimizer and host; its own workers' communication is taken out. The run on
@@ -120,7 +120,7 @@ def calibrate(single: Measured, work: Work, network: CarriedNetwork, several: Me
     return seen if several is None else _with_overlap(seen, several)
 
 
-def calibrate_without_single(several: Measured, work: Work, network: CarriedNetwork) -> Calibration:
+def calibrate_without_single(several: Measured, work: Work, network: NetworkModel) -> Calibration:
     """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
 
     Raises:
@@ -145,7 +145,7 @@ def calibrate_without_single(several: Measured, work: Work, network: CarriedNetw
     return _with_overlap(seen, several)
 
 
-def _calibrated(run: Measured, work: Work, network: CarriedNetwork) -> Calibration:
+def _calibrated(run: Measured, work: Work, network: NetworkModel) -> Calibration:
     if network.layout.nodes == 1:
         raise UsageError(
             "the collectives were measured on one node: that tells nothing of a network",

@@ -1,4 +1,4 @@
-"""CarriedNetwork: what collectives take on a network that was measured, and on others, by the measured one. Pure.
+"""NetworkModel: what collectives take on a network that was measured, and on others, by the measured one. Pure.
 
 Owns how a time carries over to another link and to other workers, and how far that may be trusted; no computation.
 """
@@ -17,7 +17,7 @@ from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.cost_model import CommTimes
 from multinode.units import format_count, goodput_gb_per_s
 
-__all__ = ["USUAL", "Assumed", "CarriedNetwork", "Doubt", "Link", "comm_times", "network_doubts", "widest"]
+__all__ = ["USUAL", "Assumed", "Doubt", "Link", "NetworkModel", "comm_times", "network_doubts", "widest"]
 
 _US_PER_MS = 1e3
 _GB_PER_S = 1e-3  # of bytes in a microsecond
@@ -52,7 +52,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return self.gbit_per_s / 8 if self.rdma else goodput_gb_per_s(self.gbit_per_s, self.mtu)
 
 
-class CarriedNetwork(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     """A network and what was measured on it.
 
     Attributes:
@@ -109,7 +109,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def comm_times(
-    network: CarriedNetwork, calls: Iterable[StepCall], link: Link, layout: Layout, assumed: Assumed = USUAL
+    network: NetworkModel, calls: Iterable[StepCall], link: Link, layout: Layout, assumed: Assumed = USUAL
 ) -> CommTimes:
     """What the calls of a step take on another link with other workers.
 
@@ -126,7 +126,7 @@ def comm_times(
     return CommTimes(**totals)
 
 
-def network_doubts(network: CarriedNetwork, calls: Sequence[StepCall], link: Link, layout: Layout) -> tuple[Doubt, ...]:
+def network_doubts(network: NetworkModel, calls: Sequence[StepCall], link: Link, layout: Layout) -> tuple[Doubt, ...]:
     """How far off the times may be, by reason; caps and algorithms are ends of their own, and not among them."""
     if not network.curves:
         return (_doubt(_STATED_RATE, "no collective was measured: the link's rate is all that is known"),)
@@ -165,7 +165,7 @@ def _told(layout: Layout) -> str:
     return f"{layout.workers} workers on {nodes}"
 
 
-def _call_us(network: CarriedNetwork, call: StepCall, place: _Place) -> float:
+def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
     """One call of this size there."""
     if call.reach is Reach.ACROSS:
         # One ring for each local rank, all through the same cards: as one call of their bytes between single workers.
@@ -184,7 +184,7 @@ def _call_us(network: CarriedNetwork, call: StepCall, place: _Place) -> float:
     return alpha_us * steps + _on_link(network, rest_us, passing, place)
 
 
-def _on_link(network: CarriedNetwork, rest_us: float, passing_bytes: float, place: _Place) -> float:
+def _on_link(network: NetworkModel, rest_us: float, passing_bytes: float, place: _Place) -> float:
     """What of a time is bandwidth, on another link."""
     goodput, measured = place.link.goodput_gb_per_s, network.link.goodput_gb_per_s
     there_us = rest_us * measured / goodput
@@ -196,7 +196,7 @@ def _on_link(network: CarriedNetwork, rest_us: float, passing_bytes: float, plac
     return max(there_us, min(rest_us, passing_bytes / _cap(network, place) * _GB_PER_S))
 
 
-def _cap(network: CarriedNetwork, place: _Place) -> float:
+def _cap(network: NetworkModel, place: _Place) -> float:
     """GB/s that a node gets through its network at best."""
     if place.link.rdma:
         return math.inf
@@ -211,7 +211,7 @@ def _alpha_and_rest(curve: SizeCurve, size_bytes: float) -> tuple[float, float]:
     return alpha_us, time_us - alpha_us
 
 
-def _passes(network: CarriedNetwork, measured: str, collective: str, place: _Place) -> float:
+def _passes(network: NetworkModel, measured: str, collective: str, place: _Place) -> float:
     """How many times as much passes the busiest card as in what was measured.
 
     The backend may have run, and may run, any of its algorithms: the usual one is taken, and the ends are of all.

@@ -17,7 +17,7 @@ from multinode.analyse.prediction.calibration import (
     calibrate_without_single,
     gradient_factor,
 )
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.analyse.prediction.chosen_runs import CONTRAST, ChosenRuns
 from multinode.analyse.prediction.measured_network import network_of_scan, stated_network
 from multinode.analyse.prediction.record import Record, is_alike, is_rate, job_of, settings_of, strategy_of
@@ -44,7 +44,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: Subject
     work: Work
-    network: CarriedNetwork
+    network: NetworkModel
     link_measured: float | None = None
 
     def calibrated(self, single: Record | None, several: Sequence[Record]) -> Calibration:
@@ -150,7 +150,7 @@ def _is_credible(found: Calibration) -> bool:
     )
 
 
-def _network(chosen: ChosenRuns, link_measured: float | None) -> CarriedNetwork:
+def _network(chosen: ChosenRuns, link_measured: float | None) -> NetworkModel:
     sweep, newest = chosen.sweep, chosen.newest
     if sweep is not None and sweep.sweep is not None:
         rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured

@@ -1,11 +1,11 @@
-"""network_of_scan: an nccl-test's report -> CarriedNetwork: the network as collectives found it. Pure."""
+"""network_of_sweep: an nccl-test's report -> NetworkModel: the network as collectives found it. Pure."""
 
 from __future__ import annotations
 
 from multinode.analyse.collectives.traffic import Layout
-from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
-from multinode.analyse.nccl_test.size_scan import ScanReport
-from multinode.analyse.prediction.carried_network import CarriedNetwork, Link
+from multinode.analyse.nccl_test.sweep import SweepReport
+from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve, held_back, median_error
+from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.errors import UsageError
 
 __all__ = ["network_of_scan", "stated_network"]
@@ -15,7 +15,7 @@ _ETHERNET_MTU = 1500
 _LEAST_BYTES = 1 << 20
 
 
-def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> CarriedNetwork:
+def network_of_sweep(report: SweepReport, link_gbit_per_s: float | None) -> NetworkModel:
     """What the sweep measured.
 
     Args:
@@ -40,7 +40,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Carrie
     errors = [median_error(held_back(curve.points, _LEAST_BYTES)) for curve in curves.values()]
     over_rdma = report.path is not None and report.path.over_rdma
     rdma = over_rdma or (report.nccl is not None and report.nccl.network == "IB")
-    return CarriedNetwork(
+    return NetworkModel(
         link=Link(gbit_per_s=link_gbit_per_s, mtu=report.mtu or _ETHERNET_MTU, rdma=rdma),
         layout=Layout(nodes=nodes, workers_per_node=max(1, report.world_size // nodes)),
         backend=report.backend,
@@ -49,9 +49,9 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Carrie
     )
 
 
-def stated_network(link: Link, layout: Layout, backend: str) -> CarriedNetwork:
+def stated_network(link: Link, layout: Layout, backend: str) -> NetworkModel:
     """Of a link whose rate is all that is known."""
-    return CarriedNetwork(link=link, layout=layout, backend=backend)
+    return NetworkModel(link=link, layout=layout, backend=backend)
 
 
 def _again(curve: SizeCurve, run_id: str) -> SizeCurve:

@@ -15,8 +15,8 @@ from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradi
 from multinode.analyse.prediction.calibration import Calibration, Residual
 from multinode.analyse.prediction.carried_network import (
     Assumed,
-    CarriedNetwork,
     Doubt,
+    NetworkModel,
     comm_times,
     network_doubts,
     widest,
@@ -246,7 +246,7 @@ def _doubts_of_residual(residual: Residual, scenario: Scenario) -> list[Doubt]:
     return [Doubt(part="step", relative=size, why=why)]
 
 
-def _why_least(scatter: float, network: CarriedNetwork, *, between: bool) -> str:
+def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:
     if between and network.error > max(scatter, _LEAST_DOUBT):
         return "no narrower than the sweep's own error"
     return "no narrower than the steps scatter" if scatter > _LEAST_DOUBT else "no two runs agree better"
