@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.chosen_runs import ChosenRuns, choose_runs
-from multinode.analyse.prediction.ground import ground_of
+from multinode.analyse.prediction.ground import calibration_inputs
 from multinode.analyse.prediction.held_runs import Held, held_runs
 from multinode.analyse.prediction.record import Record, settled
 from multinode.analyse.prediction.scenario import Scenario
@@ -58,7 +58,7 @@ def gather(named: Sequence[Record], others: Sequence[Record] = (), link_measured
     """
     mine, theirs = ([settled(record) for record in records] for records in (named, others))
     chosen, stored = choose_runs(mine, theirs), [*theirs, *mine]
-    ground = ground_of(chosen, stored, link_measured)
+    ground = calibration_inputs(chosen, stored, link_measured)
     calibration = ground.calibrated(chosen.single, chosen.several)
     return Evidence(
         calibration=calibration,

@@ -1,4 +1,4 @@
-"""Ground: what all calibrations of one training share: what is trained, what it sends, over which network. Pure."""
+"""CalibrationInputs: what all calibrations of one training share: what is trained, what it sends, over which network. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from multinode.analyse.prediction.seen_work import work_of_calls
 from multinode.analyse.prediction.variants import Subject
 from multinode.errors import JobError, UsageError
 
-__all__ = ["Ground", "ground_of"]
+__all__ = ["CalibrationInputs", "calibration_inputs"]
 
 _MS_PER_S = 1e3
 # Of times in ms and of samples, and of how far they scatter: beyond these a figure is none.
@@ -35,7 +35,7 @@ _LEAST, _MOST, _MOST_CV = 1e-6, 1e9, 100.0
 _MEASURE_AGAIN = f"measure anew: {CONTRAST}"
 
 
-class Ground(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Of one training.
 
     Attributes:
@@ -115,13 +115,13 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def ground_of(chosen: ChosenRuns, stored: Sequence[Record], link_measured: float | None) -> Ground:
+def calibration_inputs(chosen: ChosenRuns, stored: Sequence[Record], link_measured: float | None) -> CalibrationInputs:
     """What the runs that were chosen have in common.
 
     Args:
         chosen: the runs.
         stored: all that are stored, oldest first: one alike may know what these do not.
-        link_measured: as Ground has it.
+        link_measured: as CalibrationInputs has it.
 
     Raises:
         UsageError: what they communicate is not known, or nothing tells of their network.
@@ -130,7 +130,7 @@ def ground_of(chosen: ChosenRuns, stored: Sequence[Record], link_measured: float
     runs = [newest, *([chosen.single] if chosen.single is not None else []), *chosen.several]
     model = next((one.model for one in runs if one.model is not None), None)
     alike = [one for one in reversed(stored) if one.is_training and is_alike(one, newest)]
-    return Ground(
+    return CalibrationInputs(
         subject=Subject(settings=settings_of(newest), job=job_of(newest), model=model),
         work=_work([*runs, *alike], model),
         network=_network(chosen, link_measured),

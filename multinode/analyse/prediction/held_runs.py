@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.chosen_runs import ChosenRuns
-from multinode.analyse.prediction.ground import Ground
+from multinode.analyse.prediction.ground import CalibrationInputs
 from multinode.analyse.prediction.record import Record, is_alike, settings_of, strategy_of
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import vary
@@ -41,7 +41,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: str | None = None
 
 
-def held_runs(ground: Ground, chosen: ChosenRuns, stored: Sequence[Record]) -> Iterator[Held]:
+def held_runs(ground: CalibrationInputs, chosen: ChosenRuns, stored: Sequence[Record]) -> Iterator[Held]:
     """Every stored run on several nodes that the model can be held against.
 
     Args:
@@ -74,7 +74,7 @@ def _is_repeat(one: Record, other: Record) -> bool:
     return one.link_gbit_per_s == other.link_gbit_per_s and settings_of(one) == settings_of(other)
 
 
-def _hold(ground: Ground, single: Record | None, record: Record, rest: Sequence[Record]) -> Held | None:
+def _hold(ground: CalibrationInputs, single: Record | None, record: Record, rest: Sequence[Record]) -> Held | None:
     """None where nothing is left to calibrate from, or what the run sent is not known."""
     try:
         scenario = ground.scenario_of(record)
