@@ -129,7 +129,7 @@ def test_a_run_of_another_strategy_does_not_give_its_overlap_to_one_that_is_held
     zero = training_record(
         "zero", 2, 0.3, exposed_ms=30.0, deepspeed='{"zero_optimization": {"stage": 2}}', job={"deepspeed": "ds.json"}
     )
-    held = {one.name.split(",")[0]: one for one in gather([ONE, zero, TWO, SWEEP]).held}
+    held = {one.name.split(",")[0]: one for one in gather([ONE, zero, TWO, SWEEP]).holdouts}
     # Of the two on several nodes only the other one could tell, and it sends other calls.
     assert held["two"].calibration.costs.overlap is None
     assert held["two"].calibration.residual == Residual()
@@ -183,8 +183,8 @@ def test_runs_that_test_the_model_are_not_known_to_it() -> None:
         training_record("nowhere", 2, None),
     ]
     found = gather([ONE, TWO, SWEEP], others)
-    assert [held.name.split(",")[0] for held in found.held] == ["slow", "four", "zero", "two"]
-    held = dict(zip(("slow", "four", "zero", "two"), found.held, strict=True))
+    assert [held.name.split(",")[0] for held in found.holdouts] == ["slow", "four", "zero", "two"]
+    held = dict(zip(("slow", "four", "zero", "two"), found.holdouts, strict=True))
     assert held["two"].calibration.costs.overlap is None
     assert held["slow"].calibration.costs == found.calibration.costs
     assert held["four"].scenario.accumulation == 4
@@ -195,15 +195,15 @@ def test_runs_that_test_the_model_are_not_known_to_it() -> None:
 def test_a_repeat_does_not_give_a_run_away() -> None:
     repeats = [training_record(name, 2, exposed_ms=100.0) for name in ("first", "again")]
     slow = training_record("slow", 2, 0.1, exposed_ms=1000.0)
-    alone, both = (gather([ONE, *runs, SWEEP]).held for runs in (repeats, [*repeats, slow]))
+    alone, both = (gather([ONE, *runs, SWEEP]).holdouts for runs in (repeats, [*repeats, slow]))
     assert [held.calibration.costs.overlap for held in alone] == [None, None]
     assert all(held.calibration.costs.overlap is not None for held in both)
 
 
 def test_runs_whose_cards_are_silent_are_held_at_the_link_that_was_named() -> None:
     runs = [training_record("one", 1, None), training_record("two", 2, None, exposed_ms=100.0)]
-    assert [held.scenario.link.gbit_per_s for held in gather(runs, link_measured=1.0).held] == [1.0]
-    assert not gather([training_record("one", 1), runs[1], SWEEP]).held
+    assert [held.scenario.link.gbit_per_s for held in gather(runs, link_measured=1.0).holdouts] == [1.0]
+    assert not gather([training_record("one", 1), runs[1], SWEEP]).holdouts
 
 
 @pytest.mark.parametrize("step_ms", [0.0, -1.0])

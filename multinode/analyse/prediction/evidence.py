@@ -12,7 +12,7 @@ import msgspec
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.chosen_runs import ChosenRuns, choose_runs
 from multinode.analyse.prediction.ground import calibration_inputs
-from multinode.analyse.prediction.held_runs import Held, held_runs
+from multinode.analyse.prediction.holdout_runs import HoldoutRun, holdout_runs
 from multinode.analyse.prediction.record import Record, settled
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import Subject
@@ -30,7 +30,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         today: the scenario that was measured: on several nodes, where that was; else on those of the network.
         today_samples_per_s: of it; None where it was not measured.
         grad_compress: the hook that was used.
-        held: stored runs of the same training, each with a calibration that does not know it.
+        holdouts: stored runs of the same training, each with a calibration that does not know it.
         sources: what all this was made from, a sentence each.
         notes: what had to be taken for granted, a sentence each.
     """
@@ -40,7 +40,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     today_samples_per_s: float | None = None
     subject: Subject
     grad_compress: str | None = None
-    held: tuple[Held, ...] = ()
+    holdouts: tuple[HoldoutRun, ...] = ()
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -58,15 +58,15 @@ def gather(named: Sequence[Record], others: Sequence[Record] = (), link_measured
     """
     mine, theirs = ([settled(record) for record in records] for records in (named, others))
     chosen, stored = choose_runs(mine, theirs), [*theirs, *mine]
-    ground = calibration_inputs(chosen, stored, link_measured)
-    calibration = ground.calibrated(chosen.single, chosen.several)
+    inputs = calibration_inputs(chosen, stored, link_measured)
+    calibration = inputs.calibrated(chosen.single, chosen.several)
     return Evidence(
         calibration=calibration,
-        today=ground.scenario_of(chosen.newest),
+        today=inputs.scenario_of(chosen.newest),
         today_samples_per_s=chosen.newest.samples_per_s if chosen.several else None,
-        subject=ground.subject,
-        grad_compress=ground.subject.settings.grad_compress,
-        held=tuple(held_runs(ground, chosen, stored)),
+        subject=inputs.subject,
+        grad_compress=inputs.subject.settings.grad_compress,
+        holdouts=tuple(holdout_runs(inputs, chosen, stored)),
         sources=chosen.sources,
         notes=(*calibration.notes, *_other_workers(chosen), *([_NO_SWEEP] if chosen.sweep is None else [])),
     )

@@ -12,7 +12,7 @@ from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate
 from multinode.analyse.prediction.carried_network import Link
 from multinode.analyse.prediction.evidence import Evidence
-from multinode.analyse.prediction.held_runs import Held
+from multinode.analyse.prediction.holdout_runs import HoldoutRun
 from multinode.analyse.prediction.measured_network import stated_network
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import Subject
@@ -62,7 +62,7 @@ def evidence_of_figures(figures: Figures) -> Evidence:
         overlap=figures.overlap,
     )
     rate = None if several is None else _measured(figures, several, "several_nodes").summary.samples_per_s
-    held = () if rate is None else (_held(calibration, today, rate),)
+    holdouts = () if rate is None else (_held(calibration, today, rate),)
     lora = figures.model.lora
     return Evidence(
         calibration=calibration,
@@ -78,16 +78,16 @@ def evidence_of_figures(figures: Figures) -> Evidence:
             shape=_shape(figures.model),
             targets=("all",) if lora is None else lora.targets,
         ),
-        held=held,
+        holdouts=holdouts,
         sources=(f"published figures: {figures.title}",),
         notes=(*calibration.notes, "no collective was measured: the link's rate is all that is known of the network"),
     )
 
 
-def _held(calibration: Calibration, today: Scenario, rate: float) -> Held:
+def _held(calibration: Calibration, today: Scenario, rate: float) -> HoldoutRun:
     layout = today.layout
     name = f"the published figure of {layout.workers} workers on {layout.nodes} nodes"
-    return Held(name=name, calibration=calibration, scenario=today, samples_per_s=rate)
+    return HoldoutRun(name=name, calibration=calibration, scenario=today, samples_per_s=rate)
 
 
 def _link(network: Network) -> Link:

@@ -80,7 +80,7 @@ def make_forecast(evidence: Evidence, ask: Ask) -> Forecast:
 def back_tested(evidence: Evidence) -> BackTest:
     """The model against every stored run that it can be held against."""
     tested = []
-    for held in evidence.held:
+    for held in evidence.holdouts:
         found = outlook_of(held.calibration, held.scenario, grad_compress=held.grad_compress)
         tested.append(
             Trial(

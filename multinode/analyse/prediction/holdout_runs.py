@@ -1,4 +1,4 @@
-"""held_runs: stored runs of the same training, each with a calibration that does not know it, to test the model. Pure.
+"""holdout_runs: stored runs of the same training, each with a calibration that does not know it, to test the model. Pure.
 
 Predicts nothing: what the model makes of them is `scenarios`'.
 """
@@ -11,20 +11,20 @@ import msgspec
 
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.chosen_runs import ChosenRuns
-from multinode.analyse.prediction.ground import CalibrationInputs
+from multinode.analyse.prediction.inputs import CalibrationInputs
 from multinode.analyse.prediction.record import Record, is_alike, settings_of, strategy_of
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import vary
 from multinode.errors import UsageError
 from multinode.units import format_rate
 
-__all__ = ["Held", "held_runs"]
+__all__ = ["HoldoutRun", "holdout_runs"]
 
 # The newest: a cluster changes, and so does what is worth knowing of it.
 _MOST = 100
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that a prediction can be held against.
 
     Attributes:
@@ -41,22 +41,22 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: str | None = None
 
 
-def held_runs(ground: CalibrationInputs, chosen: ChosenRuns, stored: Sequence[Record]) -> Iterator[Held]:
+def holdout_runs(inputs: CalibrationInputs, chosen: ChosenRuns, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
     """Every stored run on several nodes that the model can be held against.
 
     Args:
-        ground: of the training.
+        inputs: of the training.
         chosen: what the predictions start from.
         stored: all runs, oldest first.
     """
     first = chosen.single or chosen.newest
     for record in stored[-_MOST:]:
-        if _is_comparable(record, first) and ground.link_of(record) is not None:
+        if _is_comparable(record, first) and inputs.link_of(record) is not None:
             # The overlap may be known from another run of this layout; a repeat of this one would give it away.
             rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
             # It is of the strategy that it was measured with.
-            rest = [one for one in rest if strategy_of(one) in {None, ground.work.strategy}]
-            found = _hold(ground, chosen.single, record, rest)
+            rest = [one for one in rest if strategy_of(one) in {None, inputs.work.strategy}]
+            found = _hold(inputs, chosen.single, record, rest)
             if found is not None:
                 yield found
 
@@ -74,16 +74,18 @@ def _is_repeat(one: Record, other: Record) -> bool:
     return one.link_gbit_per_s == other.link_gbit_per_s and settings_of(one) == settings_of(other)
 
 
-def _hold(ground: CalibrationInputs, single: Record | None, record: Record, rest: Sequence[Record]) -> Held | None:
+def _hold(
+    inputs: CalibrationInputs, single: Record | None, record: Record, rest: Sequence[Record]
+) -> HoldoutRun | None:
     """None where nothing is left to calibrate from, or what the run sent is not known."""
     try:
-        scenario = ground.scenario_of(record)
-        calibration = vary(ground.calibrated(single, rest), ground.subject, strategy=scenario.strategy)
+        scenario = inputs.scenario_of(record)
+        calibration = vary(inputs.calibrated(single, rest), inputs.subject, strategy=scenario.strategy)
         # A strategy that gathers all parameters needs their number.
         calibration.work.calls_of(scenario.strategy, record.layout)
     except (UsageError, ValueError):
         return None
-    return Held(
+    return HoldoutRun(
         name=f"{record.run_id}, {record.layout.nodes} nodes at {format_rate(scenario.link.gbit_per_s)}",
         calibration=calibration,
         scenario=scenario,
