@@ -25,7 +25,7 @@ from multinode.cli.options import (
 from multinode.cli.script_command import SCRIPT, ScriptCommand
 
 if TYPE_CHECKING:
-    from multinode.analyse.advice.advice import Counsel
+    from multinode.analyse.advice.advice import Recommendations
     from multinode.core.job.job import Job
 
 __all__ = ["register"]
@@ -109,9 +109,9 @@ def advise(
         raise UsageError(f"{given} is for trying what is advised", hint="add --try N")
     if try_ is not None and link is not None:
         raise UsageError("--link is for predicting: a try uses the link that is there", hint="leave one of them out")
-    counsel = _counsel(run_ids, link, link_measured)
+    recommendations = _recommendations(run_ids, link, link_measured)
     if try_ is None:
-        _tell(counsel, top, as_json=as_json)
+        _tell(recommendations, top, as_json=as_json)
         return
 
     from multinode.analyse.run.steady import steps_to_run
@@ -126,7 +126,7 @@ def advise(
     script = ctx.meta[SCRIPT]
     # A script makes as many steps as its own arguments say.
     overrides = [*(set_ or []), *([f"max_steps={steps_to_run(steps)}"] if script is None else [])]
-    what_job = _job(counsel, (job, script), overrides, deepspeed_set)
+    what_job = _job(recommendations, (job, script), overrides, deepspeed_set)
     what = Launch(
         cluster=cluster,
         hostfile=text,
@@ -135,14 +135,16 @@ def advise(
             master_port=master_port,
             engine=read_engine(what_job, engine, accelerate_config),
             environment=read_job_environment(env, prelude),
-            grad_compress=grad_compress or counsel.settings.grad_compress,
+            grad_compress=grad_compress or recommendations.settings.grad_compress,
         ),
         execute=ExecuteOptions(kind="advise"),
         check=check,
     )
     with open_context(cluster) as context:
-        attempt = try_advice(what, context, counsel, Trials(count=try_, repeats=repeats, picks=tuple(pick or ())))
-    _tell(attempt.counsel, top, as_json=as_json)
+        attempt = try_advice(
+            what, context, recommendations, Trials(count=try_, repeats=repeats, picks=tuple(pick or ()))
+        )
+    _tell(attempt.recommendations, top, as_json=as_json)
     typer.echo(f"everything of it: {attempt.directory}", err=True)
 
 
@@ -155,7 +157,7 @@ def _given(ctx: typer.Context) -> str:
     return next((f"--{name.rstrip('_').replace('_', '-')}" for name in names), "")
 
 
-def _counsel(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Counsel:
+def _recommendations(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Recommendations:
     from multinode.analyse.prediction.record import is_rate
     from multinode.errors import UsageError
     from multinode.workflows.advice.advise import advise_runs
@@ -167,7 +169,10 @@ def _counsel(run_ids: list[str] | None, link: float | None, link_measured: float
 
 
 def _job(
-    counsel: Counsel, named: tuple[Path | None, tuple[str, ...] | None], overrides: list[str], edits: list[str] | None
+    recommendations: Recommendations,
+    named: tuple[Path | None, tuple[str, ...] | None],
+    overrides: list[str],
+    edits: list[str] | None,
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
     from multinode.analyse.advice.situation import Change
@@ -177,7 +182,9 @@ def _job(
 
     if named != (None, None):
         return read_job(*named, overrides, edits)
-    return changed_job(measured_job(_root(), counsel), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ())))
+    return changed_job(
+        measured_job(_root(), recommendations), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ()))
+    )
 
 
 def _root() -> Path:
@@ -186,7 +193,7 @@ def _root() -> Path:
     return runs_root(dict(os.environ), Path.cwd())
 
 
-def _tell(counsel: Counsel, top: int | None, *, as_json: bool) -> None:
+def _tell(recommendations: Recommendations, top: int | None, *, as_json: bool) -> None:
     """What was tried is told whatever its rank."""
     import msgspec
 
@@ -194,10 +201,10 @@ def _tell(counsel: Counsel, top: int | None, *, as_json: bool) -> None:
     from multinode.report.advice.advice_table import advice_lines, advice_table
 
     most = top if top is not None or as_json else _TOP
-    advice = tuple(one for place, one in enumerate(counsel.advice) if most is None or place < most or one.tried)
+    advice = tuple(one for place, one in enumerate(recommendations.advice) if most is None or place < most or one.tried)
     if as_json:
-        print_document(msgspec.structs.replace(counsel, advice=advice))
+        print_document(msgspec.structs.replace(recommendations, advice=advice))
         return
-    print_table(advice_table(counsel, advice))
-    for line in advice_lines(counsel, advice):
+    print_table(advice_table(recommendations, advice))
+    for line in advice_lines(recommendations, advice):
         typer.echo(line)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 from rich.console import Console
 
-from multinode.analyse.advice.advice import Advice, Counsel, Tried
+from multinode.analyse.advice.advice import Advice, Recommendations, Tried
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Outlook
 from multinode.analyse.steps.bottleneck import Bottleneck
@@ -35,7 +35,7 @@ HALVED = Advice(
     why="half the bytes",
 )
 BATCH = msgspec.structs.replace(HALVED, name="per-device batch 4", memory_gib=None)
-COUNSEL = Counsel(
+COUNSEL = Recommendations(
     sources=("2 nodes: run r",),
     today=OUTLOOK,
     measured_samples_per_s=3.9,
@@ -44,10 +44,10 @@ COUNSEL = Counsel(
 )
 
 
-def shown(counsel: Counsel) -> str:
+def shown(recommendations: Recommendations) -> str:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(advice_table(counsel, counsel.advice))
+        console.print(advice_table(recommendations, recommendations.advice))
     return captured.get()
 
 
@@ -66,14 +66,14 @@ def test_what_was_tried_stands_beside_what_was_predicted() -> None:
     failed = Tried(run_id="r-2", reason="a: out of memory")
     advice = (msgspec.structs.replace(HALVED, tried=good), msgspec.structs.replace(BATCH, tried=failed))
     tried = Tried(run_id="r-0", samples_per_s=3.89)
-    counsel = msgspec.structs.replace(COUNSEL, advice=advice, today_tried=tried)
-    text = shown(counsel)
+    recommendations = msgspec.structs.replace(COUNSEL, advice=advice, today_tried=tried)
+    text = shown(recommendations)
     row = next(line for line in text.splitlines() if line.startswith("gradients as fp16"))
     assert "x1.75" in row
     assert "+1.9%" in row
     assert "failed" in text
     assert "3.89 in a short run now" in text
-    assert "per-device batch 4 was tried: a: out of memory" in list(advice_lines(counsel, advice))
+    assert "per-device batch 4 was tried: a: out of memory" in list(advice_lines(recommendations, advice))
 
 
 def test_what_the_gpus_have_no_room_for_is_marked() -> None:
@@ -91,7 +91,7 @@ def test_lines_say_why_then_notes_then_sources() -> None:
 
 def test_foreign_text_does_nothing_to_a_terminal() -> None:
     hostile = msgspec.structs.replace(HALVED, why="\x1b[2J", meaning="\x1b]0;x\x07", command="[/bold] [red]")
-    counsel = msgspec.structs.replace(COUNSEL, advice=(hostile,))
-    assert "\x1b" not in shown(counsel)
-    assert "[/bold] [red]" in shown(counsel)
-    assert "\x1b" not in "".join(advice_lines(counsel, (hostile,)))
+    recommendations = msgspec.structs.replace(COUNSEL, advice=(hostile,))
+    assert "\x1b" not in shown(recommendations)
+    assert "[/bold] [red]" in shown(recommendations)
+    assert "\x1b" not in "".join(advice_lines(recommendations, (hostile,)))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from multinode.analyse.advice.advice import Counsel
+from multinode.analyse.advice.advice import Recommendations
 from multinode.analyse.collectives.traffic import Load, Strategy
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings, Workload
@@ -136,18 +136,18 @@ def advise_on_the_command_line(root: Path, *args: str) -> str:
 def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     keep(tmp_path, "one", 1, 0)
     keep(tmp_path, "two", 2, 1181, Straggler(node="b", ranks=(1,), late_ms=60, share=0.05, hint="look at b"))
-    counsel = advise_runs(tmp_path, ["one", "two"])
-    found = {one.name: one for one in counsel.advice}
-    assert counsel.runs == ("one", "two")
-    assert counsel.measured_samples_per_s == pytest.approx(4 / 1.347)
+    recommendations = advise_runs(tmp_path, ["one", "two"])
+    found = {one.name: one for one in recommendations.advice}
+    assert recommendations.runs == ("one", "two")
+    assert recommendations.measured_samples_per_s == pytest.approx(4 / 1.347)
     # The card takes 1.255 s for the gradients, of which 1.181 s were exposed; for half of them it takes 0.627 s.
     hidden_s = 1.255 - 1.181
     assert found["gradients as fp16"].gain == pytest.approx(1.347 / (0.166 + 0.627 - hidden_s), rel=0.01)
     assert found["one node alone"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
-    assert any("for b: look at b" in note for note in counsel.notes)
-    assert any("no nccl-test of these nodes is stored" in note for note in counsel.notes)
+    assert any("for b: look at b" in note for note in recommendations.notes)
+    assert any("no nccl-test of these nodes is stored" in note for note in recommendations.notes)
 
 
 def test_a_contrast_and_tried_advice_stand_for_the_runs_that_they_were_made_from(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_room_and_stragglers_are_those_of_today_in_whichever_order_the_runs_are_
     full = changed(summary.nodes[0], peak_worker_memory_gib={0: 23.9})
     one.write("summary.json", changed(summary, nodes=(full,)))
     for names in (["one", "two"], ["two", "one"]):
-        counsel = advise_runs(tmp_path, names)
-        assert next(found for found in counsel.advice if found.name == "gradients as fp16").fits is True
-        assert any("for b: look at b" in note for note in counsel.notes)
+        recommendations = advise_runs(tmp_path, names)
+        assert next(found for found in recommendations.advice if found.name == "gradients as fp16").fits is True
+        assert any("for b: look at b" in note for note in recommendations.notes)
 
 
 def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_as_it_is(tmp_path: Path) -> None:
@@ -195,17 +195,17 @@ def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_
 def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None:
     keep(tmp_path, "one", 1, 0)
     two = keep(tmp_path, "two", 2, 1181)
-    counsel = advise_runs(tmp_path, ["one", "two"])
+    recommendations = advise_runs(tmp_path, ["one", "two"])
     with pytest.raises(UsageError, match="the job that was measured is not stored with its runs"):
-        measured_job(tmp_path, counsel)
+        measured_job(tmp_path, recommendations)
     keep_job(two)
-    job = measured_job(tmp_path, counsel)
+    job = measured_job(tmp_path, recommendations)
     assert (job.config["max_steps"], job.config_path) == (35, "job.yaml")
     # A name that could be the hub's is a directory, as it was found to be.
     assert job.local_paths == ("tiny",)
     workload = two.read("workload.json", Workload)
     assert workload is not None
-    other = changed(counsel, settings=changed(workload.settings, accumulation=4))
+    other = changed(recommendations, settings=changed(workload.settings, accumulation=4))
     with pytest.raises(UsageError, match="the job that was measured"):
         measured_job(tmp_path, other)
 
@@ -246,13 +246,13 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     assert "--set gradient_accumulation_steps=8" in shown
     document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))
     assert document["schema"] == "multinode.advise/1"
-    counsel = msgspec.convert(document, Counsel)
-    assert counsel == advise_runs(tmp_path, ["one", "two"])
+    recommendations = msgspec.convert(document, Recommendations)
+    assert recommendations == advise_runs(tmp_path, ["one", "two"])
     names = [
         one["name"]
         for one in json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json", "--top", "2"))["advice"]
     ]
-    assert names == [one.name for one in counsel.advice[:2]]
+    assert names == [one.name for one in recommendations.advice[:2]]
 
 
 @pytest.mark.parametrize(

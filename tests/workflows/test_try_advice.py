@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.advice.advice import Advice, Change, Counsel
+from multinode.analyse.advice.advice import Advice, Change, Recommendations
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Outlook
@@ -61,7 +61,7 @@ def advised(name: str, gain: float, change: Change | None) -> Advice:
     )
 
 
-COUNSEL = Counsel(
+COUNSEL = Recommendations(
     runs=("before",),
     today=OUTLOOK,
     advice=(
@@ -138,7 +138,7 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
     assert fake.order == ["today", "1", "2"]
     assert fake.said == ["[1/3] as it stands", "[2/3] gradient accumulation 4", "[3/3] gradients as fp16"]
-    link, four, halved, alone = attempt.counsel.advice
+    link, four, halved, alone = attempt.recommendations.advice
     assert link.tried is None
     assert alone.tried is None
     assert four.tried is not None
@@ -148,10 +148,10 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     assert halved.tried is not None
     assert halved.tried.gain == pytest.approx(1.5)
     assert halved.tried.is_covered is False
-    assert attempt.counsel.today_tried is not None
-    assert attempt.counsel.today_tried.samples_per_s == 4
+    assert attempt.recommendations.today_tried is not None
+    assert attempt.recommendations.today_tried.samples_per_s == 4
     stored = RunDirectory.open(tmp_path, "last")
-    assert stored.read("advice.json", Counsel) == attempt.counsel
+    assert stored.read("advice.json", Recommendations) == attempt.recommendations
     run = stored.read("run.json", Run)
     assert run is not None
     assert (run.run_id, run.kind, run.status) == ("try", "advise", "succeeded")
@@ -163,7 +163,7 @@ def test_repeats_are_taken_in_the_opposite_order_and_the_median_counts(tmp_path:
     fake = Elsewhere(tmp_path, lambda _: next(drift))
     attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2, repeats=2), fake.run)
     assert fake.order == ["today-1", "1-1", "2-1", "2-2", "1-2", "today-2"]
-    four = attempt.counsel.advice[1].tried
+    four = attempt.recommendations.advice[1].tried
     assert four is not None
     assert four.gain == pytest.approx(((12 + 8) / 2) / ((4 + 6) / 2))
     assert four.run_id == "try-1-2"
@@ -185,7 +185,7 @@ def test_a_change_that_fails_has_its_reason_and_the_others_go_on(
 
     fake = Elsewhere(tmp_path, rates)
     attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
-    _, four, halved, _ = attempt.counsel.advice
+    _, four, halved, _ = attempt.recommendations.advice
     assert four.tried is not None
     assert (four.tried.gain, four.tried.reason) == (None, reason)
     assert halved.tried is not None
@@ -207,10 +207,10 @@ def test_a_training_that_fails_later_leaves_what_was_measured_and_no_run_that_ru
     run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
     assert run is not None
     assert run.status == "failed"
-    counsel = RunDirectory.open(tmp_path, "try").read("advice.json", Counsel)
-    assert counsel is not None
-    assert counsel.advice[1].tried is not None
-    assert counsel.advice[1].tried.gain == 1
+    recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
+    assert recommendations is not None
+    assert recommendations.advice[1].tried is not None
+    assert recommendations.advice[1].tried.gain == 1
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
         try_advice(what(), fake.context, COUNSEL, Trials(count=3), fake.run)
     assert caught.value.hint == f"what was measured before is in {tmp_path / 'try'}"
     assert fake.order == ["today", "1", "2"]
-    counsel = RunDirectory.open(tmp_path, "try").read("advice.json", Counsel)
-    assert counsel is not None
-    assert counsel.advice[1].tried is not None
-    assert counsel.advice[1].tried.gain == 1
+    recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
+    assert recommendations is not None
+    assert recommendations.advice[1].tried is not None
+    assert recommendations.advice[1].tried.gain == 1
     run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
     assert run is not None
     assert run.status == "stopped"
@@ -239,9 +239,9 @@ def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
     assert [launch.options.grad_compress for launch in fake.launches] == [None, "fp16"]
     fake.launches.clear()
     both = advised("gradients as fp16 + gradient accumulation 4", 4.0, Change(grad_compress="fp16"))
-    counsel = changed(COUNSEL, advice=(both, *COUNSEL.advice))
+    recommendations = changed(COUNSEL, advice=(both, *COUNSEL.advice))
     again = changed(what(), run_id="again")
-    try_advice(again, fake.context, counsel, Trials(count=3, picks=("accumulation",)), fake.run)
+    try_advice(again, fake.context, recommendations, Trials(count=3, picks=("accumulation",)), fake.run)
     assert [launch.options.grad_compress for launch in fake.launches] == [None, None]
     with pytest.raises(UsageError, match="nothing of what is advised can be tried") as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
@@ -250,12 +250,12 @@ def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
 
 def test_what_the_gpus_have_no_room_for_is_never_tried(tmp_path: Path) -> None:
     large = changed(advised("DDP instead of ZeRO-3", 40.0, Change(overrides=("deepspeed=null",))), fits=False)
-    counsel = changed(COUNSEL, advice=(*COUNSEL.advice, large))
+    recommendations = changed(COUNSEL, advice=(*COUNSEL.advice, large))
     fake = Elsewhere(tmp_path, rate_of)
-    attempt = try_advice(what(), fake.context, counsel, Trials(count=9), fake.run)
-    assert [one.name for one in attempt.counsel.advice if one.tried] == [one.name for one in COUNSEL.advice[1:]]
+    attempt = try_advice(what(), fake.context, recommendations, Trials(count=9), fake.run)
+    assert [one.name for one in attempt.recommendations.advice if one.tried] == [one.name for one in COUNSEL.advice[1:]]
     with pytest.raises(UsageError, match="nothing of what is advised can be tried") as caught:
-        try_advice(what(), fake.context, counsel, Trials(picks=("DDP",)), fake.run)
+        try_advice(what(), fake.context, recommendations, Trials(picks=("DDP",)), fake.run)
     assert "the GPUs have no room for 'DDP instead of ZeRO-3'" in (caught.value.hint or "")
 
 

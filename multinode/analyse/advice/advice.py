@@ -19,7 +19,7 @@ from multinode.analyse.prediction.carried_network import Doubt, widest
 from multinode.analyse.prediction.forecast import Outlook
 from multinode.errors import UsageError
 
-__all__ = ["Advice", "Change", "Counsel", "Tried", "advise", "advise_notes"]
+__all__ = ["Advice", "Change", "Recommendations", "Tried", "advise", "advise_notes"]
 
 # Settings that go together; of two of one kind there is but one.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
@@ -86,7 +86,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     tried: Tried | None = None
 
 
-class Counsel(msgspec.Struct, frozen=True, kw_only=True):
+class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     """What `advise --json` prints; `advice.json`.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from rich.table import Table
 from rich.text import Text
 
-from multinode.analyse.advice.advice import Advice, Counsel, Tried
+from multinode.analyse.advice.advice import Advice, Recommendations, Tried
 from multinode.analyse.prediction.forecast import Outlook
 from multinode.report.prediction.contrast_outlook import what_it_changes
 from multinode.report.render.escaping import sanitize
@@ -19,11 +19,11 @@ __all__ = ["advice_lines", "advice_table"]
 _SOME_GIB = 0.005
 
 
-def advice_table(counsel: Counsel, advice: Iterable[Advice]) -> Table:
+def advice_table(recommendations: Recommendations, advice: Iterable[Advice]) -> Table:
     """What is advised, best first; predicted beside measured where it was tried."""
     rows = list(advice)
     tried = any(one.tried is not None for one in rows)
-    table = make_table(f"what would change it, against {_told(counsel.today)}", caption=_rate(counsel))
+    table = make_table(f"what would change it, against {_told(recommendations.today)}", caption=_rate(recommendations))
     table.add_column("change")
     for name in ("gain", "from - to", *(("measured", "error") if tried else ()), "memory\n(GiB)"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -34,15 +34,15 @@ def advice_table(counsel: Counsel, advice: Iterable[Advice]) -> Table:
     return table
 
 
-def advice_lines(counsel: Counsel, advice: Iterable[Advice]) -> Iterator[str]:
+def advice_lines(recommendations: Recommendations, advice: Iterable[Advice]) -> Iterator[str]:
     """Why each change pays or does not, then what a try of one came to where it has no figures, then the notes."""
     for one in advice:
         yield sanitize(f"{one.name}: {one.why}")
     for one in advice:
         if one.tried is not None and one.tried.reason:
             yield sanitize(f"{one.name} was tried: {one.tried.reason}")
-    yield from (sanitize(f"note: {note}") for note in counsel.notes)
-    yield from (sanitize(f"from {source}") for source in counsel.sources)
+    yield from (sanitize(f"note: {note}") for note in recommendations.notes)
+    yield from (sanitize(f"from {source}") for source in recommendations.sources)
 
 
 def _row(one: Advice, *, tried: bool) -> list[str]:
@@ -78,11 +78,11 @@ def _told(today: Outlook) -> str:
     return f"{today.strategy} on {nodes}{link}, accumulation {today.accumulation}"
 
 
-def _rate(counsel: Counsel) -> str:
-    low, high = counsel.today.interval
-    told = f"as it stands: {counsel.today.samples_per_s:.3g} samples/s predicted ({low:.3g} to {high:.3g})"
-    if counsel.measured_samples_per_s is not None:
-        told += f", {counsel.measured_samples_per_s:.3g} measured"
-    if counsel.today_tried is not None and counsel.today_tried.samples_per_s is not None:
-        told += f", {counsel.today_tried.samples_per_s:.3g} in a short run now"
+def _rate(recommendations: Recommendations) -> str:
+    low, high = recommendations.today.interval
+    told = f"as it stands: {recommendations.today.samples_per_s:.3g} samples/s predicted ({low:.3g} to {high:.3g})"
+    if recommendations.measured_samples_per_s is not None:
+        told += f", {recommendations.measured_samples_per_s:.3g} measured"
+    if recommendations.today_tried is not None and recommendations.today_tried.samples_per_s is not None:
+        told += f", {recommendations.today_tried.samples_per_s:.3g} in a short run now"
     return told

@@ -1,4 +1,4 @@
-"""advise: stored runs -> Counsel: which change pays, by how much, and what it costs. Reads disk; prints nothing.
+"""advise: stored runs -> Recommendations: which change pays, by how much, and what it costs. Reads disk; prints nothing.
 
 `measured_job` is the job that these runs trained; trying advice with it on the nodes is `try_advice`'s.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.advice.advice import Counsel, advise, advise_notes
+from multinode.analyse.advice.advice import Recommendations, advise, advise_notes
 from multinode.analyse.advice.situation import Room, Situation
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
@@ -27,7 +27,7 @@ from multinode.workflows.prediction.predict import evidence_of
 
 __all__ = ["advise_runs", "measured_job"]
 
-_COUNSEL, _CONTRAST = "advice.json", "contrast.json"
+_RECOMMENDATIONS, _CONTRAST = "advice.json", "contrast.json"
 
 
 class _Side(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _Paths(msgspec.Struct, frozen=True):
 
 def advise_runs(
     root: Path, names: Sequence[str], *, link_gbit_per_s: float | None = None, link_measured: float | None = None
-) -> Counsel:
+) -> Recommendations:
     """What would change the training that was measured, best first.
 
     Args:
@@ -77,7 +77,7 @@ def advise_runs(
     today = _situation(trusted(evidence, tested), directories, link_gbit_per_s)
     advice = advise(today)
     notes = [*evidence.notes, *advise_notes(today), *([tested.sentence] if tested.tested else [])]
-    return Counsel(
+    return Recommendations(
         runs=tuple(names),
         sources=evidence.sources,
         settings=today.settings,
@@ -88,18 +88,18 @@ def advise_runs(
     )
 
 
-def measured_job(root: Path, counsel: Counsel) -> LlamaFactoryJob:
+def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJob:
     """The job that was measured as it stands, as it went to the nodes: with its overrides, and cut short as it was.
 
     Raises:
         UsageError: it was a script's, or its files are not stored.
         MultinodeError: a file of a run cannot be read.
     """
-    for name in counsel.runs:
+    for name in recommendations.runs:
         directory = RunDirectory.open(root, name)
         record = _record(directory)
         job = job_of(record) if record is not None else None
-        if record is not None and job is not None and settings_of(record) == counsel.settings:
+        if record is not None and job is not None and settings_of(record) == recommendations.settings:
             looked_at = {one.path for node in directory.read("facts.json", list[_Paths]) or () for one in node.paths}
             local = tuple(path for path in named_paths(job) if path in looked_at)
             return msgspec.structs.replace(job, local_paths=local)
@@ -112,9 +112,9 @@ def measured_job(root: Path, counsel: Counsel) -> LlamaFactoryJob:
 def _sources(root: Path, name: str) -> tuple[str, ...]:
     """The run itself; of one that tried advice, the runs that this was made from; of a contrast, its sides'."""
     directory = RunDirectory.open(root, name)
-    counsel = directory.read(_COUNSEL, Counsel)
-    if counsel is not None:
-        return counsel.runs
+    recommendations = directory.read(_RECOMMENDATIONS, Recommendations)
+    if recommendations is not None:
+        return recommendations.runs
     contrast = directory.read(_CONTRAST, _Contrast)
     found = (*contrast.baseline.run_ids, *contrast.candidate.run_ids) if contrast is not None else ()
     return found or (directory.run_id,)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.advice.advice import Advice, Change, Counsel, Tried
+from multinode.analyse.advice.advice import Advice, Change, Recommendations, Tried
 from multinode.analyse.job.workload import Settings, read_settings
 from multinode.analyse.prediction.chosen_runs import CONTRAST
 from multinode.analyse.prediction.forecast import Outlook
@@ -55,11 +55,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Advice that was tried.
 
     Attributes:
-        counsel: with what was measured.
+        recommendations: with what was measured.
         directory: where it lies; its runs lie beside it.
     """
 
-    counsel: Counsel
+    recommendations: Recommendations
     directory: Path
 
 
@@ -82,7 +82,7 @@ def _run_once(what: Launch, context: RunContext) -> Launched:
 def try_advice(
     what: Launch,
     context: RunContext,
-    counsel: Counsel,
+    recommendations: Recommendations,
     trials: Trials,
     run: Callable[[Launch, RunContext], Launched] = _run_once,
 ) -> Attempt:
@@ -93,7 +93,7 @@ def try_advice(
     Args:
         what: the job as it stands, cut to a few steps.
         context: the nodes.
-        counsel: what was advised.
+        recommendations: what was advised.
         trials: what of it is tried.
         run: makes a run.
 
@@ -102,10 +102,12 @@ def try_advice(
         MultinodeError: the training as it stands fails; what was measured before is kept.
         Interrupted: the user stopped it; the hint says where everything is that was measured.
     """
-    _require_measured(what, counsel.settings)
-    chosen = _chosen(counsel, trials)
-    what = _comparable(msgspec.structs.replace(what, run_id=what.run_id or make_run_id()), context, counsel, chosen)
-    series = _Series(what, context, counsel, run)
+    _require_measured(what, recommendations.settings)
+    chosen = _chosen(recommendations, trials)
+    what = _comparable(
+        msgspec.structs.replace(what, run_id=what.run_id or make_run_id()), context, recommendations, chosen
+    )
+    series = _Series(what, context, recommendations, run)
     order = list(_order(chosen, trials.repeats))
     try:
         for number, (turn, advice) in enumerate(order, 1):
@@ -190,9 +192,11 @@ def _require_measured(what: Launch, measured: Settings) -> None:
         )
 
 
-def _comparable(what: Launch, context: RunContext, counsel: Counsel, chosen: tuple[Advice, ...]) -> Launch:
+def _comparable(
+    what: Launch, context: RunContext, recommendations: Recommendations, chosen: tuple[Advice, ...]
+) -> Launch:
     """For its figures alone, and with as many threads a worker in every try."""
-    workers = [counsel.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
+    workers = [recommendations.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
     threaded = same_threads(what, workers)
     if threaded != what:
         context.say("OMP_NUM_THREADS=1 in every run: torchrun gives a worker that is alone on its node more threads")
@@ -203,11 +207,15 @@ class _Series:
     """Runs one after the other, and what they gave so far."""
 
     def __init__(
-        self, what: Launch, context: RunContext, counsel: Counsel, run: Callable[[Launch, RunContext], Launched]
+        self,
+        what: Launch,
+        context: RunContext,
+        recommendations: Recommendations,
+        run: Callable[[Launch, RunContext], Launched],
     ) -> None:
         self._what = what
         self._context = context
-        self._counsel = counsel
+        self._recommendations = recommendations
         self._run = run
         self._measured: dict[str, _Measured] = {}
         self._directory: RunDirectory | None = None
@@ -220,7 +228,7 @@ class _Series:
         found.run_id = f"{self._what.run_id}-{label}" + (f"-{turn}" if turn is not None else "")
         try:
             change = advice.change if advice is not None else None
-            changed = changed_launch(self._what, change or Change(), self._counsel.today)
+            changed = changed_launch(self._what, change or Change(), self._recommendations.today)
             launched = self._run(msgspec.structs.replace(changed, run_id=found.run_id), self._context)
             require_success(launched, self._context)
         except Interrupted:
@@ -241,10 +249,10 @@ class _Series:
         if self._directory is None:
             directory.write_cluster(self._what.cluster, self._what.hostfile)
             self._directory = directory
-        counsel = self._with_tried()
-        directory.write(_FILE, counsel)
+        recommendations = self._with_tried()
+        directory.write(_FILE, recommendations)
         directory.write("run.json", msgspec.structs.replace(self._first, status=status))
-        return Attempt(counsel=counsel, directory=directory.path)
+        return Attempt(recommendations=recommendations, directory=directory.path)
 
     def _add(self, found: _Measured, launched: Launched) -> None:
         if launched.summary.samples_per_s is None:
@@ -256,25 +264,25 @@ class _Series:
         else:
             self._first = msgspec.structs.replace(self._first, ended_s=launched.run.ended_s)
 
-    def _with_tried(self) -> Counsel:
+    def _with_tried(self) -> Recommendations:
         today = self._measured[_TODAY]
         base = statistics.median(today.samples_per_s) if today.samples_per_s else None
         advice = tuple(
             msgspec.structs.replace(one, tried=_tried(one, self._measured[one.name], base))
             if one.name in self._measured
             else one
-            for one in self._counsel.advice
+            for one in self._recommendations.advice
         )
         rate = Tried(run_id=today.run_id, samples_per_s=base, reason=today.reason if base is None else "")
-        return msgspec.structs.replace(self._counsel, advice=advice, today_tried=rate)
+        return msgspec.structs.replace(self._recommendations, advice=advice, today_tried=rate)
 
 
-def _chosen(counsel: Counsel, trials: Trials) -> tuple[Advice, ...]:
-    able = [one for one in counsel.advice if one.change is not None and one.fits is not False]
+def _chosen(recommendations: Recommendations, trials: Trials) -> tuple[Advice, ...]:
+    able = [one for one in recommendations.advice if one.change is not None and one.fits is not False]
     picked = [one for one in able if not trials.picks or any(_is_picked(one.name, pick) for pick in trials.picks)]
     if not picked:
         names = ", ".join(repr(one.name) for one in able) or "none"
-        large = [repr(one.name) for one in counsel.advice if one.fits is False]
+        large = [repr(one.name) for one in recommendations.advice if one.fits is False]
         told = f"; the GPUs have no room for {', '.join(large)}" if large else ""
         raise UsageError("nothing of what is advised can be tried", hint=f"what can be: {names}{told}")
     return tuple(picked[: trials.count])
