@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
-from multinode.analyse.job.memory_need import Keeping, memory_need
+from multinode.analyse.job.memory_need import StatePlacement, memory_need
 from multinode.analyse.job.model_size import lora_parameters, parse_model
 
 TWO = Layout(nodes=2, workers_per_node=2)
@@ -25,8 +25,8 @@ def load(parameters: int | None, trainable: int, width: int = 2) -> Load:
     return Load(parameters=parameters, trainable=trainable, parameter_bytes=width, gradient_bytes=width)
 
 
-def total_bytes(strategy: Strategy, what: Load, keeping: Keeping, layout: Layout = TWO) -> float:
-    found = memory_need(strategy, what, layout, keeping)
+def total_bytes(strategy: Strategy, what: Load, placement: StatePlacement, layout: Layout = TWO) -> float:
+    found = memory_need(strategy, what, layout, placement)
     assert found is not None
     return found.total_gib * GIB
 
@@ -38,7 +38,7 @@ def test_llama_3_8b_with_lora_as_counted_by_hand() -> None:
     assert adapter is not None
     assert (shape.parameters, adapter) == (8_030_261_248, 20_971_520)
     what = load(shape.parameters + adapter, adapter)
-    half = Keeping(half=True)
+    half = StatePlacement(half=True)
     # The frozen base in bf16; of the adapter, parameters, gradients, two moments and a bucket, all fp32.
     ddp = 2 * 8_030_261_248 + 20 * 20_971_520
     assert total_bytes(Strategy.DDP, what, half) == pytest.approx(ddp)
@@ -49,14 +49,14 @@ def test_llama_3_8b_with_lora_as_counted_by_hand() -> None:
     )
     assert total_bytes(Strategy.ZERO3, what, half) == pytest.approx((2 * 8_030_261_248 + 16 * 20_971_520) / 4)
     # A base of four bits a parameter.
-    assert total_bytes(Strategy.DDP, what, Keeping(half=True, frozen_bits=4)) == pytest.approx(
+    assert total_bytes(Strategy.DDP, what, StatePlacement(half=True, frozen_bits=4)) == pytest.approx(
         8_030_261_248 / 2 + 20 * 20_971_520
     )
 
 
 def test_a_small_model_in_fp32_as_counted_by_hand() -> None:
     what = load(3_691_776, 3_691_776, width=4)
-    fp32 = Keeping()
+    fp32 = StatePlacement()
     assert total_bytes(Strategy.DDP, what, fp32) == pytest.approx(20 * 3_691_776)
     assert total_bytes(Strategy.DDP, what, fp32, Layout(nodes=1)) == pytest.approx(16 * 3_691_776)
     assert total_bytes(Strategy.ZERO1, what, fp32) == pytest.approx((4 + 4 + 12 / 4) * 3_691_776)
@@ -66,22 +66,23 @@ def test_a_small_model_in_fp32_as_counted_by_hand() -> None:
 
 
 def test_what_is_kept_elsewhere_takes_no_memory_of_the_worker() -> None:
-    found = memory_need(Strategy.ZERO3, load(1000, 1000), TWO, Keeping(optimizer_elsewhere=True))
+    found = memory_need(Strategy.ZERO3, load(1000, 1000), TWO, StatePlacement(optimizer_elsewhere=True))
     assert found is not None
     assert found.optimizer_gib == 0 < found.parameters_gib
-    found = memory_need(Strategy.ZERO3, load(1000, 1000), TWO, Keeping(parameters_elsewhere=True))
+    found = memory_need(Strategy.ZERO3, load(1000, 1000), TWO, StatePlacement(parameters_elsewhere=True))
     assert found is not None
     assert found.parameters_gib == 0 < found.optimizer_gib
 
 
 def test_a_model_of_unknown_size_has_no_figure() -> None:
-    assert memory_need(Strategy.DDP, load(None, 10), TWO, Keeping()) is None
+    assert memory_need(Strategy.DDP, load(None, 10), TWO, StatePlacement()) is None
 
 
 @given(trainable=st.integers(1, 10**11), frozen=st.integers(0, 10**11), half=st.booleans())
 def test_each_stage_of_zero_takes_no_more_than_the_one_before(trainable: int, frozen: int, *, half: bool) -> None:
     what = load(trainable + frozen, trainable)
     stages = [
-        total_bytes(strategy, what, Keeping(half=half)) for strategy in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+        total_bytes(strategy, what, StatePlacement(half=half))
+        for strategy in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
     ]
     assert stages == sorted(stages, reverse=True)

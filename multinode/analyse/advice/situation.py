@@ -10,7 +10,7 @@ import shlex
 import msgspec
 
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.job.memory_need import Keeping, MemoryNeed, memory_need
+from multinode.analyse.job.memory_need import MemoryNeed, StatePlacement, memory_need
 from multinode.analyse.job.step_calls import passing_bytes, with_gradients
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration
@@ -185,7 +185,7 @@ def need_of(situation: Situation) -> MemoryNeed | None:
     settings, scenario, deepspeed = situation.settings, situation.scenario, situation.deepspeed
     sharing = deepspeed if scenario.strategy in _DEEPSPEED else None
     quantised = settings.method is not None and settings.method.startswith("qlora")
-    keeping = Keeping(
+    placement = StatePlacement(
         half=settings.precision in {"bf16", "fp16"},
         frozen_bits=_QUANTISED_BITS if quantised else None,
         optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
@@ -194,7 +194,7 @@ def need_of(situation: Situation) -> MemoryNeed | None:
         and sharing.offload_parameters is not None
         and scenario.strategy is Strategy.ZERO3,
     )
-    return memory_need(scenario.strategy, situation.calibration.work.load, scenario.layout, keeping)
+    return memory_need(scenario.strategy, situation.calibration.work.load, scenario.layout, placement)
 
 
 def more_memory_gib(before: Situation, lever: Lever) -> float | None:

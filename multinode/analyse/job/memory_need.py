@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Load, Strategy
 
-__all__ = ["COUNTED", "Keeping", "MemoryNeed", "memory_need"]
+__all__ = ["COUNTED", "MemoryNeed", "StatePlacement", "memory_need"]
 
 COUNTED = "parameters, gradients, Adam's states and DDP's buckets; activations are not counted"
 
@@ -25,7 +25,7 @@ _SHARES_PARAMETERS = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.HYBRID_S
 _DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
-class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
     """How the states are kept.
 
     Attributes:
@@ -62,7 +62,7 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
         return self.parameters_gib + self.gradients_gib + self.optimizer_gib + self.buckets_gib
 
 
-def memory_need(strategy: Strategy, load: Load, layout: Layout, keeping: Keeping) -> MemoryNeed | None:
+def memory_need(strategy: Strategy, load: Load, layout: Layout, placement: StatePlacement) -> MemoryNeed | None:
     """What the states take; None where the number of parameters is not known.
 
     With T trained and F frozen parameters on n workers, in bytes, as the engines keep them:
@@ -79,14 +79,16 @@ def memory_need(strategy: Strategy, load: Load, layout: Layout, keeping: Keeping
     workers = layout.workers_per_node if strategy is Strategy.HYBRID_SHARD else layout.workers
     trained, frozen = load.trainable, max(0, load.parameters - load.trainable)
     deepspeed = strategy in _DEEPSPEED
-    width = _HALF_BYTES if deepspeed and keeping.half else _FP32_BYTES
-    frozen_bits = keeping.frozen_bits or 8 * (_HALF_BYTES if keeping.half else _FP32_BYTES)
+    width = _HALF_BYTES if deepspeed and placement.half else _FP32_BYTES
+    frozen_bits = placement.frozen_bits or 8 * (_HALF_BYTES if placement.half else _FP32_BYTES)
     parameters = trained * width + frozen * frozen_bits / 8
     optimizer = trained * (_ADAM_BYTES + (_FP32_BYTES if deepspeed else 0))
     return MemoryNeed(
-        parameters_gib=0.0 if keeping.parameters_elsewhere else _gib(parameters, workers, strategy, _SHARES_PARAMETERS),
+        parameters_gib=0.0
+        if placement.parameters_elsewhere
+        else _gib(parameters, workers, strategy, _SHARES_PARAMETERS),
         gradients_gib=_gib(trained * width, workers, strategy, _SHARES_GRADIENTS),
-        optimizer_gib=0.0 if keeping.optimizer_elsewhere else _gib(optimizer, workers, strategy, _SHARES_OPTIMIZER),
+        optimizer_gib=0.0 if placement.optimizer_elsewhere else _gib(optimizer, workers, strategy, _SHARES_OPTIMIZER),
         buckets_gib=trained * width / _BYTES_PER_GIB if strategy is Strategy.DDP and layout.workers > 1 else 0.0,
     )
 
