@@ -1,4 +1,4 @@
-"""CalibrationInputs: what all calibrations of one training share: what is trained, what it sends, over which network."""
+"""CalibrationInputs: what the calibrations of one training share: what is trained, what it sends, which network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""holdout_runs: stored runs of the same training, each with a calibration that does not know it, to test the model. Pure.
+"""holdout_runs: stored runs of one training, each with a calibration that does not know it, to test the model. Pure.
 
 Predicts nothing: what the model makes of them is `scenarios`'.
 """

@@ -1,4 +1,4 @@
-"""advise: stored runs -> Recommendations: which change pays, by how much, and what it costs. Reads disk; prints nothing.
+"""advise: stored runs -> Recommendations: which change pays, how much, and what it costs. Reads disk; prints nothing.
 
 `measured_job` is the job that these runs trained; trying advice with it on the nodes is `try_advice`'s.
 """
