@@ -12,7 +12,7 @@ from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, 
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.back_test import Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
-from multinode.analyse.prediction.carried_network import Doubt
+from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Forecast, Outlook
 from multinode.analyse.stats.spread import Ranged, Spread, ranged, ratio
@@ -112,7 +112,7 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
             beyond_ms=exposed_ms, exposed_ms=exposed_ms,
         ),
         bottleneck=_NETWORK if exposed_ms > _COMPUTE_MS else _COMPUTE,
-        doubts=(Doubt(part="network", relative=doubt, why="the link is faster than measured"),),
+        doubts=(UncertaintySource(part="network", relative=doubt, why="the link is faster than measured"),),
         measured=link == _LINK_GBIT_PER_S and accumulation == 1,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from multinode.analyse.advice.levers import setting_levers
 from multinode.analyse.advice.situation import Change, Lever, Situation, fits, joined, more_memory_gib, sample_bytes
 from multinode.analyse.advice.strategy_levers import strategy_levers
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.prediction.carried_network import Doubt, widest
+from multinode.analyse.prediction.carried_network import UncertaintySource, widest
 from multinode.analyse.prediction.forecast import Outlook
 from multinode.errors import UsageError
 
@@ -185,7 +185,7 @@ def _interval(today: Situation, now: Outlook, then: Outlook, doubt: float) -> tu
     return min(gains) / stretch, max(gains) * stretch
 
 
-def _own_doubts(shared: Sequence[Doubt], doubts: Sequence[Doubt]) -> float:
+def _own_doubts(shared: Sequence[UncertaintySource], doubts: Sequence[UncertaintySource]) -> float:
     """What the second of two predictions doubts beyond the first, part by part, as a factor."""
     parts = {one.part for one in doubts} - {"step"}
     return math.prod(max(1.0, widest(doubts, part) / widest(shared, part)) for part in parts)

@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Load
 from multinode.analyse.job.step_calls import Work, with_gradients
-from multinode.analyse.prediction.carried_network import Doubt, Link, NetworkModel, comm_times
+from multinode.analyse.prediction.carried_network import Link, NetworkModel, UncertaintySource, comm_times
 from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.steps.step_split import WorkerSplit
@@ -91,7 +91,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     scatter: float = 0.0
     tokens_per_sample: float | None = None
     notes: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[UncertaintySource, ...] = ()
     residual: Residual = Residual()
 
     def known_workers(self, nodes: int) -> int:
@@ -140,7 +140,7 @@ def calibrate_without_single(several: Measured, work: Work, network: NetworkMode
         f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
         f"{mean.exposed_ms:.3g} ms of communication that it exposed"
     )
-    doubt = Doubt(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
+    doubt = UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
     seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=(doubt,))
     return _with_overlap(seen, several)
 

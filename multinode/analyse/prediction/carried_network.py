@@ -17,7 +17,7 @@ from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.cost_model import CommTimes
 from multinode.units import format_count, goodput_gb_per_s
 
-__all__ = ["USUAL", "Assumed", "Doubt", "Link", "NetworkModel", "comm_times", "network_doubts", "widest"]
+__all__ = ["USUAL", "Assumed", "Link", "NetworkModel", "UncertaintySource", "comm_times", "network_doubts", "widest"]
 
 _US_PER_MS = 1e3
 _GB_PER_S = 1e-3  # of bytes in a microsecond
@@ -87,7 +87,7 @@ class Assumed(msgspec.Struct, frozen=True, kw_only=True):
 USUAL = Assumed()
 
 
-class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
     """One reason for which an interval is wide.
 
     Attributes:
@@ -126,7 +126,9 @@ def comm_times(
     return CommTimes(**totals)
 
 
-def network_doubts(network: NetworkModel, calls: Sequence[StepCall], link: Link, layout: Layout) -> tuple[Doubt, ...]:
+def network_doubts(
+    network: NetworkModel, calls: Sequence[StepCall], link: Link, layout: Layout
+) -> tuple[UncertaintySource, ...]:
     """How far off the times may be, by reason; caps and algorithms are ends of their own, and not among them."""
     if not network.curves:
         return (_doubt(_STATED_RATE, "no collective was measured: the link's rate is all that is known"),)
@@ -151,13 +153,13 @@ def network_doubts(network: NetworkModel, calls: Sequence[StepCall], link: Link,
     return tuple(found)
 
 
-def widest(doubts: Iterable[Doubt], part: str) -> float:
+def widest(doubts: Iterable[UncertaintySource], part: str) -> float:
     """All doubts of a part together, as a factor of at least 1."""
     return math.prod(1 + doubt.relative for doubt in doubts if doubt.part == part)
 
 
-def _doubt(relative: float, why: str) -> Doubt:
-    return Doubt(part="network", relative=relative, why=why)
+def _doubt(relative: float, why: str) -> UncertaintySource:
+    return UncertaintySource(part="network", relative=relative, why=why)
 
 
 def _told(layout: Layout) -> str:

@@ -11,7 +11,7 @@ from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.prediction.back_test import BackTest
 from multinode.analyse.prediction.break_even import BreakEven, on_one_node
 from multinode.analyse.prediction.calibration import Calibration, gradient_factor
-from multinode.analyse.prediction.carried_network import Doubt
+from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
@@ -93,7 +93,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: float
     parts: StepParts
     bottleneck: Bottleneck
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[UncertaintySource, ...] = ()
     measured: bool = False
 
 

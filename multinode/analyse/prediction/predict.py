@@ -15,8 +15,8 @@ from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradi
 from multinode.analyse.prediction.calibration import Calibration, Residual
 from multinode.analyse.prediction.carried_network import (
     Assumed,
-    Doubt,
     NetworkModel,
+    UncertaintySource,
     comm_times,
     network_doubts,
     widest,
@@ -59,7 +59,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     interval: tuple[float, float]
     parts: StepParts
     bottleneck: Bottleneck
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[UncertaintySource, ...] = ()
 
 
 class _End(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,25 +194,27 @@ def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCal
     return calibration.local_ms * now / before if before else calibration.local_ms
 
 
-def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[Doubt, ...]:
+def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[UncertaintySource, ...]:
     network = calibration.network
     between = scenario.layout.nodes > 1
     scatter = calibration.scatter
     least = max(scatter, network.error if between else 0.0, _LEAST_DOUBT)
-    found = [Doubt(part="step", relative=least, why=_why_least(scatter, network, between=between))]
+    found = [UncertaintySource(part="step", relative=least, why=_why_least(scatter, network, between=between))]
     if scatter:
-        found.append(Doubt(part="compute", relative=scatter, why=f"its step times scatter by {scatter:.0%}"))
+        found.append(
+            UncertaintySource(part="compute", relative=scatter, why=f"its step times scatter by {scatter:.0%}")
+        )
     for name, ratio, rate in (
         ("the batch", scenario.per_device_batch / calibration.per_device_batch, _PER_DOUBLING_OF_BATCH),
         ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
     ):
         if abs(math.log2(ratio)) > _ALIKE:
             why = f"{name} is {ratio:.3g} times that of the run that was measured"
-            found.append(Doubt(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
+            found.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
     found += _doubts_of_workers(calibration, scenario)
     if scenario.strategy is not calibration.work.strategy:
         why = f"the engine's own work is that of {calibration.work.strategy}, which was measured"
-        found.append(Doubt(part="compute", relative=_OTHER_STRATEGY, why=why))
+        found.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
     found += calibration.doubts
     if not between:
         return tuple(found)
@@ -223,27 +225,27 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         start = f"the {least:.0%} that it was seen to use" if least else "nothing"
         why = f"how much computation hides was not measured: from {start} to all that it could"
         # It moves rho to its ends, and stretches nothing.
-        found.append(Doubt(part="overlap", relative=0.0, why=why))
+        found.append(UncertaintySource(part="overlap", relative=0.0, why=why))
     return tuple(found)
 
 
-def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[Doubt]:
+def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[UncertaintySource]:
     """Of more workers on a node than were measured together."""
     known, asked = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
     if asked <= known:
         return []
     told = format_count(known, "worker")
     why = f"{told} on a node measured, and {asked} are asked for: what these take from each other is not known"
-    return [Doubt(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
+    return [UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
 
 
-def _doubts_of_residual(residual: Residual, scenario: Scenario) -> list[Doubt]:
+def _doubts_of_residual(residual: Residual, scenario: Scenario) -> list[UncertaintySource]:
     """Of what the model alone missed, wherever it was not measured; and of what it misses all the same."""
     size = residual.left if scenario == residual.at else max(residual.left, residual.size)
     if size <= _LEAST_DOUBT:
         return []
     why = f"of the run on several nodes the model alone was off by a factor of {1 + size:.3g}"
-    return [Doubt(part="step", relative=size, why=why)]
+    return [UncertaintySource(part="step", relative=size, why=why)]
 
 
 def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:

@@ -17,7 +17,7 @@ from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.back_test import BackTest, Trial, back_test
 from multinode.analyse.prediction.break_even import break_even
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import Doubt
+from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import GRAD_COMPRESS, Ask, Forecast, Outlook, gradient_factor, outlook_of
 from multinode.analyse.prediction.scenario import Scenario
@@ -100,7 +100,7 @@ def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
     miss = statistics.median(one.miss for one in tested.tested)
     told = f"{miss:.1%}" if miss < 1 else f"a factor of {1 + miss:.3g}"
     why = f"stored runs were missed by {told} in the median"
-    doubt = Doubt(part="step", relative=miss, why=why)
+    doubt = UncertaintySource(part="step", relative=miss, why=why)
     calibration = evidence.calibration
     doubted = msgspec.structs.replace(calibration, doubts=(*calibration.doubts, doubt))
     return msgspec.structs.replace(evidence, calibration=doubted)

@@ -16,7 +16,7 @@ from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_
 from multinode.analyse.job.step_calls import Work, passing_bytes
 from multinode.analyse.job.workload import Settings, read_work
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import Doubt
+from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
@@ -135,7 +135,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         # Nobody measured it: what was carried on is as doubtful at the measured point as elsewhere.
         residual=msgspec.structs.replace(calibration.residual, at=None),
         local_ms=calibration.local_ms * passing[1] / passing[0] if passing[0] else calibration.local_ms,
-        doubts=(*calibration.doubts, Doubt(part="compute", relative=_OTHER_METHOD, why=why)),
+        doubts=(*calibration.doubts, UncertaintySource(part="compute", relative=_OTHER_METHOD, why=why)),
     )
 
 
