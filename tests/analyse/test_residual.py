@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.forecast import Ask, Forecast, Outlook
+from multinode.analyse.prediction.forecast import Ask, Forecast, PredictedScenario
 from multinode.analyse.prediction.record import Record
 from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.analyse.stats.spread import Spread
@@ -46,7 +46,7 @@ def forecast(two: Record, ask: Ask | None = None, one: Record = ONE) -> Forecast
     return make_forecast(gather([one, two, SWEEP]), ask or Ask(links=(1.0,)))
 
 
-def measured_row(found: Forecast) -> Outlook:
+def measured_row(found: Forecast) -> PredictedScenario:
     (row,) = [row for row in found.scenarios if row.measured]
     return row
 

@@ -8,7 +8,7 @@ import pytest
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.workload import read_workload
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.forecast import Ask, Outlook
+from multinode.analyse.prediction.forecast import Ask, PredictedScenario
 from multinode.analyse.prediction.record import Record, job_of
 from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.errors import UsageError
@@ -22,7 +22,7 @@ def evidence(**job: Any) -> Evidence:
     return gather([training_record("one", 1, job=job), sweep_record("sweep")])
 
 
-def outlooks(ask: Ask, **job: Any) -> tuple[Outlook, ...]:
+def outlooks(ask: Ask, **job: Any) -> tuple[PredictedScenario, ...]:
     return make_forecast(evidence(**job), ask).scenarios
 
 
@@ -175,7 +175,7 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     assert many[1, 8] == many[1, 1] == one[1, 1]
 
 
-def width(row: Outlook) -> float:
+def width(row: PredictedScenario) -> float:
     return row.interval[1] / row.interval[0]
 
 

@@ -14,8 +14,9 @@ from multinode.analyse.prediction.back_test import Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
 from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.cost_model import StepParts
-from multinode.analyse.prediction.forecast import Forecast, Outlook
-from multinode.analyse.stats.spread import Ranged, Spread, ranged, ratio
+from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
+from multinode.analyse.stats.ranged import Ranged, ranged, ratio
+from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
@@ -87,14 +88,14 @@ def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rat
     )  # fmt: skip
 
 
-def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumulation: int = 1) -> Outlook:
+def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumulation: int = 1) -> PredictedScenario:
     """A scenario by bytes over bandwidth alone."""
     exposed_ms = _GRADIENTS_MB * 8 / link if link is not None else 0.0
     step_ms = accumulation * _COMPUTE_MS + exposed_ms
     rate = nodes * workers_per_node * _SAMPLES_A_WORKER * accumulation / step_ms * 1000
     alone = workers_per_node * _SAMPLES_A_WORKER / _COMPUTE_MS * 1000
     doubt = 0.03 if link == _LINK_GBIT_PER_S or link is None else 0.12
-    return Outlook(
+    return PredictedScenario(
         link_gbit_per_s=link,
         nodes=nodes,
         workers_per_node=workers_per_node,

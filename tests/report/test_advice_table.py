@@ -5,11 +5,11 @@ from rich.console import Console
 
 from multinode.analyse.advice.advice import Advice, Recommendations, Tried
 from multinode.analyse.prediction.cost_model import StepParts
-from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.report.advice.advice_table import advice_lines, advice_table
 
-OUTLOOK = Outlook(
+OUTLOOK = PredictedScenario(
     link_gbit_per_s=0.1,
     nodes=2,
     workers_per_node=1,

@@ -9,7 +9,7 @@ import pytest
 from multinode.analyse.advice.advice import Advice, Change, Recommendations
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.cost_model import StepParts
-from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster
@@ -30,7 +30,7 @@ JOB = msgspec.structs.replace(
     parse_llamafactory("model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\n", "job.yaml"),
     deepspeed_text='{"zero_optimization": {"stage": 3}}',
 )
-OUTLOOK = Outlook(
+OUTLOOK = PredictedScenario(
     link_gbit_per_s=0.1,
     nodes=2,
     workers_per_node=1,

@@ -16,7 +16,7 @@ from multinode.analyse.advice.situation import Change, Lever, Situation, fits, j
 from multinode.analyse.advice.strategy_levers import strategy_levers
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.carried_network import UncertaintySource, widest
-from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.errors import UsageError
 
 __all__ = ["Advice", "Change", "Recommendations", "Tried", "advise", "advise_notes"]
@@ -76,7 +76,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     gain: float
     interval: tuple[float, float]
-    outlook: Outlook
+    outlook: PredictedScenario
     memory_gib: float | None = None
     fits: bool | None = None
     meaning: str
@@ -104,7 +104,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     settings: Settings = Settings()
-    today: Outlook
+    today: PredictedScenario
     measured_samples_per_s: float | None = None
     advice: tuple[Advice, ...]
     notes: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def advise_notes(today: Situation) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _advice(today: Situation, now: Outlook, lever: Lever) -> Advice | None:
+def _advice(today: Situation, now: PredictedScenario, lever: Lever) -> Advice | None:
     """None where it gives too little to be worth a line."""
     then = lever.after.outlook()
     gain = then.samples_per_s / now.samples_per_s
@@ -170,7 +170,7 @@ def _advice(today: Situation, now: Outlook, lever: Lever) -> Advice | None:
     )
 
 
-def _interval(today: Situation, now: Outlook, then: Outlook, doubt: float) -> tuple[float, float]:
+def _interval(today: Situation, now: PredictedScenario, then: PredictedScenario, doubt: float) -> tuple[float, float]:
     """Both predictions at the same end of what they do not know, which is mostly the same: a rate, a hidden share.
 
     What only the second one does not know counts on top, upwards and downwards; so does the model's own error where
@@ -191,7 +191,7 @@ def _own_doubts(shared: Sequence[UncertaintySource], doubts: Sequence[Uncertaint
     return math.prod(max(1.0, widest(doubts, part) / widest(shared, part)) for part in parts)
 
 
-def _why(today: Situation, now: Outlook, lever: Lever, then: Outlook) -> str:
+def _why(today: Situation, now: PredictedScenario, lever: Lever, then: PredictedScenario) -> str:
     """The same quantities before and after."""
     told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
     if then.nodes > 1:
@@ -208,12 +208,12 @@ def _mb(size_bytes: float) -> str:
     return f"{size_bytes / 1e6:.3g} MB"
 
 
-def _exposed(outlook: Outlook) -> float:
+def _exposed(outlook: PredictedScenario) -> float:
     return outlook.parts.exposed_ms / outlook.step_time_ms
 
 
 def _best_pairs(
-    today: Situation, now: Outlook, levers: Sequence[Lever], alone: Sequence[Advice | None]
+    today: Situation, now: PredictedScenario, levers: Sequence[Lever], alone: Sequence[Advice | None]
 ) -> list[Advice]:
     """The best combinations of two settings, of those that fit and are better than either."""
     gains = {one.name: one.gain for one in alone if one is not None}

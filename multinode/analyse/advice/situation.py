@@ -14,7 +14,7 @@ from multinode.analyse.job.memory_need import MemoryNeed, StatePlacement, memory
 from multinode.analyse.job.step_calls import passing_bytes, with_gradients
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.forecast import Outlook, gradient_factor, outlook_of
+from multinode.analyse.prediction.forecast import PredictedScenario, gradient_factor, predict_scenario
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
@@ -106,13 +106,13 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is a script, whose settings only its author can change."""
         return self.settings.command is not None
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> PredictedScenario:
         """The situation, predicted.
 
         Raises:
             ValueError: the strategy gathers all parameters, and how many there are is not known.
         """
-        return outlook_of(
+        return predict_scenario(
             self.calibration,
             self.scenario,
             method=method_of(self.settings),

@@ -1,6 +1,6 @@
 """Forecast: what `predict` is asked and answers: scenarios with their intervals, the break-even, the model's own error.
 
-Data, and one prediction as an Outlook. Which scenarios an Ask means, and what they start from, is `scenarios`'s. Pure.
+Data, and one prediction as an PredictedScenario. Which scenarios an Ask means, and what they start from, is `scenarios`'s. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.steps.bottleneck import Bottleneck
 
-__all__ = ["GRAD_COMPRESS", "Ask", "Forecast", "Outlook", "gradient_factor", "outlook_of"]
+__all__ = ["GRAD_COMPRESS", "Ask", "Forecast", "PredictedScenario", "gradient_factor", "predict_scenario"]
 
 GRAD_COMPRESS = ("fp16", "bf16")
 """What a hook of DDP may send gradients as."""
@@ -53,7 +53,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     link_measured: float | None = None
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     """One scenario, predicted.
 
     Attributes:
@@ -111,21 +111,21 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "multinode.predict/1"
     sources: tuple[str, ...] = ()
-    scenarios: tuple[Outlook, ...]
+    scenarios: tuple[PredictedScenario, ...]
     break_even: BreakEven | None = None
     break_even_of: str = ""
     back_test: BackTest = BackTest()
     notes: tuple[str, ...] = ()
 
 
-def outlook_of(
+def predict_scenario(
     calibration: Calibration,
     scenario: Scenario,
     *,
     method: str | None = None,
     grad_compress: str | None = None,
     measured: bool = False,
-) -> Outlook:
+) -> PredictedScenario:
     """One scenario, predicted, beside one node in the same settings.
 
     Args:
@@ -146,7 +146,7 @@ def outlook_of(
     alone = predict(calibration, on_one_node(calibration, scenario))
     length = calibration.tokens_per_sample
     speedup = found.samples_per_s / alone.samples_per_s
-    return Outlook(
+    return PredictedScenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
         workers_per_node=layout.workers_per_node,

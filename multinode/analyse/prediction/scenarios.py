@@ -19,7 +19,14 @@ from multinode.analyse.prediction.break_even import break_even
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.evidence import Evidence
-from multinode.analyse.prediction.forecast import GRAD_COMPRESS, Ask, Forecast, Outlook, gradient_factor, outlook_of
+from multinode.analyse.prediction.forecast import (
+    GRAD_COMPRESS,
+    Ask,
+    Forecast,
+    PredictedScenario,
+    gradient_factor,
+    predict_scenario,
+)
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import method_of, vary
 from multinode.errors import UsageError
@@ -81,7 +88,7 @@ def back_tested(evidence: Evidence) -> BackTest:
     """The model against every stored run that it can be held against."""
     tested = []
     for held in evidence.holdouts:
-        found = outlook_of(held.calibration, held.scenario, grad_compress=held.grad_compress)
+        found = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
         tested.append(
             Trial(
                 name=held.name,
@@ -113,9 +120,9 @@ class _Variants:
         self.evidence = evidence
         self.made: dict[tuple[Strategy, str | None], Calibration] = {}
 
-    def outlook(self, point: _Point) -> Outlook:
+    def outlook(self, point: _Point) -> PredictedScenario:
         scenario = self._scenario(point)
-        return outlook_of(
+        return predict_scenario(
             self._calibration(point),
             scenario,
             method=point.method or method_of(self.evidence.subject.settings),
@@ -226,7 +233,7 @@ def _refuse_compression(point: _Point) -> None:
         )
 
 
-def _more_workers(calibration: Calibration, outlooks: Iterable[Outlook]) -> Iterator[str]:
+def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
     """What is asked for with more workers on a node than any run had leaves out what such nodes cost themselves."""
     more = [one for one in outlooks if one.workers_per_node > calibration.known_workers(one.nodes)]
     if more:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multinode.analyse.advice.advice import Advice, Recommendations, Tried
-from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.report.prediction.contrast_outlook import what_it_changes
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.table import make_table
@@ -72,7 +72,7 @@ def _memory(more_gib: float | None) -> str:
     return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
 
 
-def _told(today: Outlook) -> str:
+def _told(today: PredictedScenario) -> str:
     nodes = format_count(today.nodes, "node")
     link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
     return f"{today.strategy} on {nodes}{link}, accumulation {today.accumulation}"

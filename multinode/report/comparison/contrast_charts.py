@@ -8,7 +8,7 @@ import msgspec
 from plotly.graph_objects import Bar, Figure, Scatter
 
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
-from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.report.comparison.contrast_sides import measured_sides, nodes_and_workers, side_name
 from multinode.report.render.page import PALETTE
 from multinode.report.steps.summary_sheets import PARTS
@@ -106,7 +106,7 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
     return chart
 
 
-def _over_links(contrast: Contrast) -> list[Outlook]:
+def _over_links(contrast: Contrast) -> list[PredictedScenario]:
     """Scenarios on the candidate's nodes, all in the settings of the one that was measured, else of the first."""
     forecast = contrast.forecast
     there = (contrast.candidate.nodes, contrast.candidate.workers_per_node)
@@ -122,13 +122,13 @@ def _over_links(contrast: Contrast) -> list[Outlook]:
     return [alike[link] for link in sorted(alike, key=lambda link: link or 0.0)]
 
 
-def _settings(one: Outlook) -> tuple[object, ...]:
+def _settings(one: PredictedScenario) -> tuple[object, ...]:
     named = msgspec.structs.asdict(one)
     names = ("per_device_batch", "accumulation", "strategy", "method", "grad_compress", "bucket_mib", "overlap")
     return tuple(named[name] for name in names)
 
 
-def _predicted(drawn: Sequence[Outlook]) -> Iterator[Scatter]:
+def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
     links = [one.link_gbit_per_s for one in drawn]
     low, high = ([one.interval[end] for one in drawn] for end in (0, 1))
     edge = {"x": links, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
@@ -145,7 +145,7 @@ def _predicted(drawn: Sequence[Outlook]) -> Iterator[Scatter]:
     )
 
 
-def _levels(contrast: Contrast, drawn: Outlook) -> dict[str, float]:
+def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
     """The baseline as it was measured, and one node in the drawn settings where the baseline has other workers."""
     baseline = contrast.baseline
     levels = {f"{nodes_and_workers(baseline)}, measured": baseline.samples_per_s.value}
@@ -168,7 +168,7 @@ def _level(name: str, samples_per_s: float, links: Sequence[float | None]) -> Sc
     )
 
 
-def _measured(candidate: Side, there: Outlook) -> Scatter:
+def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
     speed = candidate.samples_per_s
     return Scatter(
         x=[there.link_gbit_per_s],
@@ -186,7 +186,7 @@ def _measured(candidate: Side, there: Outlook) -> Scatter:
     )
 
 
-def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Outlook]) -> None:
+def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
     """Where it lies among the links that are drawn: a mark far from them would press all else together."""
     found = contrast.forecast.break_even if contrast.forecast is not None else None
     if found is None or found.beats_one.always:

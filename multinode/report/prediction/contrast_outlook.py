@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from multinode.analyse.advice.advice import Advice, Tried
 from multinode.analyse.prediction.break_even import BreakEven, Needed
-from multinode.analyse.prediction.forecast import Forecast, Outlook
+from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
 from multinode.units import format_count, format_rate
 
@@ -18,7 +18,7 @@ __all__ = ["advice_sheet", "break_even_sheet", "what_if_sheet", "what_it_changes
 _MOST_SCENARIOS = 60
 
 # What a scenario may vary: a column stands only where it does.
-_VARIED: tuple[tuple[Column, Callable[[Outlook], str]], ...] = (
+_VARIED: tuple[tuple[Column, Callable[[PredictedScenario], str]], ...] = (
     (Column("nodes x workers"), lambda one: f"{one.nodes} x {one.workers_per_node}"),
     (Column("batch", "a device"), lambda one: figure(one.per_device_batch, "g")),
     (Column("accumulation"), lambda one: str(one.accumulation)),
@@ -82,7 +82,7 @@ def what_it_changes(one: Advice) -> str:
     return f"does not fit the GPUs; {one.meaning}" if one.fits is False else one.meaning
 
 
-def _figures(one: Outlook) -> tuple[str, ...]:
+def _figures(one: PredictedScenario) -> tuple[str, ...]:
     low, high = one.interval
     return (
         figure(one.step_time_ms, ",.0f"),
@@ -95,7 +95,7 @@ def _figures(one: Outlook) -> tuple[str, ...]:
     )
 
 
-def _link(one: Outlook) -> str:
+def _link(one: PredictedScenario) -> str:
     return UNKNOWN if one.link_gbit_per_s is None else format_rate(one.link_gbit_per_s)
 
 

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from multinode.analyse.prediction.break_even import BreakEven, Needed
-from multinode.analyse.prediction.forecast import Forecast, Outlook
-from multinode.report.render.escaping import sanitize
+from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
+from multinode.report.render.foreign_text import sanitize
 from multinode.report.render.sheet import format_sig
 from multinode.report.render.table import make_table
 from multinode.units import format_count, format_rate
@@ -18,7 +18,7 @@ __all__ = ["forecast_lines", "forecast_table"]
 
 _UNKNOWN = "-"
 # Where one of them is the same in all rows, the title says it.
-_SETTINGS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
+_SETTINGS: tuple[tuple[str, Callable[[PredictedScenario], str]], ...] = (
     ("strategy", lambda one: one.strategy),
     ("method", lambda one: one.method or _UNKNOWN),
     ("workers\na node", lambda one: str(one.workers_per_node)),
@@ -28,7 +28,7 @@ _SETTINGS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
     ("overlap", lambda one: "on" if one.overlap else "off"),
     ("gradients\nas", lambda one: one.grad_compress or _UNKNOWN),
 )
-_FIGURES: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[PredictedScenario], str]], ...] = (
     ("step\n(ms)", lambda one: format_sig(one.step_time_ms)),
     ("samples/s", lambda one: format_sig(one.samples_per_s)),
     ("interval", lambda one: f"{format_sig(one.interval[0])} to {format_sig(one.interval[1])}"),
@@ -76,11 +76,11 @@ def _lines(forecast: Forecast) -> Iterator[str]:
         yield f"the widest interval is {_width(widest):.0%} of its figure: {whys}"
 
 
-def _width(row: Outlook) -> float:
+def _width(row: PredictedScenario) -> float:
     return (row.interval[1] - row.interval[0]) / row.samples_per_s
 
 
-def _common(rows: tuple[Outlook, ...]) -> str:
+def _common(rows: tuple[PredictedScenario, ...]) -> str:
     """Settings that all rows share."""
     row = rows[0]
     same = {name for name, told in _SETTINGS if len({told(one) for one in rows}) == 1}

@@ -14,7 +14,7 @@ import msgspec
 from multinode.analyse.advice.advice import Advice, Change, Recommendations, Tried
 from multinode.analyse.job.workload import Settings, read_settings
 from multinode.analyse.prediction.chosen_runs import CONTRAST
-from multinode.analyse.prediction.forecast import Outlook
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.core.job.deepspeed_edit import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.core.job.job import LlamaFactoryJob, override_job, parse_overrides
 from multinode.core.measure.benchmark import Benchmark
@@ -129,7 +129,7 @@ def try_advice(
     return kept
 
 
-def changed_launch(what: Launch, change: Change, today: Outlook) -> Launch:
+def changed_launch(what: Launch, change: Change, today: PredictedScenario) -> Launch:
     """The launch with a change made, as its options would make it, on as many nodes and workers as it runs on today.
 
     Raises:
