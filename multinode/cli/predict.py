@@ -13,7 +13,7 @@ from multinode.cli.options import Json
 
 if TYPE_CHECKING:
     from multinode.analyse.collectives.traffic import Strategy
-    from multinode.analyse.prediction.forecast import Ask, Forecast
+    from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
 
 __all__ = ["register"]
 
@@ -70,9 +70,9 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict a training on other links, on more nodes and in other settings, each with an interval."""
-    from multinode.analyse.prediction.forecast import Ask
+    from multinode.analyse.prediction.forecast import ForecastRequest
 
-    ask = Ask(
+    request = ForecastRequest(
         links=_read("--link", link, float),
         nodes=_read("--nodes", nodes, int),
         workers_per_node=_read("--workers-per-node", workers_per_node, int),
@@ -86,10 +86,10 @@ def predict(
         target=target,
         link_measured=link_measured,
     )
-    _tell(_forecast(run_ids, figures, ask), as_json=as_json)
+    _tell(_forecast(run_ids, figures, request), as_json=as_json)
 
 
-def _forecast(run_ids: list[str] | None, figures: Path | None, ask: Ask) -> Forecast:
+def _forecast(run_ids: list[str] | None, figures: Path | None, request: ForecastRequest) -> Forecast:
     from multinode.errors import UsageError
     from multinode.store.run_directory import runs_root
     from multinode.workflows.prediction.predict import forecast_figures, forecast_runs
@@ -97,12 +97,12 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, ask: Ask) -> Fore
     if figures is not None:
         if run_ids:
             raise UsageError("runs and --from are both given", hint="leave one of them out")
-        if ask.link_measured is not None:
+        if request.link_measured is not None:
             raise UsageError(
                 "--link-measured is of runs, and --from names a file", hint="network: {gbit_per_s: 10} in it"
             )
-        return forecast_figures(figures, ask)
-    return forecast_runs(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"], ask)
+        return forecast_figures(figures, request)
+    return forecast_runs(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"], request)
 
 
 def _tell(forecast: Forecast, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.prediction.figures import evidence_of_figures
-from multinode.analyse.prediction.forecast import Ask
+from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.core.prediction.figures import Figures
 from multinode.errors import UsageError
@@ -29,7 +29,7 @@ def figures(**changes: Any) -> Figures:
 
 
 def test_the_seed_case_is_explained_within_a_tenth() -> None:
-    found = make_forecast(evidence_of_figures(load_figures(SEED)), Ask(links=(0.85, 10.0)))
+    found = make_forecast(evidence_of_figures(load_figures(SEED)), ForecastRequest(links=(0.85, 10.0)))
     (trial,) = found.back_test.tested
     assert trial.measured == 3.356
     assert abs(trial.error) < 0.10
@@ -46,8 +46,8 @@ def test_the_seed_case_is_explained_within_a_tenth() -> None:
 def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_model() -> None:
     with_it = load_figures(SEED)
     without = msgspec.structs.replace(with_it, several_nodes=None)
-    ask = Ask(links=(0.85,), workers_per_node=(2,), nodes=(2,))
-    ours, theirs = (make_forecast(evidence_of_figures(one), ask) for one in (with_it, without))
+    request = ForecastRequest(links=(0.85,), workers_per_node=(2,), nodes=(2,))
+    ours, theirs = (make_forecast(evidence_of_figures(one), request) for one in (with_it, without))
     assert ours.scenarios[0].step_time_ms == theirs.scenarios[0].step_time_ms
     assert theirs.back_test.tested == ()
 
@@ -107,6 +107,6 @@ def test_what_is_missing_or_contradicts_itself_is_named(changes: dict[str, Any],
 def test_what_gathers_all_parameters_needs_their_number() -> None:
     evidence = evidence_of_figures(figures())
     with pytest.raises(UsageError, match="gathers all parameters"):
-        make_forecast(evidence, Ask(strategies=(Strategy.ZERO3,)))
+        make_forecast(evidence, ForecastRequest(strategies=(Strategy.ZERO3,)))
     known = evidence_of_figures(figures(model={"trainable": 3_691_776, "parameters": 3_691_776}))
-    assert make_forecast(known, Ask(strategies=(Strategy.ZERO3,))).scenarios
+    assert make_forecast(known, ForecastRequest(strategies=(Strategy.ZERO3,))).scenarios

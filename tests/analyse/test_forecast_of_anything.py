@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.evidence import gather
-from multinode.analyse.prediction.forecast import Ask
+from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
@@ -94,7 +94,7 @@ def test_no_record_makes_a_prediction_fail_otherwise(
     report = msgspec.structs.replace(sweep.sweep, curves={"all_reduce": curve}, link_gbit_per_s=link)
     if swept:
         records.append(msgspec.structs.replace(sweep, sweep=report))
-    ask = Ask(links=(0.1, 100.0, *([link] if link and 1e-4 < link < 1e5 else [])), nodes=(1, 2))
+    ask = ForecastRequest(links=(0.1, 100.0, *([link] if link and 1e-4 < link < 1e5 else [])), nodes=(1, 2))
     ask = msgspec.structs.replace(ask, strategies=(Strategy.DDP, Strategy.ZERO2))
     try:
         evidence = gather(records)

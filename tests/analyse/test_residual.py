@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.forecast import Ask, Forecast, PredictedScenario
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, PredictedScenario
 from multinode.analyse.prediction.record import Record
 from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.analyse.stats.spread import Spread
@@ -42,8 +42,8 @@ def waiting(record: Record, wait_ms: float) -> Record:
     )
 
 
-def forecast(two: Record, ask: Ask | None = None, one: Record = ONE) -> Forecast:
-    return make_forecast(gather([one, two, SWEEP]), ask or Ask(links=(1.0,)))
+def forecast(two: Record, request: ForecastRequest | None = None, one: Record = ONE) -> Forecast:
+    return make_forecast(gather([one, two, SWEEP]), request or ForecastRequest(links=(1.0,)))
 
 
 def measured_row(found: Forecast) -> PredictedScenario:
@@ -53,7 +53,7 @@ def measured_row(found: Forecast) -> PredictedScenario:
 
 def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
-    found = forecast(two, Ask(links=(0.1, 1.0, 10.0)))
+    found = forecast(two, ForecastRequest(links=(0.1, 1.0, 10.0)))
     slow, here, fast = found.scenarios
     assert here.step_time_ms == pytest.approx(OWN_MS + 400)
     assert here.speedup == pytest.approx(2 * OWN_MS / (OWN_MS + 400))
@@ -70,14 +70,14 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
 
 def test_half_the_gradients_have_half_of_what_nothing_explains() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
-    full, half = forecast(two, Ask(links=(1.0,), grad_compress=(None, "fp16"))).scenarios
+    full, half = forecast(two, ForecastRequest(links=(1.0,), grad_compress=(None, "fp16"))).scenarios
     assert half.parts.exposed_ms == pytest.approx(full.parts.exposed_ms / 2)
 
 
 def test_waiting_for_a_slower_node_stays_on_any_link_and_grows_with_the_work() -> None:
     two = waiting(training_record("two", 2, exposed_ms=100.0), 70.0)
-    ask = Ask(links=(1.0, 100.0), nodes=(1, 2), accumulations=(1, 4))
-    found = {(row.nodes, row.link_gbit_per_s, row.accumulation): row for row in forecast(two, ask).scenarios}
+    request = ForecastRequest(links=(1.0, 100.0), nodes=(1, 2), accumulations=(1, 4))
+    found = {(row.nodes, row.link_gbit_per_s, row.accumulation): row for row in forecast(two, request).scenarios}
     assert found[2, 1.0, 1].step_time_ms == pytest.approx(OWN_MS + 170)
     assert found[2, 100.0, 1].step_time_ms == pytest.approx(OWN_MS + 70, rel=0.02)
     assert found[2, 1.0, 4].parts.compute_ms == pytest.approx(4 * COMPUTE_MS * (OWN_MS + 70) / OWN_MS)
@@ -92,13 +92,13 @@ def test_calls_that_took_less_than_the_network_says_do_so_on_other_links() -> No
         training_record(name, nodes, exposed_ms=100.0 * (nodes - 1), **NOT_AT_ONCE)
         for name, nodes in (("one", 1), ("two", 2))
     )
-    slow, here = forecast(two, Ask(links=(0.1, 1.0)), one).scenarios
+    slow, here = forecast(two, ForecastRequest(links=(0.1, 1.0)), one).scenarios
     assert here.parts.exposed_ms == pytest.approx(100)
     assert slow.parts.exposed_ms == pytest.approx(1000, rel=0.01)
 
 
 def test_what_agrees_brings_no_note_and_no_doubt() -> None:
-    found = forecast(training_record("two", 2, exposed_ms=100.0), Ask(links=(0.1, 1.0)))
+    found = forecast(training_record("two", 2, exposed_ms=100.0), ForecastRequest(links=(0.1, 1.0)))
     assert found.notes == ()
     assert not any("model alone" in doubt.why for row in found.scenarios for doubt in row.doubts)
 
@@ -113,7 +113,7 @@ def test_one_node_and_an_nccl_test_alone_have_none() -> None:
 
 def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
-    (lora,) = forecast(two, Ask(links=(1.0,), methods=("lora:8",))).scenarios
+    (lora,) = forecast(two, ForecastRequest(links=(1.0,), methods=("lora:8",))).scenarios
     assert any("the model alone was off" in doubt.why for doubt in lora.doubts)
 
 
@@ -167,7 +167,7 @@ def test_whatever_was_measured_on_several_nodes_lies_in_the_interval_of_its_own_
         evidence: Evidence = gather([*records, *([sweep_record("sweep", link)] if swept else [])])
     except UsageError:
         return
-    row = measured_row(make_forecast(evidence, Ask(links=(link,))))
+    row = measured_row(make_forecast(evidence, ForecastRequest(links=(link,))))
     low, high = row.interval
     assert low * (1 - 1e-6) <= rate <= high * (1 + 1e-6)
     assert row.samples_per_s == pytest.approx(rate, rel=1e-6) or evidence.calibration.residual.left > 0

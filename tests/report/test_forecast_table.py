@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from multinode.analyse.prediction.evidence import gather
-from multinode.analyse.prediction.forecast import Ask, Forecast
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
 from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
 from tests.analyse.stored import comm_ms, sweep_record, training_record
@@ -17,8 +17,8 @@ EVIDENCE = gather(
 )
 
 
-def forecast(ask: Ask) -> Forecast:
-    return make_forecast(EVIDENCE, ask)
+def forecast(request: ForecastRequest) -> Forecast:
+    return make_forecast(EVIDENCE, request)
 
 
 def shown(found: Forecast, width: int = 100) -> str:
@@ -28,26 +28,26 @@ def shown(found: Forecast, width: int = 100) -> str:
 
 
 def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title() -> None:
-    text = shown(forecast(Ask(links=(0.1, 1.0))))
+    text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
     assert "predicted: DDP, full, 1 worker a node, batch 2, accumulation 1" in text
     assert "100 Mbit/s" in text
     assert "accumu-" not in text
-    varied = shown(forecast(Ask(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
+    varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
     assert "accumu-" in varied
     assert "fp16" in varied
     assert "accumulation 1" not in varied
 
 
 def test_what_was_measured_is_marked() -> None:
-    text = shown(forecast(Ask(links=(0.1, 1.0))))
+    text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
     assert "*2" in text
     assert "* measured" in text
-    assert "measured" not in shown(forecast(Ask(links=(0.1,))))
+    assert "measured" not in shown(forecast(ForecastRequest(links=(0.1,))))
     assert "speed-up over one node with all its workers" in text
 
 
 def test_figures_are_those_of_the_scenarios() -> None:
-    found = forecast(Ask(links=(0.1,), nodes=(1, 2)))
+    found = forecast(ForecastRequest(links=(0.1,), nodes=(1, 2)))
     one, two = found.scenarios
     text = shown(found)
     assert f"{two.step_time_ms:,.0f}" in text
@@ -57,12 +57,12 @@ def test_figures_are_those_of_the_scenarios() -> None:
 
 
 def test_it_fits_a_terminal_of_eighty_columns() -> None:
-    assert all(len(line) <= 80 for line in shown(forecast(Ask()), 80).splitlines())
-    assert "..." not in shown(forecast(Ask()), 80)
+    assert all(len(line) <= 80 for line in shown(forecast(ForecastRequest()), 80).splitlines())
+    assert "..." not in shown(forecast(ForecastRequest()), 80)
 
 
 def test_the_lines_say_the_break_even_the_error_and_where_the_figures_are_from() -> None:
-    lines = list(forecast_lines(forecast(Ask(links=(0.1, 100.0)))))
+    lines = list(forecast_lines(forecast(ForecastRequest(links=(0.1, 100.0)))))
     assert lines[0] == "break-even of DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1:"
     text = "\n".join(lines)
     faster = "faster than one node with 1 worker: from "
@@ -74,7 +74,7 @@ def test_the_lines_say_the_break_even_the_error_and_where_the_figures_are_from()
 
 
 def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
-    found = forecast(Ask(links=(1.0,)))
+    found = forecast(ForecastRequest(links=(1.0,)))
     rude = "\x1b[2J[b]x"
     evil = msgspec.structs.replace(found.scenarios[0], method=rude, grad_compress=rude, strategy=rude)
     # Alone they stand in the title; beside others in columns.

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.prediction.forecast import Ask
+from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.prediction.record import Record
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_contrast_stands_for_its_runs_and_finds_the_sweep_of_its_nodes(root: Path) -> None:
-    found = forecast_runs(root, ["last"], Ask(links=(0.1, 1.0)))
+    found = forecast_runs(root, ["last"], ForecastRequest(links=(0.1, 1.0)))
     assert found.sources == (
         "one node: run b-baseline",
         "2 nodes: run b-candidate",

@@ -1,6 +1,6 @@
 """Forecast: what `predict` is asked and answers: scenarios with their intervals, the break-even, the model's own error.
 
-Data, and one prediction as an PredictedScenario. Which scenarios an Ask means, and what they start from, is `scenarios`'s. Pure.
+Data, and one prediction as an PredictedScenario. Which scenarios an ForecastRequest means, and what they start from, is `scenarios`'s. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.steps.bottleneck import Bottleneck
 
-__all__ = ["GRAD_COMPRESS", "Ask", "Forecast", "PredictedScenario", "gradient_factor", "predict_scenario"]
+__all__ = ["GRAD_COMPRESS", "Forecast", "ForecastRequest", "PredictedScenario", "gradient_factor", "predict_scenario"]
 
 GRAD_COMPRESS = ("fp16", "bf16")
 """What a hook of DDP may send gradients as."""
 _MIB = 1 << 20
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to predict: every combination of its axes; an empty axis is as it was measured.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""make_forecast: Evidence and Ask -> Forecast: all combinations of the axes, the break-even, and the model's own error.
+"""make_forecast: Evidence and ForecastRequest -> Forecast: all combinations of the axes, the break-even, and the model's own error.
 
 Pure; composes. What an axis does to a step is `predict`'s and `variants`'.
 """
@@ -21,8 +21,8 @@ from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import (
     GRAD_COMPRESS,
-    Ask,
     Forecast,
+    ForecastRequest,
     PredictedScenario,
     gradient_factor,
     predict_scenario,
@@ -60,22 +60,22 @@ class _Point(NamedTuple):
     link_gbit_per_s: float
 
 
-def make_forecast(evidence: Evidence, ask: Ask) -> Forecast:
+def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
     """All that was asked for.
 
     Raises:
         UsageError: a value cannot be, there are too many combinations, or what one would send is not known.
     """
-    refuse_unusable(ask)
+    refuse_unusable(request)
     tested = back_tested(evidence)
     evidence = trusted(evidence, tested)
     variants = _Variants(evidence)
     try:
-        outlooks = tuple(variants.outlook(point) for point in _points(evidence, ask))
+        outlooks = tuple(variants.outlook(point) for point in _points(evidence, request))
         return Forecast(
             sources=evidence.sources,
             scenarios=outlooks,
-            break_even=break_even(evidence.calibration, _compressed(evidence), target=ask.target),
+            break_even=break_even(evidence.calibration, _compressed(evidence), target=request.target),
             break_even_of=_told(evidence.today),
             back_test=tested,
             notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
@@ -163,20 +163,20 @@ class _Variants:
         )
 
 
-def _points(evidence: Evidence, ask: Ask) -> Iterator[_Point]:
+def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     """Nodes by nodes, link by link; of one node, which uses none, one."""
     today = evidence.today
     axes = (
-        ask.strategies or (today.strategy,),
-        ask.methods or (None,),
-        ask.grad_compress or (evidence.grad_compress,),
-        ask.bucket_mib or (None,),
-        ask.overlaps or (None,),
-        ask.per_device_batches or (today.per_device_batch,),
-        ask.accumulations or (today.accumulation,),
-        ask.workers_per_node or (today.layout.workers_per_node,),
-        ask.nodes or (today.layout.nodes,),
-        ask.links or _with_measured(today.link.gbit_per_s),
+        request.strategies or (today.strategy,),
+        request.methods or (None,),
+        request.grad_compress or (evidence.grad_compress,),
+        request.bucket_mib or (None,),
+        request.overlaps or (None,),
+        request.per_device_batches or (today.per_device_batch,),
+        request.accumulations or (today.accumulation,),
+        request.workers_per_node or (today.layout.workers_per_node,),
+        request.nodes or (today.layout.nodes,),
+        request.links or _with_measured(today.link.gbit_per_s),
     )
     count = math.prod(len(axis) for axis in axes)
     if count > _MOST_SCENARIOS:
@@ -186,7 +186,7 @@ def _points(evidence: Evidence, ask: Ask) -> Iterator[_Point]:
         point = _Point._make(values)
         if point.nodes == 1:
             point = point._replace(link_gbit_per_s=today.link.gbit_per_s)
-        if point.strategy is not Strategy.DDP and (not ask.grad_compress or None in ask.grad_compress):
+        if point.strategy is not Strategy.DDP and (not request.grad_compress or None in request.grad_compress):
             # The hook is one of DDP: that others have none is no contradiction where it was not asked of them alone.
             point = point._replace(grad_compress=None)
         if point not in seen:
@@ -200,29 +200,29 @@ def _with_measured(gbit_per_s: float) -> tuple[float, ...]:
     return tuple(sorted([*others, gbit_per_s]))
 
 
-def refuse_unusable(ask: Ask) -> None:
+def refuse_unusable(request: ForecastRequest) -> None:
     """Refuse numbers that no training has.
 
     Raises:
         UsageError: there is one; it names the option.
     """
     for option, values, (least, most) in (
-        ("--link", ask.links, _GBIT_PER_S),
-        ("--link-measured", () if ask.link_measured is None else (ask.link_measured,), _GBIT_PER_S),
-        ("--nodes", ask.nodes, (1, _MOST_NODES)),
-        ("--workers-per-node", ask.workers_per_node, (1, _MOST_WORKERS)),
-        ("--batch", ask.per_device_batches, _BATCH),
-        ("--accumulation", ask.accumulations, (1, _MOST_ACCUMULATION)),
-        ("--bucket-mib", ask.bucket_mib, _MIBS),
+        ("--link", request.links, _GBIT_PER_S),
+        ("--link-measured", () if request.link_measured is None else (request.link_measured,), _GBIT_PER_S),
+        ("--nodes", request.nodes, (1, _MOST_NODES)),
+        ("--workers-per-node", request.workers_per_node, (1, _MOST_WORKERS)),
+        ("--batch", request.per_device_batches, _BATCH),
+        ("--accumulation", request.accumulations, (1, _MOST_ACCUMULATION)),
+        ("--bucket-mib", request.bucket_mib, _MIBS),
     ):
         for value in values:
             if not least <= value <= most:
                 raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
-    unknown = next((one for one in ask.grad_compress if one not in {None, *GRAD_COMPRESS}), None)
+    unknown = next((one for one in request.grad_compress if one not in {None, *GRAD_COMPRESS}), None)
     if unknown is not None:
         raise UsageError(f"--grad-compress {unknown} is not known", hint=f"one of {', '.join(GRAD_COMPRESS)}, none")
-    if not 0 < ask.target < 1:
-        raise UsageError(f"--target {ask.target:g} is no efficiency to reach", hint="between 0 and 1: --target 0.9")
+    if not 0 < request.target < 1:
+        raise UsageError(f"--target {request.target:g} is no efficiency to reach", hint="between 0 and 1: --target 0.9")
 
 
 def _refuse_compression(point: _Point) -> None:

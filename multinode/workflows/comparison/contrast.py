@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.analyse.comparison.contrast import SideRun, Terms, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.analyse.prediction.forecast import Ask
+from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.run.steady import steps_to_run
 from multinode.core.job.deepspeed_edit import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps, override_job
@@ -177,13 +177,13 @@ def _with_outlook(compared: Contrast, runs: Path) -> Contrast:
     candidate = compared.candidate
     names = [*compared.baseline.run_ids, *candidate.run_ids]
     accumulation = candidate.settings.accumulation if candidate.settings is not None else None
-    ask = Ask(
+    request = ForecastRequest(
         nodes=(1, candidate.nodes, 2 * candidate.nodes),
         accumulations=() if accumulation is None else (accumulation, 4 * accumulation),
     )
     try:
         return msgspec.structs.replace(
-            compared, forecast=forecast_runs(runs, names, ask), advice=advise_runs(runs, names).advice
+            compared, forecast=forecast_runs(runs, names, request), advice=advise_runs(runs, names).advice
         )
     except MultinodeError as error:
         return msgspec.structs.replace(compared, forecast_reason=error.message)

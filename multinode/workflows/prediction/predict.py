@@ -12,7 +12,7 @@ from multinode.analyse.job.workload import Workload
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.prediction.figures import evidence_of_figures
-from multinode.analyse.prediction.forecast import Ask, Forecast
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
 from multinode.analyse.prediction.record import Record, job_of
 from multinode.analyse.prediction.scenarios import make_forecast, refuse_unusable
 from multinode.analyse.steps.summary import Summary
@@ -36,30 +36,30 @@ class _Model(msgspec.Struct, frozen=True):
     model: dict[str, Any] | None = None
 
 
-def forecast_runs(root: Path, names: Sequence[str], ask: Ask | None = None) -> Forecast:
+def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | None = None) -> Forecast:
     """Predict from stored runs.
 
     Args:
         root: directory of all runs.
         names: of runs, as `evidence_of` takes them.
-        ask: what is to be predicted; None is the usual links for what was measured.
+        request: what is to be predicted; None is the usual links for what was measured.
 
     Raises:
         UsageError: there is no such run, they tell too little, or what is asked for cannot be.
     """
-    ask = ask or Ask()
-    refuse_unusable(ask)
-    return make_forecast(evidence_of(root, names, ask.link_measured), ask)
+    request = request or ForecastRequest()
+    refuse_unusable(request)
+    return make_forecast(evidence_of(root, names, request.link_measured), request)
 
 
-def forecast_figures(path: Path, ask: Ask | None = None) -> Forecast:
+def forecast_figures(path: Path, request: ForecastRequest | None = None) -> Forecast:
     """Predict from a file of published figures.
 
     Raises:
         UsageError: the file is not what it should be, or what is asked for cannot be.
     """
     try:
-        return make_forecast(evidence_of_figures(load_figures(path)), ask or Ask())
+        return make_forecast(evidence_of_figures(load_figures(path)), request or ForecastRequest())
     except UsageError as error:
         if error.message.startswith(str(path)):
             raise
