@@ -10,7 +10,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Exchange, Layout, Load, Strategy, step_exchanges, worker_bytes
+from multinode.analyse.collectives.traffic import (
+    Exchange,
+    Layout,
+    Strategy,
+    TrafficInputs,
+    step_exchanges,
+    worker_bytes,
+)
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.strategy import model_of, recognise_strategy
 from multinode.core.run.samples import ModelSample
@@ -79,7 +86,7 @@ def _exchanges(strategy: Strategy, model: ModelSample, observed: Observed) -> tu
     """
     if model.wrapper == "deepspeed":
         _refuse_unlike(model)
-    load = Load(
+    load = TrafficInputs(
         parameters=_bytes(model.dtypes, model.settings.get("param_dtype")) if strategy in _GATHERING else None,
         trainable=_gradient_bytes(model),
         parameter_bytes=1,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
 from multinode.analyse.advice.levers import setting_levers
 from multinode.analyse.advice.situation import Room, Situation, joined, options_of
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
@@ -55,7 +55,7 @@ def situation(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **othe
         per_device_batch=2,
         work=Work(
             strategy=strategy,
-            load=Load(parameters=G // 4, trainable=G // 4, parameter_bytes=width, gradient_bytes=width),
+            load=TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=width, gradient_bytes=width),
         ),
         network=NetworkModel(link=LINK, layout=TWO, backend="gloo", curves=CURVES),
     )
@@ -160,7 +160,7 @@ def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
 
 
 def test_what_the_gpus_have_no_room_for_comes_last_whatever_it_would_gain() -> None:
-    load = Load(parameters=70_553_706_496, trainable=70_553_706_496, parameter_bytes=2, gradient_bytes=2)
+    load = TrafficInputs(parameters=70_553_706_496, trainable=70_553_706_496, parameter_bytes=2, gradient_bytes=2)
     today = situation(Strategy.ZERO3, 1.0)
     calibration = changed(today.calibration, work=changed(today.calibration.work, load=load))
     eight = changed(today.scenario, layout=Layout(nodes=8, workers_per_node=8))
@@ -199,7 +199,7 @@ def test_parameters_that_stage_3_keeps_elsewhere_come_back_below_it() -> None:
 
 
 def test_lora_under_zero_3_gains_most_by_a_move() -> None:
-    load = Load(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=2)
+    load = TrafficInputs(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=2)
     today = situation(Strategy.ZERO3, 1.0)
     calibration = changed(today.calibration, work=changed(today.calibration.work, load=load))
     advice = advise(changed(today, calibration=calibration, settings=Settings(method="lora", precision="bf16")))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.prediction.break_even import (
     Needed,
@@ -35,7 +35,7 @@ def calibration(costs: StepCosts, *, trainable: int = G // 4, cap: float = 1e6) 
         per_device_batch=2,
         work=Work(
             strategy=Strategy.DDP,
-            load=Load(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4),
+            load=TrafficInputs(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4),
         ),
         network=NetworkModel(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", cap_gb_per_s=(cap, cap)),
         tokens_per_sample=100,

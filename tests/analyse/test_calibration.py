@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import StepCall, Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate, calibrate_without_single
@@ -17,7 +17,9 @@ from multinode.errors import UsageError
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
 G = 14_767_104
-WORK = Work(strategy=Strategy.DDP, load=Load(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4))
+WORK = Work(
+    strategy=Strategy.DDP, load=TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4)
+)
 # An all-reduce of G takes 125 ms between two workers.
 CURVE = fit_curve([(G // 4, 125_000 / 4), (G, 125_000)])
 NETWORK = NetworkModel(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", curves={"all_reduce": CURVE})

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import StepCall, calls_of_messages, calls_of_strategy, passing_bytes
 from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
 
 MB = 1_000_000
 TWO = Layout(nodes=2)
-LOAD = Load(parameters=8 * MB, trainable=MB, parameter_bytes=2, gradient_bytes=4)
+LOAD = TrafficInputs(parameters=8 * MB, trainable=MB, parameter_bytes=2, gradient_bytes=4)
 COSTS = StepCosts(compute_ms=90, optimizer_ms=10, host_ms=5, data_ms=1)
 milliseconds = st.floats(min_value=0, max_value=1e6)
 
@@ -89,7 +89,7 @@ def size_bytes(calls: Iterable[StepCall]) -> float:
     ],
 )
 def test_what_a_worker_sends_is_what_was_measured(strategy: Strategy, k: int, measured_mb: float) -> None:
-    tiny = Load(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
+    tiny = TrafficInputs(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
     assert passing_bytes(calls_of_strategy(strategy, tiny, TWO), k, 2) / MB == pytest.approx(measured_mb, rel=0.005)
 
 

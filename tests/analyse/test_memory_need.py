@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.memory_need import StatePlacement, memory_need
 from multinode.analyse.job.model_size import lora_parameters, parse_model
 
@@ -21,11 +21,11 @@ LLAMA_3_8B = {
 }
 
 
-def load(parameters: int | None, trainable: int, width: int = 2) -> Load:
-    return Load(parameters=parameters, trainable=trainable, parameter_bytes=width, gradient_bytes=width)
+def load(parameters: int | None, trainable: int, width: int = 2) -> TrafficInputs:
+    return TrafficInputs(parameters=parameters, trainable=trainable, parameter_bytes=width, gradient_bytes=width)
 
 
-def total_bytes(strategy: Strategy, what: Load, placement: StatePlacement, layout: Layout = TWO) -> float:
+def total_bytes(strategy: Strategy, what: TrafficInputs, placement: StatePlacement, layout: Layout = TWO) -> float:
     found = memory_need(strategy, what, layout, placement)
     assert found is not None
     return found.total_gib * GIB

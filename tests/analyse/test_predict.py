@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
@@ -16,7 +16,7 @@ from multinode.analyse.prediction.scenario import Scenario
 
 TWO = Layout(nodes=2)
 G = 14_767_104
-LOAD = Load(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4)
+LOAD = TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4)
 # Gloo between two virtual nodes, links of 100 and 1000 Mbit/s without framing: 12.5 and 125 MB/s.
 LINK = Link(gbit_per_s=1538 / 1448)
 CURVE = fit_curve([(1 << 20, (1 << 20) / 125), (16 << 20, (16 << 20) / 125)])
@@ -129,7 +129,7 @@ def test_the_interval_widens_with_the_distance_and_says_why() -> None:
 
 
 def test_from_a_slow_link_a_very_fast_one_is_not_promised() -> None:
-    large = Load(parameters=None, trainable=500_000_000, parameter_bytes=2, gradient_bytes=2)
+    large = TrafficInputs(parameters=None, trainable=500_000_000, parameter_bytes=2, gradient_bytes=2)
     calibration = changed(CALIBRATION, work=Work(strategy=Strategy.DDP, load=large))
     found = predict(calibration, scenario(100))
     # TCP at 3 to 5 GB/s, whatever 100 Gbit/s could carry.
@@ -173,7 +173,7 @@ def test_more_bytes_are_never_faster(one: int, other: int, overlap: float, strat
     costs = StepCosts(compute_ms=166, overlap=overlap)
 
     def step_ms(trainable: int) -> float:
-        load = Load(parameters=10**10 + trainable, trainable=trainable, parameter_bytes=2, gradient_bytes=2)
+        load = TrafficInputs(parameters=10**10 + trainable, trainable=trainable, parameter_bytes=2, gradient_bytes=2)
         calibration = changed(CALIBRATION, costs=costs, work=Work(strategy=strategy, load=load))
         return predict(calibration, changed(scenario(), strategy=strategy, accumulation=k)).step_time_ms
 

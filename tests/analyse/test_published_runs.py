@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy, card_bytes, step_exchanges
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs, card_bytes, step_exchanges
 from multinode.analyse.job.model_size import lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
@@ -39,7 +39,7 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
     assert shape is not None
     trainable = lora_parameters(shape, 8, TARGETS)
     assert trainable == 21_430_272
-    load = Load(parameters=None, trainable=trainable, parameter_bytes=2, gradient_bytes=2)
+    load = TrafficInputs(parameters=None, trainable=trainable, parameter_bytes=2, gradient_bytes=2)
     # (2 G + Psi_trainable) (n - 1) / n: 128.6 MB, of which three quarters pass each card of a flat ring of four.
     assert card_bytes(step_exchanges(Strategy.ZERO2, load, TWO_BY_TWO), TWO_BY_TWO) == pytest.approx(96.4e6, rel=1e-3)
     calibration = Calibration(
@@ -87,7 +87,7 @@ def shares(parts: StepParts) -> tuple[float, float, float]:
 
 
 # 1-bit Adam's paper, table 1: BERT-large's 672 MB of fp16 gradients, no overlap; ms of an all-reduce by GPUs.
-BERT = Load(parameters=None, trainable=336_000_000, parameter_bytes=2, gradient_bytes=2)
+BERT = TrafficInputs(parameters=None, trainable=336_000_000, parameter_bytes=2, gradient_bytes=2)
 
 
 def bert(link: Link, workers_per_node: int, all_reduce_ms: float, nodes: int) -> Prediction:
@@ -127,7 +127,7 @@ def assert_covers(found: Prediction, measured_ms: float) -> None:
 def test_where_nothing_is_exposed_no_bottleneck_is_invented() -> None:
     """PyTorch DDP, ResNet-50 on V100 with 4 x 100 Gbit/s InfiniBand: 0.097 s, with DDP 0.100 s, two nodes 0.104 s."""
     link, two = Link(gbit_per_s=400, rdma=True), Layout(nodes=2, workers_per_node=8)
-    resnet = Load(parameters=None, trainable=25_557_032, parameter_bytes=4, gradient_bytes=4)
+    resnet = TrafficInputs(parameters=None, trainable=25_557_032, parameter_bytes=4, gradient_bytes=4)
     calibration = Calibration(
         costs=StepCosts(compute_ms=97, host_ms=3),
         layout=Layout(nodes=1),

@@ -4,8 +4,8 @@ import pytest
 
 from multinode.analyse.collectives.traffic import (
     Layout,
-    Load,
     Strategy,
+    TrafficInputs,
     card_bytes,
     card_time_s,
     step_exchanges,
@@ -15,12 +15,14 @@ from multinode.analyse.collectives.traffic import (
 MB = 1e6
 TWO = Layout(nodes=2)
 # Of the tiny model of scripts/make_tiny.py, trained in full in fp32: 14.7 MB of gradients.
-TINY = Load(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
+TINY = TrafficInputs(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
 S = 4 * 3_691_776
 
 
-def sent(strategy: Strategy, layout: Layout = TWO, *, gloo: bool = False, load: Load = TINY, k: int = 1) -> float:
-    load = Load(
+def sent(
+    strategy: Strategy, layout: Layout = TWO, *, gloo: bool = False, load: TrafficInputs = TINY, k: int = 1
+) -> float:
+    load = TrafficInputs(
         parameters=load.parameters,
         trainable=load.trainable,
         parameter_bytes=load.parameter_bytes,
@@ -71,7 +73,7 @@ def test_full_fine_tuning_moves_so_many_times_its_gradients_in_a_long_ring(
 
 
 def test_lora_on_llama_3_8b_moves_84_mb_of_gradients_and_zero_3_twice_16_gb() -> None:
-    lora = Load(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=4)
+    lora = TrafficInputs(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=4)
     gathered, reduced = step_exchanges(Strategy.ZERO3, lora, TWO)
     assert gathered.times == 2
     assert gathered.size_bytes / 1e9 == pytest.approx(16.1, rel=0.01)
@@ -107,7 +109,7 @@ def test_one_node_sends_nothing_through_its_card() -> None:
 
 
 def test_what_gathers_all_parameters_needs_their_number_and_ddp_does_not() -> None:
-    unknown = Load(parameters=None, trainable=1000, parameter_bytes=2, gradient_bytes=4)
+    unknown = TrafficInputs(parameters=None, trainable=1000, parameter_bytes=2, gradient_bytes=4)
     assert sent(Strategy.DDP, load=unknown) == 4000
     with pytest.raises(ValueError, match="ZeRO-3 gathers all parameters"):
         step_exchanges(Strategy.ZERO3, unknown, TWO)

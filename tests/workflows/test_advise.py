@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.analyse.advice.advice import Recommendations
-from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings, Workload
 from multinode.analyse.stats.spread import Spread
@@ -81,7 +81,7 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
     )
     work = Work(
         strategy=Strategy.DDP,
-        load=Load(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4),
+        load=TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4),
     )
     settings = Settings(
         model="tiny", method="full", strategy="DDP", per_device_batch=2, accumulation=1, precision="fp32", overlap=True

@@ -15,9 +15,9 @@ from multinode.analyse.collectives.algorithms import Layout, worker_factor
 __all__ = [
     "Exchange",
     "Layout",
-    "Load",
     "Reach",
     "Strategy",
+    "TrafficInputs",
     "card_bytes",
     "card_time_s",
     "step_exchanges",
@@ -47,7 +47,7 @@ class Reach(enum.StrEnum):
     ACROSS = "across"
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What a training has to move.
 
     Attributes:
@@ -82,7 +82,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     reach: Reach = Reach.WORLD
 
 
-def step_exchanges(strategy: Strategy, load: Load, layout: Layout) -> tuple[Exchange, ...]:
+def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Exchange, ...]:
     """The collectives of one optimizer step.
 
     With G the bytes of the trainable gradients, P those of all parameters and T of the trainable ones, K micro-batches:

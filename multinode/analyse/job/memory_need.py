@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 
 __all__ = ["COUNTED", "MemoryNeed", "StatePlacement", "memory_need"]
 
@@ -62,7 +62,9 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
         return self.parameters_gib + self.gradients_gib + self.optimizer_gib + self.buckets_gib
 
 
-def memory_need(strategy: Strategy, load: Load, layout: Layout, placement: StatePlacement) -> MemoryNeed | None:
+def memory_need(
+    strategy: Strategy, load: TrafficInputs, layout: Layout, placement: StatePlacement
+) -> MemoryNeed | None:
     """What the states take; None where the number of parameters is not known.
 
     With T trained and F frozen parameters on n workers, in bytes, as the engines keep them:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.collectives.traffic import Layout, Load, Reach, Strategy, step_exchanges
+from multinode.analyse.collectives.traffic import Layout, Reach, Strategy, TrafficInputs, step_exchanges
 from multinode.analyse.job.step_messages import StepMessages
 
 __all__ = ["StepCall", "Work", "calls_of_messages", "calls_of_strategy", "passing_bytes", "with_gradients"]
@@ -48,7 +48,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     strategy: Strategy
-    load: Load
+    load: TrafficInputs
     bucket_bytes: float | None = None
     calls: dict[Strategy, tuple[StepCall, ...]] = {}
 
@@ -67,7 +67,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calls_of_strategy(
-    strategy: Strategy, load: Load, layout: Layout, *, bucket_bytes: float | None = None
+    strategy: Strategy, load: TrafficInputs, layout: Layout, *, bucket_bytes: float | None = None
 ) -> tuple[StepCall, ...]:
     """The calls of a step as `traffic` has them, whatever the load's accumulation.
 

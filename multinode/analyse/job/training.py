@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob
@@ -76,8 +76,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     shape: ModelShape
     adapter: Adapter | None = None
     settings: DeepSpeedConfig | None = None
-    load: Load
-    small: Load
+    load: TrafficInputs
+    small: TrafficInputs
 
     @property
     def lora(self) -> bool:
@@ -109,7 +109,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
     strategy = _strategy(job, settings)
     adapter, trainable = read_trained(job, shape)
     half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
-    load = Load(
+    load = TrafficInputs(
         parameters=shape.parameters + (trainable if adapter is not None else 0),
         trainable=trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,

@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Layout, Load
+from multinode.analyse.collectives.traffic import Layout, TrafficInputs
 from multinode.analyse.job.step_calls import Work, with_gradients
 from multinode.analyse.prediction.carried_network import Link, NetworkModel, UncertaintySource, comm_times
 from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
@@ -271,6 +271,6 @@ def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
     return max(0.0, summary.step_time_ms.median - alone.step_ms)
 
 
-def gradient_factor(load: Load) -> float:
+def gradient_factor(load: TrafficInputs) -> float:
     """What a hook that sends two bytes an element leaves of the bytes: nothing of gradients that are no wider."""
     return min(1.0, _HALF_BYTES / load.gradient_bytes)

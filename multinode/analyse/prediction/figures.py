@@ -5,7 +5,7 @@ What is missing is not made up: a figure that predictions need and that is not t
 
 from __future__ import annotations
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
@@ -104,7 +104,7 @@ def _shape(model: Model) -> ModelShape | None:
     return parse_model(model.shape) if model.shape is not None else None
 
 
-def _load(figures: Figures, strategy: Strategy) -> Load:
+def _load(figures: Figures, strategy: Strategy) -> TrafficInputs:
     model, half = figures.model, figures.precision != "fp32"
     shape = _shape(model)
     if model.shape is not None and shape is None:
@@ -127,7 +127,7 @@ def _load(figures: Figures, strategy: Strategy) -> Load:
     if parameters is not None and parameters < trainable:
         raise UsageError(f"model: {trainable:,} trainable parameters of {parameters:,} cannot be")
     narrow = half and strategy is not Strategy.DDP
-    return Load(
+    return TrafficInputs(
         parameters=parameters,
         trainable=trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multinode.analyse.collectives.algorithms import Layout
-from multinode.analyse.collectives.traffic import Load, Reach, Strategy
+from multinode.analyse.collectives.traffic import Reach, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import StepCall, Work, with_gradients
 from multinode.analyse.steps.summary import Summary
 from multinode.analyse.traffic.step_bytes import SeenCall
@@ -43,7 +43,9 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
     reduced = sum(call.size_bytes * call.times for call in calls if call.collective in {"all_reduce", "reduce_scatter"})
     trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
     width = min(_WIDTHS, key=lambda one: abs(one * trainable - reduced))
-    load = Load(parameters=summary.parameters, trainable=trainable, parameter_bytes=_WIDTHS[0], gradient_bytes=width)
+    load = TrafficInputs(
+        parameters=summary.parameters, trainable=trainable, parameter_bytes=_WIDTHS[0], gradient_bytes=width
+    )
     return Work(strategy=strategy, load=load, calls={strategy: calls})
 
 

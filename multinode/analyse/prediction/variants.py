@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Load, Strategy
+from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
 from multinode.analyse.job.flops import flops_per_token
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work, passing_bytes
@@ -160,7 +160,7 @@ def _work(calibration: Calibration, subject: Subject, strategy: Strategy, rank: 
     return Work(strategy=strategy, load=_load_of(load, subject, rank) if other else load)
 
 
-def _load_of(load: Load, subject: Subject, rank: int | None) -> Load:
+def _load_of(load: TrafficInputs, subject: Subject, rank: int | None) -> TrafficInputs:
     shape = subject.known_shape()
     trainable = None
     if shape is not None:

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Layout, Load, Strategy, card_bytes, card_time_s, step_exchanges
+from multinode.analyse.collectives.traffic import (
+    Layout,
+    Strategy,
+    TrafficInputs,
+    card_bytes,
+    card_time_s,
+    step_exchanges,
+)
 from multinode.analyse.job.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.core.check.finding import Finding, Rule
 from multinode.core.job.job import LlamaFactoryJob
@@ -162,7 +169,7 @@ def _link(inspection: Inspection) -> tuple[float, str] | None:
     return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (what the slowest card negotiated)"
 
 
-def _sent(strategy: Strategy, load: Load, layout: Layout, *, gloo: bool) -> float:
+def _sent(strategy: Strategy, load: TrafficInputs, layout: Layout, *, gloo: bool) -> float:
     return card_bytes(step_exchanges(strategy, load, layout), layout, gloo=gloo)
 
 
