@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.collectives.traffic import Layout, Reach
+from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
 from multinode.analyse.prediction.carried_network import (
@@ -91,8 +91,8 @@ def test_without_a_sweep_the_link_is_filled() -> None:
 def test_calls_inside_a_node_cost_its_card_nothing_and_shares_of_all_workers_pass_it() -> None:
     stated = NetworkModel(link=GIGABIT, layout=TWO)
     layout = Layout(nodes=2, workers_per_node=4)
-    inside = StepCall(collective="all_gather", size_bytes=SIZE, reach=Reach.NODE)
-    across = StepCall(collective="all_reduce", size_bytes=SIZE / 4, reach=Reach.ACROSS)
+    inside = StepCall(collective="all_gather", size_bytes=SIZE, reach=GroupScope.NODE)
+    across = StepCall(collective="all_reduce", size_bytes=SIZE / 4, reach=GroupScope.ACROSS)
     assert took_ms(stated, GIGABIT, layout, inside) == 0
     assert took_ms(stated, GIGABIT, layout, across) == pytest.approx(took_ms(stated, GIGABIT))
     assert took_ms(stated, GIGABIT, Layout(nodes=1, workers_per_node=4)) == 0

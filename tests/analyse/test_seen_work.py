@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.collectives.traffic import Layout, Reach, Strategy
+from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy
 from multinode.analyse.prediction.seen_work import work_of_calls
 from multinode.analyse.steps.summary import Comm, Summary
 from multinode.analyse.traffic.step_bytes import SeenCall
@@ -28,7 +28,7 @@ def test_what_ddp_sends_does_not_grow_with_accumulation() -> None:
     work = work_of_calls(seen, LAYOUT)
     assert work is not None
     (known,) = work.calls[Strategy.DDP]
-    assert (known.times, known.per_micro_batch, known.reach) == (1.0, False, Reach.WORLD)
+    assert (known.times, known.per_micro_batch, known.reach) == (1.0, False, GroupScope.WORLD)
     assert work.load.gradient_bytes == 4
 
 
@@ -59,7 +59,7 @@ def test_whom_a_call_joins_is_told_by_its_group() -> None:
     )
     work = work_of_calls(seen, LAYOUT)
     assert work is not None
-    assert [one.reach for one in work.calls[Strategy.FSDP]] == [Reach.NODE, Reach.ACROSS, Reach.WORLD]
+    assert [one.reach for one in work.calls[Strategy.FSDP]] == [GroupScope.NODE, GroupScope.ACROSS, GroupScope.WORLD]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from multinode.analyse.collectives.algorithms import Layout, worker_factor
 
 __all__ = [
     "Exchange",
+    "GroupScope",
     "Layout",
-    "Reach",
     "Strategy",
     "TrafficInputs",
     "card_bytes",
@@ -39,7 +39,7 @@ class Strategy(enum.StrEnum):
     HYBRID_SHARD = "FSDP hybrid shard"
 
 
-class Reach(enum.StrEnum):
+class GroupScope(enum.StrEnum):
     """Whom an exchange joins: all workers, those of one node, or those of one local rank across the nodes."""
 
     WORLD = "world"
@@ -79,7 +79,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     size_bytes: float
     times: int = 1
-    reach: Reach = Reach.WORLD
+    reach: GroupScope = GroupScope.WORLD
 
 
 def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Exchange, ...]:
@@ -107,7 +107,7 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     if load.parameters is None:
         raise ValueError(f"{strategy} gathers all parameters, and their number is not known")
     gathers = k if strategy is Strategy.SHARD_GRAD_OP else 2 * k
-    reach = Reach.NODE if strategy is Strategy.HYBRID_SHARD else Reach.WORLD
+    reach = GroupScope.NODE if strategy is Strategy.HYBRID_SHARD else GroupScope.WORLD
     weights = float(load.parameters * load.parameter_bytes)
     sharded = (
         Exchange(op="all_gather", size_bytes=weights, times=gathers, reach=reach),
@@ -116,7 +116,7 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     if strategy is not Strategy.HYBRID_SHARD:
         return sharded
     share = gradients / layout.workers_per_node
-    return (*sharded, Exchange(op="all_reduce", size_bytes=share, reach=Reach.ACROSS))
+    return (*sharded, Exchange(op="all_reduce", size_bytes=share, reach=GroupScope.ACROSS))
 
 
 def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
@@ -127,7 +127,11 @@ def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = 
         layout: the workers.
         gloo: whether gloo makes them, whose reduce-scatter moves as much as an all-reduce.
     """
-    ranks = {Reach.WORLD: layout.workers, Reach.NODE: layout.workers_per_node, Reach.ACROSS: layout.nodes}
+    ranks = {
+        GroupScope.WORLD: layout.workers,
+        GroupScope.NODE: layout.workers_per_node,
+        GroupScope.ACROSS: layout.nodes,
+    }
     return sum(_ring_bytes(one, ranks[one.reach], gloo=gloo) for one in exchanges)
 
 
@@ -140,9 +144,9 @@ def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = Fa
     """
     total = 0.0
     for one in exchanges:
-        if layout.nodes == 1 or one.reach is Reach.NODE:
+        if layout.nodes == 1 or one.reach is GroupScope.NODE:
             continue
-        across = one.reach is Reach.ACROSS
+        across = one.reach is GroupScope.ACROSS
         ranks = layout.nodes if across else layout.workers
         total += _ring_bytes(one, ranks, gloo=gloo) * (layout.workers_per_node if across else 1)
     return total

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.collectives.traffic import Layout, Reach, Strategy, TrafficInputs, step_exchanges
+from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy, TrafficInputs, step_exchanges
 from multinode.analyse.job.step_messages import StepMessages
 
 __all__ = ["StepCall", "Work", "calls_of_messages", "calls_of_strategy", "passing_bytes", "with_gradients"]
@@ -34,7 +34,7 @@ class StepCall(msgspec.Struct, frozen=True, kw_only=True):
     times: float = 1.0
     per_micro_batch: bool = False
     hideable: bool = True
-    reach: Reach = Reach.WORLD
+    reach: GroupScope = GroupScope.WORLD
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, algorithms_of, card_factor, link_share, node_flows
-from multinode.analyse.collectives.traffic import Reach
+from multinode.analyse.collectives.traffic import GroupScope
 from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.cost_model import CommTimes
@@ -118,7 +118,7 @@ def comm_times(
     """
     totals = {"micro_batch_ms": 0.0, "step_ms": 0.0, "after_ms": 0.0}
     for call in calls:
-        if layout.nodes == 1 or call.reach is Reach.NODE:
+        if layout.nodes == 1 or call.reach is GroupScope.NODE:
             continue
         kind = "after_ms" if not call.hideable else "micro_batch_ms" if call.per_micro_batch else "step_ms"
         place = _Place(link=link, layout=layout, assumed=assumed)
@@ -169,7 +169,7 @@ def _told(layout: Layout) -> str:
 
 def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
     """One call of this size there."""
-    if call.reach is Reach.ACROSS:
+    if call.reach is GroupScope.ACROSS:
         # One ring for each local rank, all through the same cards: as one call of their bytes between single workers.
         size = call.size_bytes * place.layout.workers_per_node
         place = msgspec.structs.replace(place, layout=Layout(nodes=place.layout.nodes))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Reach
+from multinode.analyse.collectives.traffic import GroupScope
 from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradients
 from multinode.analyse.prediction.calibration import Calibration, Residual
 from multinode.analyse.prediction.carried_network import (
@@ -189,7 +189,7 @@ def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCal
         return 0.0
     measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
     before = passing_bytes(measured, calibration.accumulation, max(2, calibration.layout.workers))
-    inside = [call for call in calls if call.reach is not Reach.ACROSS]
+    inside = [call for call in calls if call.reach is not GroupScope.ACROSS]
     now = passing_bytes(inside, scenario.accumulation, scenario.layout.workers_per_node)
     return calibration.local_ms * now / before if before else calibration.local_ms
 

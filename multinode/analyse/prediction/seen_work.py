@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multinode.analyse.collectives.algorithms import Layout
-from multinode.analyse.collectives.traffic import Reach, Strategy, TrafficInputs
+from multinode.analyse.collectives.traffic import GroupScope, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import StepCall, Work, with_gradients
 from multinode.analyse.steps.summary import Summary
 from multinode.analyse.traffic.step_bytes import SeenCall
@@ -76,7 +76,7 @@ def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation:
     )
 
 
-def _reach(call: SeenCall, layout: Layout) -> Reach:
+def _reach(call: SeenCall, layout: Layout) -> GroupScope:
     if call.ranks >= layout.workers:
-        return Reach.WORLD
-    return Reach.NODE if call.nodes <= 1 else Reach.ACROSS
+        return GroupScope.WORLD
+    return GroupScope.NODE if call.nodes <= 1 else GroupScope.ACROSS
