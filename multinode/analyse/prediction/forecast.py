@@ -1,6 +1,6 @@
 """Forecast: what `predict` is asked and answers: scenarios with their intervals, the break-even, the model's own error.
 
-Data, and one prediction as an PredictedScenario. Which scenarios an ForecastRequest means, and what they start from, is `scenarios`'s. Pure.
+Data, and one prediction as a PredictedScenario. Which scenarios a request means is `scenarios`'s. Pure.
 """
 
 from __future__ import annotations

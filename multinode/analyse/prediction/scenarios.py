@@ -1,4 +1,4 @@
-"""make_forecast: Evidence and ForecastRequest -> Forecast: all combinations of the axes, the break-even, and the model's own error.
+"""make_forecast: Evidence and ForecastRequest -> Forecast: the combinations of the axes, break-even and back-test.
 
 Pure; composes. What an axis does to a step is `predict`'s and `variants`'.
 """
