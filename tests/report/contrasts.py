@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.advice.advice import Advice, Change, Tried
-from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Loss, NodeSpeed, Side
+from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.back_test import Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
@@ -209,7 +209,7 @@ CONTRAST = Contrast(
             node="box2", samples_per_s=ranged([12.0, 12.1]), step_time_ms=ranged([167.0, 166.0]), relative=0.984
         ),
     ),
-    loss=Loss(
+    loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
         sentence="of 1342 ms the network takes 1174, and the slower node 2",
     ),

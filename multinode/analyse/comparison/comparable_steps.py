@@ -1,6 +1,6 @@
 """Comparable steps: the steps of a contrast's sides, as if their workers had as many samples in each. Pure.
 
-What follows from them for the candidate is `contrast_loss`'.
+What follows from them for the candidate is `slowdown_attribution`'.
 """
 
 from __future__ import annotations

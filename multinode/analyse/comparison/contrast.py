@@ -1,6 +1,6 @@
 """compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
 
-Sides are made by `contrast_side`, causes found by `contrast_loss`, words by `contrast_verdict`, marks by `fairness`.
+Sides are made by `contrast_side`, causes found by `slowdown_attribution`, words by `contrast_verdict`, marks by `fairness`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import msgspec
 
 from multinode.analyse.comparison.comparable_steps import Case
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
-from multinode.analyse.comparison.contrast_loss import find_loss
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
 from multinode.analyse.comparison.fairness import find_differences
+from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
 from multinode.analyse.comparison.whole_job import with_whole_job
 from multinode.analyse.stats.spread import ratio
 from multinode.errors import UsageError
@@ -59,7 +59,7 @@ def compare(sides: Sequence[Side], terms: Terms) -> Contrast:
         scaling=_SCALING.get(terms.mode) or _scaling(baseline, candidate),
         curve=_curve(sides),
         each_node=_each_node(alone),
-        loss=find_loss(Case(baseline=baseline, candidate=candidate, alone=alone, mode=terms.mode)),
+        loss=attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=alone, mode=terms.mode)),
         verdict="",
         differences=_differences(sides, baseline, terms.mode),
         rule=terms.rule,

@@ -12,7 +12,7 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
 
-__all__ = ["Contrast", "CurvePoint", "Loss", "NodeSpeed", "Side"]
+__all__ = ["Contrast", "CurvePoint", "NodeSpeed", "Side", "SlowdownAttribution"]
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     relative: float
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
+class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
     """What a step of the candidate costs beyond what a free network and equal nodes would, in ms; None is unknown.
 
     Attributes:
@@ -169,7 +169,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     scaling: str
     curve: tuple[CurvePoint, ...] = ()
     each_node: tuple[NodeSpeed, ...] = ()
-    loss: Loss = Loss()
+    loss: SlowdownAttribution = SlowdownAttribution()
     verdict: str
     reasons: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """give_verdict: a contrast in one plain sentence, and up to three lines of reasons with figures. Pure.
 
-Why the candidate loses what it loses is `contrast_loss`'.
+Why the candidate loses what it loses is `slowdown_attribution`'.
 """
 
 from __future__ import annotations

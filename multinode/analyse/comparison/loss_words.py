@@ -1,4 +1,4 @@
-"""say_...: why the candidate loses what it loses, a sentence for each cause. Words alone: `contrast_loss` finds it."""
+"""say_...: why the candidate loses what it loses, a sentence for each cause. Words alone: `slowdown_attribution` finds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multinode.analyse.comparison.comparable_steps import (
     network_ms_of,
     part_ms,
 )
-from multinode.analyse.comparison.contrast_figures import Loss, Side
+from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution
 from multinode.analyse.comparison.contrast_words import milliseconds, name_role
 
 __all__ = ["say_network", "say_node", "say_none", "say_unknown"]
@@ -24,7 +24,7 @@ _WORDS = {
 }
 
 
-def say_node(loss: Loss, case: Case, reference: Side) -> str:
+def say_node(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     """That the slowest node costs most of it, by how much, and how slow it is."""
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
     if case.alone:
@@ -36,7 +36,7 @@ def say_node(loss: Loss, case: Case, reference: Side) -> str:
     return said + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
 
 
-def say_network(loss: Loss, case: Case, reference: Side) -> str:
+def say_network(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     """That the network costs most of it, how much, and whether that was timed or inferred."""
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
@@ -46,7 +46,7 @@ def say_network(loss: Loss, case: Case, reference: Side) -> str:
     return said + (f"; the slower {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
 
 
-def say_none(loss: Loss, case: Case, reference: Side) -> str:
+def say_none(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     """That there is nothing to speak of."""
     step, ideal = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.ideal_ms or 0.0)
     is_faster = case.candidate.step_time_ms.value < (1 - NOTICEABLE) * (loss.ideal_ms or 0.0)
@@ -54,7 +54,7 @@ def say_none(loss: Loss, case: Case, reference: Side) -> str:
     return f"a step takes {step}, and {ideal} with {_ideal(reference)}: {found}"
 
 
-def say_unknown(loss: Loss, case: Case, reference: Side) -> str:
+def say_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     """What is lost, and why its cause cannot be told; or what neither the network nor a node explains."""
     candidate = case.candidate
     lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from multinode.analyse.comparison.comparable_steps import Case
-from multinode.analyse.comparison.contrast_figures import Loss, Side
-from multinode.analyse.comparison.contrast_loss import find_loss
+from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution
+from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
 from multinode.analyse.steps.step_split import WorkerSplit
 from tests.analyse.made_up_sides import SETTINGS, side_of, split_of
 
@@ -24,11 +24,11 @@ def alone(step_ms: float, name: str, **known: Any) -> Side:
     return side("each-node", step_ms, node_names=(name,), **known)
 
 
-def loss_of(baseline: Side, candidate: Side, *each: Side, mode: str = "scale-out") -> Loss:
-    return find_loss(Case(baseline=baseline, candidate=candidate, alone=each, mode=mode))
+def loss_of(baseline: Side, candidate: Side, *each: Side, mode: str = "scale-out") -> SlowdownAttribution:
+    return attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=each, mode=mode))
 
 
-def figures(loss: Loss) -> tuple[float | None, ...]:
+def figures(loss: SlowdownAttribution) -> tuple[float | None, ...]:
     return loss.ideal_ms, loss.node_ms, loss.network_ms, loss.other_ms
 
 

@@ -1,4 +1,4 @@
-"""find_loss: what a step of the candidate costs beyond what a free network and equal nodes would, and why. Pure.
+"""attribute_slowdown: what a step of the candidate costs beyond what a free network and equal nodes would, and why. Pure.
 
 A synchronous step takes as long as its slowest node's, so a slow node is looked for before the network is blamed.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.comparison.comparable_steps import Case, exposed_ms, is_noticeable, network_ms_of, step_like
-from multinode.analyse.comparison.contrast_figures import Loss, Side
+from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution
 from multinode.analyse.comparison.loss_words import say_network, say_node, say_none, say_unknown
 
-__all__ = ["find_loss"]
+__all__ = ["attribute_slowdown"]
 
 
 class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
     relative: float | None = None
 
 
-def find_loss(case: Case) -> Loss:
+def attribute_slowdown(case: Case) -> SlowdownAttribution:
     """The candidate's step, taken apart.
 
     It is held against the fastest node alone where each was measured, else against the baseline, as if that had as
@@ -34,7 +34,9 @@ def find_loss(case: Case) -> Loss:
     ideal_ms = step_like(reference, case).value
     slowest = _slowest_alone(case, reference) if case.alone else _latest(case)
     if slowest is None:
-        return _concluded(Loss(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case, reference)
+        return _concluded(
+            SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case, reference
+        )
     if not case.alone and slowest.node in reference.node_names:
         # The baseline's own node is the late one: an equal node would have taken that much less.
         ideal_ms = max(0.0, ideal_ms - slowest.adds_ms)
@@ -42,7 +44,7 @@ def find_loss(case: Case) -> Loss:
     network_ms = network_ms_of(case, reference)
     if network_ms is None and case.alone:
         network_ms = max(0.0, unexplained_ms)
-    loss = Loss(
+    loss = SlowdownAttribution(
         ideal_ms=ideal_ms,
         node=slowest.node,
         relative=slowest.relative,
@@ -80,14 +82,14 @@ def _latest(case: Case) -> _Slowest | None:
     return _Slowest(node=candidate.stragglers[0], adds_ms=candidate.late_ms, relative=relative)
 
 
-def _concluded(loss: Loss, case: Case, reference: Side) -> Loss:
+def _concluded(loss: SlowdownAttribution, case: Case, reference: Side) -> SlowdownAttribution:
     """With its cause, and that in words."""
     cause = _cause(loss, case.candidate.step_time_ms.value)
     say = {"node": say_node, "network": say_network, "none": say_none, "unknown": say_unknown}[cause]
     return msgspec.structs.replace(loss, cause=cause, sentence=say(loss, case, reference))
 
 
-def _cause(loss: Loss, step_ms: float) -> str:
+def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
     gap_ms = step_ms - (loss.ideal_ms or 0.0)
     node_ms = loss.node_ms or 0.0
     # What a network that nobody timed costs at most.
