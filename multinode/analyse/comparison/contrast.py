@@ -1,6 +1,6 @@
 """compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
 
-Sides are made by `contrast_side`, causes found by `slowdown_attribution`, words by `contrast_verdict`, marks by `fairness`.
+Sides are made by `contrast_side`, causes found by `slowdown_attribution`, words by `contrast_verdict`, marks by `comparability`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.analyse.comparison.comparability import find_differences
 from multinode.analyse.comparison.comparable_steps import Case
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
-from multinode.analyse.comparison.fairness import find_differences
 from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
 from multinode.analyse.comparison.whole_job import with_whole_job
 from multinode.analyse.stats.spread import ratio

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.analyse.comparison.comparability import require_alike
 from multinode.analyse.comparison.contrast import SideRun, Terms, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.analyse.comparison.fairness import require_alike
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster, Node

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.comparison.comparability import find_differences, require_alike
 from multinode.analyse.comparison.contrast_figures import Side
-from multinode.analyse.comparison.fairness import find_differences, require_alike
 from multinode.errors import UsageError
 from tests.analyse.made_up_sides import SETTINGS, side_of
 
