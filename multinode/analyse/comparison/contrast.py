@@ -1,6 +1,6 @@
 """compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
 
-Sides are made by `contrast_side`, causes found by `slowdown_attribution`, words by `contrast_verdict`, marks by `comparability`.
+Sides are made by `contrast_side`, causes found by `slowdown_attribution`, words by `contrast_verdict`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from multinode.analyse.comparison.comparable_steps import Case
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
+from multinode.analyse.comparison.full_run import with_full_run
 from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
-from multinode.analyse.comparison.whole_job import with_whole_job
-from multinode.analyse.stats.spread import ratio
+from multinode.analyse.stats.ranged import ratio
 from multinode.errors import UsageError
 
 __all__ = ["SideRun", "Terms", "compare", "make_side"]
@@ -43,7 +43,7 @@ def compare(sides: Sequence[Side], terms: Terms) -> Contrast:
     Raises:
         UsageError: there is no baseline, or no candidate.
     """
-    sides = with_whole_job(sides, _of_role(sides, "candidate"))
+    sides = with_full_run(sides, _of_role(sides, "candidate"))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
     alone = _alone(sides, baseline)
     speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)

@@ -1,6 +1,6 @@
 """make_side: the runs of one side of a contrast, repeats of the same, -> its Side. Pure.
 
-Time and cost of the whole job need the other side too: `whole_job` adds them.
+Time and cost of the whole job need the other side too: `full_run` adds them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""say_...: why the candidate loses what it loses, a sentence for each cause. Words alone: `slowdown_attribution` finds it."""
+"""say_...: why the candidate loses what it loses, a sentence for each cause: `slowdown_attribution` finds it."""
 
 from __future__ import annotations
 

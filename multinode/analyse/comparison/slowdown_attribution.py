@@ -1,4 +1,4 @@
-"""attribute_slowdown: what a step of the candidate costs beyond what a free network and equal nodes would, and why. Pure.
+"""attribute_slowdown: what a step of the candidate costs beyond that with a free network and equal nodes. Pure.
 
 A synchronous step takes as long as its slowest node's, so a slow node is looked for before the network is blamed.
 """

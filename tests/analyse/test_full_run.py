@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.comparison.whole_job import whole_samples, with_whole_job
+from multinode.analyse.comparison.full_run import full_run_samples, with_full_run
 from multinode.analyse.job.workload import Whole
 from tests.analyse.made_up_sides import side_of
 
@@ -12,7 +12,7 @@ STEPS = Whole(steps=1000)
 def test_both_sides_train_the_samples_that_the_steps_of_the_candidate_have() -> None:
     baseline = side_of("baseline", 20.0, whole=STEPS, price_per_hour=1.0)  # 4 samples a step
     candidate = side_of("candidate", 30.0, nodes=2, whole=STEPS, price_per_hour=3.0)  # 8
-    one, both = with_whole_job((baseline, candidate), candidate)
+    one, both = with_full_run((baseline, candidate), candidate)
     assert one.whole_s is not None
     assert both.whole_s is not None
     assert one.whole_s.value == pytest.approx(8000 / 20)
@@ -24,12 +24,12 @@ def test_both_sides_train_the_samples_that_the_steps_of_the_candidate_have() -> 
 
 def test_epochs_are_of_the_data_whatever_the_batch() -> None:
     sides = [side_of(role, 10.0, whole=Whole(epochs=3.0), dataset_samples=400) for role in ("baseline", "candidate")]
-    assert whole_samples(sides, sides[1]) == pytest.approx(1200.0)
+    assert full_run_samples(sides, sides[1]) == pytest.approx(1200.0)
 
 
 def test_without_a_known_batch_a_step_has_the_samples_that_it_was_seen_to_have() -> None:
     candidate = side_of("candidate", 10.0, settings=None, step_ms=500.0, whole=STEPS)
-    assert whole_samples([candidate], candidate) == pytest.approx(5000.0)
+    assert full_run_samples([candidate], candidate) == pytest.approx(5000.0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_without_a_known_batch_a_step_has_the_samples_that_it_was_seen_to_have()
 )
 def test_a_whole_job_of_unknown_length_has_no_time_and_says_why(whole: Whole, reason: str) -> None:
     candidate = side_of("candidate", 10.0, whole=whole, price_per_hour=1.0)
-    (found,) = with_whole_job([candidate], candidate)
+    (found,) = with_full_run([candidate], candidate)
     assert (found.whole_s, found.whole_cost) == (None, None)
     assert reason in found.missing["whole_s"]
     assert reason in found.missing["whole_cost"]
@@ -51,6 +51,6 @@ def test_a_whole_job_of_unknown_length_has_no_time_and_says_why(whole: Whole, re
 
 def test_a_side_without_a_price_has_a_time_and_no_cost() -> None:
     candidate = side_of("candidate", 10.0, whole=STEPS, missing={"price_per_hour": "no price="})
-    (found,) = with_whole_job([candidate], candidate)
+    (found,) = with_full_run([candidate], candidate)
     assert found.whole_s is not None
     assert (found.whole_cost, found.missing["whole_cost"]) == (None, "no price=")

@@ -1,4 +1,4 @@
-"""Whole job: what each side would take for all that the user's job asks for, in time and money. Pure.
+"""Full run: what each side would take for all that the user's job asks for, in time and money. Pure.
 
 Both sides train the same samples, or the one with the smaller batch would seem cheap for doing less. A job that asks
 for optimizer steps means those of the candidate, where it is to run; one that asks for epochs means its data so often.
@@ -14,7 +14,7 @@ from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.text.plausible import plausible_count
 
-__all__ = ["whole_samples", "with_whole_job"]
+__all__ = ["full_run_samples", "with_full_run"]
 
 # More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
 _MOST_EPOCHS = 1e9
@@ -22,18 +22,18 @@ _S_PER_HOUR = 3600
 _MS_PER_S = 1e3
 
 
-def with_whole_job(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
+def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
     """The sides with time and cost of the whole job, at the rate of their steady state: start and end are left out.
 
     Args:
         sides: all of a contrast.
         candidate: the one whose optimizer steps the job's are.
     """
-    samples = whole_samples(sides, candidate)
+    samples = full_run_samples(sides, candidate)
     return tuple(_priced(side, samples) for side in sides)
 
 
-def whole_samples(sides: Sequence[Side], candidate: Side) -> float | str:
+def full_run_samples(sides: Sequence[Side], candidate: Side) -> float | str:
     """How many samples the whole job trains; or why that is not known."""
     told = (candidate, *sides)
     steps = next((count for side in told if (count := plausible_count(side.whole.steps))), None)
