@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
 from multinode.analyse.advice.levers import setting_levers
-from multinode.analyse.advice.situation import Room, Situation, joined, options_of
+from multinode.analyse.advice.training_state import Room, TrainingState, joined, options_of
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.step_calls import Work
@@ -46,7 +46,7 @@ TINY = {
 changed = msgspec.structs.replace
 
 
-def situation(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: Any) -> Situation:
+def state(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: Any) -> TrainingState:
     """A model of 3.7 M parameters on two nodes: 14.7 MB of fp32 gradients, 166 ms of computing."""
     width = 4 if strategy is Strategy.DDP else 2
     calibration = Calibration(
@@ -65,7 +65,7 @@ def situation(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **othe
         "settings": Settings(method="full", model="tiny", precision="fp32" if width == 4 else "bf16"),
         "deepspeed": deepspeed,
     }
-    return Situation(calibration=calibration, scenario=scenario, **(usual | others))
+    return TrainingState(calibration=calibration, scenario=scenario, **(usual | others))
 
 
 def named(advice: tuple[Advice, ...], name: str) -> Advice:
@@ -75,7 +75,7 @@ def named(advice: tuple[Advice, ...], name: str) -> Advice:
 
 
 def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
-    advice = advise(situation())
+    advice = advise(state())
     halved, four = named(advice, "gradients as fp16"), named(advice, "gradient accumulation 4")
     # 1.181 s of communication and 0.166 s of computing a step: (1.181 + 0.166) / (0.59 + 0.166).
     assert halved.gain == pytest.approx(1.78, rel=0.02)
@@ -96,7 +96,7 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
 
 
 def test_larger_buckets_are_four_times_those_of_torch_where_a_step_fills_several() -> None:
-    few = situation()
+    few = state()
     work = few.calibration.work
     many = changed(few, calibration=changed(few.calibration, work=changed(work, bucket_bytes=1 << 20)))
     assert not [lever for lever in setting_levers(few) if lever.kind == "buckets"]
@@ -108,7 +108,7 @@ def test_larger_buckets_are_four_times_those_of_torch_where_a_step_fills_several
 
 
 def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:
-    today = situation()
+    today = state()
     alone = named(advise(today), "one node alone")
     one = predict(today.calibration, changed(today.scenario, layout=Layout(nodes=1, workers_per_node=2)))
     assert alone.outlook.samples_per_s == one.samples_per_s
@@ -118,34 +118,34 @@ def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:
 
 
 def test_the_training_in_bf16_sends_bf16() -> None:
-    today = situation(settings=Settings(method="full", precision="bf16"))
+    today = state(settings=Settings(method="full", precision="bf16"))
     assert named(advise(today), "gradients as bf16").command == "--grad-compress bf16"
 
 
 def test_what_is_compressed_already_is_not_advised_again() -> None:
-    today = situation(settings=Settings(method="full", grad_compress="fp16"))
+    today = state(settings=Settings(method="full", grad_compress="fp16"))
     assert not [one for one in advise(today) if "gradients as" in one.name]
 
 
 def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
-    advice = advise(situation(Strategy.ZERO2))
+    advice = advise(state(Strategy.ZERO2))
     lever = named(advice, "gradient accumulation 4")
     # Per sample of two: 2 x G/2 and once Psi before, with Psi spread over four micro-batches after.
     assert "does not cut the traffic of a sample" in lever.why
     assert "5.54 MB a sample before and 4.15 MB after" in lever.why
-    under_ddp = named(advise(situation()), "gradient accumulation 4")
+    under_ddp = named(advise(state()), "gradient accumulation 4")
     assert lever.gain < 1.6 < under_ddp.gain
     assert not [one for one in advice if one.name.startswith("gradients as")]
 
 
 def test_zero_3_accumulates_for_nothing() -> None:
-    lever = named(advise(situation(Strategy.ZERO3)), "gradient accumulation 4")
+    lever = named(advise(state(Strategy.ZERO3)), "gradient accumulation 4")
     assert lever.gain == pytest.approx(1.0, abs=0.02)
     assert "DeepSpeed reduces the gradients of every micro-batch" in lever.why
 
 
 def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
-    today = situation(Strategy.ZERO3, room=Room(total_gib=24, peak_gib=20))
+    today = state(Strategy.ZERO3, room=Room(total_gib=24, peak_gib=20))
     advice = advise(today)
     ddp, zero2 = named(advice, "DDP instead of ZeRO-3"), named(advice, "ZeRO-2 instead of ZeRO-3")
     assert ddp.command == "--set deepspeed=null"
@@ -161,7 +161,7 @@ def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
 
 def test_what_the_gpus_have_no_room_for_comes_last_whatever_it_would_gain() -> None:
     load = TrafficInputs(parameters=70_553_706_496, trainable=70_553_706_496, parameter_bytes=2, gradient_bytes=2)
-    today = situation(Strategy.ZERO3, 1.0)
+    today = state(Strategy.ZERO3, 1.0)
     calibration = changed(today.calibration, work=changed(today.calibration.work, load=load))
     eight = changed(today.scenario, layout=Layout(nodes=8, workers_per_node=8))
     today = changed(today, calibration=calibration, scenario=eight, room=Room(total_gib=24, peak_gib=20))
@@ -184,7 +184,7 @@ def test_what_the_gpus_have_no_room_for_comes_last_whatever_it_would_gain() -> N
 
 def test_a_count_above_the_measured_peak_is_known_to_be_too_high() -> None:
     # States of 16 bytes a parameter over two workers are 0.0275 GiB; an optimizer of few states had half of it.
-    today = situation(Strategy.ZERO3, room=Room(total_gib=0.05, peak_gib=0.014))
+    today = state(Strategy.ZERO3, room=Room(total_gib=0.05, peak_gib=0.014))
     assert named(advise(today), "DDP instead of ZeRO-3").fits is True
     filled = changed(today, room=Room(total_gib=0.05, peak_gib=0.04))
     assert named(advise(filled), "DDP instead of ZeRO-3").fits is False
@@ -192,7 +192,7 @@ def test_a_count_above_the_measured_peak_is_known_to_be_too_high() -> None:
 
 def test_parameters_that_stage_3_keeps_elsewhere_come_back_below_it() -> None:
     offloaded = DeepSpeedConfig(stage=3, offload_parameters="cpu", offload_optimizer="cpu")
-    advice = advise(situation(Strategy.ZERO3, deepspeed=offloaded))
+    advice = advise(state(Strategy.ZERO3, deepspeed=offloaded))
     parameters = G // 4
     # In bf16: parameters whole and half of the gradients, instead of half of the gradients alone.
     assert named(advice, "ZeRO-2 instead of ZeRO-3").memory_gib == pytest.approx(2 * parameters / 2**30)
@@ -200,7 +200,7 @@ def test_parameters_that_stage_3_keeps_elsewhere_come_back_below_it() -> None:
 
 def test_lora_under_zero_3_gains_most_by_a_move() -> None:
     load = TrafficInputs(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=2)
-    today = situation(Strategy.ZERO3, 1.0)
+    today = state(Strategy.ZERO3, 1.0)
     calibration = changed(today.calibration, work=changed(today.calibration.work, load=load))
     advice = advise(changed(today, calibration=calibration, settings=Settings(method="lora", precision="bf16")))
     ddp = named(advice, "DDP instead of ZeRO-3")
@@ -214,7 +214,7 @@ def test_a_move_reads_the_job_as_the_other_engine_would_have_it() -> None:
     # Stage 3 overlaps unless it is told not to; stage 2 does not unless it is told to.
     job = changed(parse_llamafactory(text, "job.yaml"), deepspeed_text='{"zero_optimization": {"stage": 3}}')
     had = Settings(method="full", model="m", strategy="ZeRO-3", precision="bf16", overlap=True)
-    today = situation(Strategy.ZERO3, settings=had, subject=Subject(settings=had, job=job, model=TINY))
+    today = state(Strategy.ZERO3, settings=had, subject=Subject(settings=had, job=job, model=TINY))
     advice = advise(today)
     assert named(advice, "ZeRO-2 instead of ZeRO-3").outlook.overlap is False
     ddp = named(advice, "DDP instead of ZeRO-3")
@@ -226,9 +226,9 @@ def test_a_move_reads_the_job_as_the_other_engine_would_have_it() -> None:
 
 
 def test_fsdp_moves_to_ddp_in_llamafactory_and_by_hand_in_a_script() -> None:
-    found = named(advise(situation(Strategy.FSDP)), "DDP instead of FSDP")
+    found = named(advise(state(Strategy.FSDP)), "DDP instead of FSDP")
     assert found.command == "--set fsdp=null --set fsdp_config=null"
-    script = situation(Strategy.FSDP, settings=Settings(method="script", command="train.py"))
+    script = state(Strategy.FSDP, settings=Settings(method="script", command="train.py"))
     found = named(advise(script), "DDP instead of FSDP")
     assert found.change is None
     assert "DistributedDataParallel" in found.command
@@ -236,7 +236,7 @@ def test_fsdp_moves_to_ddp_in_llamafactory_and_by_hand_in_a_script() -> None:
 
 def test_a_json_that_fixes_a_value_is_edited_with_it() -> None:
     fixed: dict[str, int | float | bool] = {"gradient_accumulation_steps": 1, "train_batch_size": 4}
-    today = situation(Strategy.ZERO1, deepspeed=DeepSpeedConfig(stage=1, fixed=fixed))
+    today = state(Strategy.ZERO1, deepspeed=DeepSpeedConfig(stage=1, fixed=fixed))
     assert named(advise(today), "gradient accumulation 4").command == (
         "--set gradient_accumulation_steps=4 --deepspeed-set gradient_accumulation_steps=4 "
         "--deepspeed-set train_batch_size=16"
@@ -244,7 +244,7 @@ def test_a_json_that_fixes_a_value_is_edited_with_it() -> None:
 
 
 def test_a_json_that_fixes_the_global_batch_follows_the_workers() -> None:
-    today = situation(Strategy.ZERO1, deepspeed=DeepSpeedConfig(stage=1, fixed={"train_batch_size": 4}))
+    today = state(Strategy.ZERO1, deepspeed=DeepSpeedConfig(stage=1, fixed={"train_batch_size": 4}))
     today = changed(today, slots=(2, 2, 2))
     advice = advise(today)
     assert named(advice, "3 nodes").command == "--nodes 3 --deepspeed-set train_batch_size=6"
@@ -257,21 +257,21 @@ def test_a_json_that_fixes_the_global_batch_follows_the_workers() -> None:
 
 def test_workers_that_the_hostfile_has_no_slots_for_are_written_into_it_first() -> None:
     # One node was measured with two workers on GPUs that its line does not name.
-    advice = advise(situation(slots=(1, 1)))
+    advice = advise(state(slots=(1, 1)))
     alone, full = named(advice, "one node alone"), named(advice, "2 workers on each node")
     assert (alone.change, full.change) == (None, None)
     assert (
         alone.command == "in the hostfile 2 ids in gpus=, or slots=2, for node 0; then --nodes 1 --workers-per-node 2"
     )
     assert "for nodes 0, 1; then --workers-per-node 2" in full.command
-    one_short = named(advise(situation(slots=(2, 1))), "2 workers on each node")
+    one_short = named(advise(state(slots=(2, 1))), "2 workers on each node")
     assert "for node 1; then" in one_short.command
     # A line that says nothing of slots has as many as it has GPUs.
-    assert named(advise(situation(slots=(None, None))), "one node alone").change is not None
+    assert named(advise(state(slots=(None, None))), "one node alone").change is not None
 
 
 def test_overlap_is_advised_where_deepspeed_has_none() -> None:
-    today = situation(Strategy.ZERO2, 1.0)
+    today = state(Strategy.ZERO2, 1.0)
     today = changed(
         today,
         scenario=changed(today.scenario, overlap=False),
@@ -291,7 +291,7 @@ def test_overlap_is_advised_where_deepspeed_has_none() -> None:
 def test_lora_is_another_training() -> None:
     shape = parse_model(TINY)
     assert shape is not None
-    today = situation(subject=Subject(settings=Settings(method="full", model="tiny"), shape=shape))
+    today = state(subject=Subject(settings=Settings(method="full", model="tiny"), shape=shape))
     calibration = changed(today.calibration, tokens_per_sample=128)
     found = named(advise(changed(today, calibration=calibration)), "LoRA of rank 8")
     assert found.command == "--set finetuning_type=lora --set lora_rank=8"
@@ -300,35 +300,35 @@ def test_lora_is_another_training() -> None:
     assert found.memory_gib < 0
     assert found.gain > 4
     # Without the model's shape nothing is said of it.
-    assert not [one for one in advise(situation()) if "LoRA" in one.name]
+    assert not [one for one in advise(state()) if "LoRA" in one.name]
 
 
 def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None:
-    advice = advise(situation())
+    advice = advise(state())
     ten = named(advice, "a link of 10 Gbit/s")
     assert ten.change is None
     assert ten.command == "cards and a switch of 10 Gbit/s instead of 100 Mbit/s"
     assert "2 nodes beat one with 2 workers on no link" in ten.why
-    assert not [one for one in advise(situation(gbit_per_s=100)) if one.name.startswith("a link")]
+    assert not [one for one in advise(state(gbit_per_s=100)) if one.name.startswith("a link")]
 
 
 def test_a_script_changes_its_own_settings_and_not_the_wire() -> None:
-    advice = advise(situation(settings=Settings(method="script", command="train.py")))
+    advice = advise(state(settings=Settings(method="script", command="train.py")))
     assert named(advice, "gradients as fp16").change == Change(grad_compress="fp16")
     assert named(advice, "gradient accumulation 4").change is None
     assert "no_sync" in named(advice, "gradient accumulation 4").command
 
 
 def test_a_node_more_is_an_option_where_the_hostfile_has_it() -> None:
-    assert named(advise(situation()), "3 nodes").change is None
-    assert named(advise(situation(slots=(None, None, None))), "3 nodes").command == "--nodes 3"
-    alone = situation(slots=(None, None))
+    assert named(advise(state()), "3 nodes").change is None
+    assert named(advise(state(slots=(None, None, None))), "3 nodes").command == "--nodes 3"
+    alone = state(slots=(None, None))
     alone = changed(alone, scenario=changed(alone.scenario, layout=Layout(nodes=1)))
     assert named(advise(alone), "2 nodes").command == "--nodes 2"
 
 
 def test_notes_name_what_cannot_be_predicted() -> None:
-    today = situation()
+    today = state()
     costs = changed(today.calibration.costs, data_ms=500)
     late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, cause="cpu", hint="look at its load")
     notes = advise_notes(
@@ -341,7 +341,7 @@ def test_notes_name_what_cannot_be_predicted() -> None:
 
 
 def test_what_was_measured_is_within_the_interval_of_its_own_gain() -> None:
-    today = situation()
+    today = state()
     rate = today.outlook().samples_per_s
     off = advise(changed(today, measured_samples_per_s=rate * 0.8))
     halved = named(off, "gradients as fp16")
@@ -349,7 +349,7 @@ def test_what_was_measured_is_within_the_interval_of_its_own_gain() -> None:
 
 
 def test_a_strategy_whose_traffic_is_unknown_is_one_clear_error() -> None:
-    today = situation(Strategy.ZERO3)
+    today = state(Strategy.ZERO3)
     load = changed(today.calibration.work.load, parameters=None)
     today = changed(today, calibration=changed(today.calibration, work=changed(today.calibration.work, load=load)))
     with pytest.raises(UsageError, match="nothing can be advised"):
@@ -377,7 +377,7 @@ def test_two_changes_become_one() -> None:
 def test_advice_of_anything_is_ranked_honest_and_told_apart(
     strategy: Strategy, gbit_per_s: float, nodes: int, accumulation: int, precision: str | None
 ) -> None:
-    today = situation(strategy, gbit_per_s, slots=(None,) * 4)
+    today = state(strategy, gbit_per_s, slots=(None,) * 4)
     today = changed(
         today,
         scenario=changed(today.scenario, layout=Layout(nodes=nodes, workers_per_node=2), accumulation=accumulation),

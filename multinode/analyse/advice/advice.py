@@ -12,8 +12,16 @@ import msgspec
 
 from multinode.analyse.advice.cluster_levers import cluster_levers
 from multinode.analyse.advice.levers import setting_levers
-from multinode.analyse.advice.situation import Change, Lever, Situation, fits, joined, more_memory_gib, sample_bytes
 from multinode.analyse.advice.strategy_levers import strategy_levers
+from multinode.analyse.advice.training_state import (
+    Change,
+    Lever,
+    TrainingState,
+    fits,
+    joined,
+    more_memory_gib,
+    sample_bytes,
+)
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.carried_network import UncertaintySource, widest
 from multinode.analyse.prediction.forecast import PredictedScenario
@@ -111,7 +119,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     today_tried: Tried | None = None
 
 
-def advise(today: Situation) -> tuple[Advice, ...]:
+def advise(today: TrainingState) -> tuple[Advice, ...]:
     """Every lever that applies and the best pairs of them, by their predicted gain, the largest first.
 
     What the GPUs have no room for comes last, whatever it would gain.
@@ -131,7 +139,7 @@ def advise(today: Situation) -> tuple[Advice, ...]:
     return tuple(sorted((one for one in given if one is not None), key=lambda one: (one.fits is False, -one.gain)))
 
 
-def advise_notes(today: Situation) -> tuple[str, ...]:
+def advise_notes(today: TrainingState) -> tuple[str, ...]:
     """What the figures do not cover, a sentence each."""
     costs, scenario = today.calibration.costs, today.scenario
     notes = list(today.calibration.notes)
@@ -150,7 +158,7 @@ def advise_notes(today: Situation) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _advice(today: Situation, now: PredictedScenario, lever: Lever) -> Advice | None:
+def _advice(today: TrainingState, now: PredictedScenario, lever: Lever) -> Advice | None:
     """None where it gives too little to be worth a line."""
     then = lever.after.outlook()
     gain = then.samples_per_s / now.samples_per_s
@@ -170,7 +178,9 @@ def _advice(today: Situation, now: PredictedScenario, lever: Lever) -> Advice | 
     )
 
 
-def _interval(today: Situation, now: PredictedScenario, then: PredictedScenario, doubt: float) -> tuple[float, float]:
+def _interval(
+    today: TrainingState, now: PredictedScenario, then: PredictedScenario, doubt: float
+) -> tuple[float, float]:
     """Both predictions at the same end of what they do not know, which is mostly the same: a rate, a hidden share.
 
     What only the second one does not know counts on top, upwards and downwards; so does the model's own error where
@@ -191,7 +201,7 @@ def _own_doubts(shared: Sequence[UncertaintySource], doubts: Sequence[Uncertaint
     return math.prod(max(1.0, widest(doubts, part) / widest(shared, part)) for part in parts)
 
 
-def _why(today: Situation, now: PredictedScenario, lever: Lever, then: PredictedScenario) -> str:
+def _why(today: TrainingState, now: PredictedScenario, lever: Lever, then: PredictedScenario) -> str:
     """The same quantities before and after."""
     told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
     if then.nodes > 1:
@@ -213,7 +223,7 @@ def _exposed(outlook: PredictedScenario) -> float:
 
 
 def _best_pairs(
-    today: Situation, now: PredictedScenario, levers: Sequence[Lever], alone: Sequence[Advice | None]
+    today: TrainingState, now: PredictedScenario, levers: Sequence[Lever], alone: Sequence[Advice | None]
 ) -> list[Advice]:
     """The best combinations of two settings, of those that fit and are better than either."""
     gains = {one.name: one.gain for one in alone if one is not None}
@@ -233,7 +243,7 @@ def _best_pairs(
     return sorted(pairs.values(), key=lambda one: -one.gain)[:_MOST_PAIRS]
 
 
-def _combines(lever: Lever, before: Situation) -> bool:
+def _combines(lever: Lever, before: TrainingState) -> bool:
     more = lever.after.scenario.accumulation / before.scenario.accumulation
     return lever.kind in _COMBINED and lever.change is not None and more in _ACCUMULATED
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.advice.situation import Change, Lever, Situation, batch_edits, options_of
+from multinode.analyse.advice.training_state import Change, Lever, TrainingState, batch_edits, options_of
 from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.prediction.break_even import beats, on_one_node
 from multinode.analyse.prediction.predict import predict
@@ -25,80 +25,78 @@ _OWN_CORES = "each worker is taken to have a device, or cores, of its own"
 _replace = msgspec.structs.replace
 
 
-def cluster_levers(situation: Situation) -> Iterator[Lever]:
+def cluster_levers(state: TrainingState) -> Iterator[Lever]:
     """Those that apply."""
-    nodes = situation.scenario.layout.nodes
+    nodes = state.scenario.layout.nodes
     if nodes > 1:
-        yield from _faster_links(situation)
-        yield _on_nodes(situation, 1)
-        yield from _full(situation)
+        yield from _faster_links(state)
+        yield _on_nodes(state, 1)
+        yield from _full(state)
     if nodes > 2:  # noqa: PLR2004 - one fewer than two is one node, which is there already
-        yield _on_nodes(situation, nodes - 1)
+        yield _on_nodes(state, nodes - 1)
     # Without a network that was measured or stated, nothing is known of a second node.
-    if nodes > 1 or len(situation.slots) > 1:
-        yield _on_nodes(situation, nodes + 1)
+    if nodes > 1 or len(state.slots) > 1:
+        yield _on_nodes(state, nodes + 1)
 
 
-def _faster_links(situation: Situation) -> Iterator[Lever]:
-    link = situation.scenario.link
+def _faster_links(state: TrainingState) -> Iterator[Lever]:
+    link = state.scenario.link
     faster = [rate for rate in _STANDARD_GBIT_PER_S if rate > link.gbit_per_s * _CLEARLY_FASTER]
-    worth = _worth(situation)
+    worth = _worth(state)
     for rate in faster[:_MOST_LINKS]:
-        scenario = _replace(situation.scenario, link=_replace(link, gbit_per_s=float(rate)))
+        scenario = _replace(state.scenario, link=_replace(link, gbit_per_s=float(rate)))
         told = format_rate(rate)
         yield Lever(
             name=f"a link of {told}",
             kind="link",
-            after=_replace(situation, scenario=scenario, measured_samples_per_s=None),
+            after=_replace(state, scenario=scenario, measured_samples_per_s=None),
             by_hand=f"cards and a switch of {told} instead of {format_rate(link.gbit_per_s)}",
             meaning="nothing; the price of cards, a switch and cables",
             remark=worth,
         )
 
 
-def _worth(situation: Situation) -> str:
+def _worth(state: TrainingState) -> str:
     """From which link on the nodes are worth it."""
-    one = predict(situation.calibration, on_one_node(situation.calibration, situation.scenario))
-    nodes, workers = situation.scenario.layout.nodes, one.scenario.layout.workers
-    needed = beats(situation.calibration, situation.scenario, one)
-    told = f"one with {workers} workers" if workers > situation.scenario.layout.workers_per_node else "one"
+    one = predict(state.calibration, on_one_node(state.calibration, state.scenario))
+    nodes, workers = state.scenario.layout.nodes, one.scenario.layout.workers
+    needed = beats(state.calibration, state.scenario, one)
+    told = f"one with {workers} workers" if workers > state.scenario.layout.workers_per_node else "one"
     if needed.value is None:
         return f"{nodes} nodes beat {told} on no link"
-    if needed.value >= situation.scenario.link.gbit_per_s:
+    if needed.value >= state.scenario.link.gbit_per_s:
         return f"{nodes} nodes beat {told} from {format_rate(needed.value)} on"
     return f"{nodes} nodes beat {told} from {format_rate(needed.value)} on, which this link is above"
 
 
-def _full(situation: Situation) -> Iterator[Lever]:
+def _full(state: TrainingState) -> Iterator[Lever]:
     """Every node with as many workers as one node is known to have."""
-    layout = situation.scenario.layout
-    workers = on_one_node(situation.calibration, situation.scenario).layout.workers
+    layout = state.scenario.layout
+    workers = on_one_node(state.calibration, state.scenario).layout.workers
     if workers > layout.workers_per_node:
         placed = Layout(nodes=layout.nodes, workers_per_node=workers)
-        yield _placed(situation, placed, f"{workers} workers on each node", remark=_OWN_CORES)
+        yield _placed(state, placed, f"{workers} workers on each node", remark=_OWN_CORES)
 
 
-def _on_nodes(situation: Situation, nodes: int) -> Lever:
+def _on_nodes(state: TrainingState, nodes: int) -> Lever:
     """More nodes or fewer as they are; one alone has all the workers that it is known to have."""
-    layout = situation.scenario.layout
+    layout = state.scenario.layout
     if nodes == 1:
-        return _placed(
-            situation, on_one_node(situation.calibration, situation.scenario).layout, "one node alone", remark=""
-        )
+        return _placed(state, on_one_node(state.calibration, state.scenario).layout, "one node alone", remark="")
     placed = Layout(nodes=nodes, workers_per_node=layout.workers_per_node)
-    return _placed(situation, placed, f"{nodes} nodes", remark="")
+    return _placed(state, placed, f"{nodes} nodes", remark="")
 
 
-def _placed(situation: Situation, placed: Layout, name: str, *, remark: str) -> Lever:
-    layout = situation.scenario.layout
-    before, after = (layout.workers * _samples_a_worker(situation), placed.workers * _samples_a_worker(situation))
+def _placed(state: TrainingState, placed: Layout, name: str, *, remark: str) -> Lever:
+    layout = state.scenario.layout
+    before, after = (layout.workers * _samples_a_worker(state), placed.workers * _samples_a_worker(state))
     meaning = "nothing" if before == after else f"global batch {after:g} instead of {before:g}"
-    compressed = situation.settings.grad_compress
+    compressed = state.settings.grad_compress
     then = _replace(
-        situation,
-        scenario=_replace(situation.scenario, layout=placed),
+        state,
+        scenario=_replace(state.scenario, layout=placed),
         # A single worker has nobody to send gradients to, and on one node they pass no network.
-        settings=_replace(situation.settings, grad_compress=compressed if placed.nodes > 1 else None),
+        settings=_replace(state.settings, grad_compress=compressed if placed.nodes > 1 else None),
         measured_samples_per_s=None,
     )
     changed = Change(
@@ -106,7 +104,7 @@ def _placed(situation: Situation, placed: Layout, name: str, *, remark: str) -> 
         nodes=placed.nodes if placed.nodes != layout.nodes else None,
         workers_per_node=placed.workers_per_node if placed.workers_per_node != layout.workers_per_node else None,
     )
-    by_hand = _in_the_hostfile(situation, placed, changed)
+    by_hand = _in_the_hostfile(state, placed, changed)
     return Lever(
         name=name,
         kind="nodes",
@@ -118,11 +116,11 @@ def _placed(situation: Situation, placed: Layout, name: str, *, remark: str) -> 
     )
 
 
-def _in_the_hostfile(situation: Situation, placed: Layout, change: Change) -> str:
+def _in_the_hostfile(state: TrainingState, placed: Layout, change: Change) -> str:
     """What has to be written there before the options can be followed; empty where nothing has to."""
-    if placed.nodes > max(situation.scenario.layout.nodes, len(situation.slots)):
+    if placed.nodes > max(state.scenario.layout.nodes, len(state.slots)):
         return f"a node more in the hostfile, as the others: {placed.nodes} in all"
-    workers, slots = placed.workers_per_node, situation.slots[: placed.nodes]
+    workers, slots = placed.workers_per_node, state.slots[: placed.nodes]
     short = [rank for rank, count in enumerate(slots) if count is not None and count < workers]
     if not short:
         return ""
@@ -130,5 +128,5 @@ def _in_the_hostfile(situation: Situation, placed: Layout, change: Change) -> st
     return f"in the hostfile {workers} ids in gpus=, or slots={workers}, for {which}; then {options_of(change)}"
 
 
-def _samples_a_worker(situation: Situation) -> float:
-    return situation.scenario.per_device_batch * situation.scenario.accumulation
+def _samples_a_worker(state: TrainingState) -> float:
+    return state.scenario.per_device_batch * state.scenario.accumulation

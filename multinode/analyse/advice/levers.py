@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.advice.situation import Change, Lever, Situation, batch_edits, sample_bytes
+from multinode.analyse.advice.training_state import Change, Lever, TrainingState, batch_edits, sample_bytes
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.prediction.variants import vary
 from multinode.errors import UsageError
@@ -35,28 +35,28 @@ _LORA_RANK = 8
 _replace = msgspec.structs.replace
 
 
-def setting_levers(situation: Situation) -> Iterator[Lever]:
+def setting_levers(state: TrainingState) -> Iterator[Lever]:
     """Those that apply."""
-    if situation.scenario.layout.workers > 1:
-        yield from _compress(situation)
-        yield from _accumulate(situation)
-        yield from _overlap(situation)
-        yield from _larger_buckets(situation)
-    yield from _larger_batch(situation)
-    yield from _lora(situation)
+    if state.scenario.layout.workers > 1:
+        yield from _compress(state)
+        yield from _accumulate(state)
+        yield from _overlap(state)
+        yield from _larger_buckets(state)
+    yield from _larger_batch(state)
+    yield from _lora(state)
 
 
-def _compress(situation: Situation) -> Iterator[Lever]:
+def _compress(state: TrainingState) -> Iterator[Lever]:
     """DDP's hook: only there, and only where gradients travel as fp32."""
-    settings, load = situation.settings, situation.calibration.work.load
-    wide = load.gradient_bytes == _FP32_BYTES and situation.scenario.gradient_factor == 1
-    if situation.scenario.strategy is not Strategy.DDP or settings.grad_compress is not None or not wide:
+    settings, load = state.settings, state.calibration.work.load
+    wide = load.gradient_bytes == _FP32_BYTES and state.scenario.gradient_factor == 1
+    if state.scenario.strategy is not Strategy.DDP or settings.grad_compress is not None or not wide:
         return
     dtype = "bf16" if settings.precision == "bf16" else "fp16"
     yield Lever(
         name=f"gradients as {dtype}",
         kind="gradients",
-        after=_replace(situation, settings=_replace(settings, grad_compress=dtype), measured_samples_per_s=None),
+        after=_replace(state, settings=_replace(settings, grad_compress=dtype), measured_samples_per_s=None),
         change=Change(grad_compress=dtype),
         meaning=_ROUNDED[dtype],
         # On a slow network the copies of all buckets are on their way at once.
@@ -65,19 +65,19 @@ def _compress(situation: Situation) -> Iterator[Lever]:
     )
 
 
-def _accumulate(situation: Situation) -> Iterator[Lever]:
-    helps = situation.scenario.strategy in _REDUCED_ONCE
+def _accumulate(state: TrainingState) -> Iterator[Lever]:
+    helps = state.scenario.strategy in _REDUCED_ONCE
     for multiple in _MULTIPLES if helps else _MULTIPLES[1:2]:
-        lever = _accumulated(situation, multiple)
-        yield lever if helps else _replace(lever, remark=_reduced_always(situation, lever.after))
+        lever = _accumulated(state, multiple)
+        yield lever if helps else _replace(lever, remark=_reduced_always(state, lever.after))
 
 
-def _accumulated(situation: Situation, multiple: int) -> Lever:
-    accumulation = situation.scenario.accumulation * multiple
+def _accumulated(state: TrainingState, multiple: int) -> Lever:
+    accumulation = state.scenario.accumulation * multiple
     after = _replace(
-        situation,
-        scenario=_replace(situation.scenario, accumulation=accumulation),
-        settings=_replace(situation.settings, accumulation=accumulation),
+        state,
+        scenario=_replace(state.scenario, accumulation=accumulation),
+        settings=_replace(state.settings, accumulation=accumulation),
         measured_samples_per_s=None,
     )
     change = Change(
@@ -88,13 +88,13 @@ def _accumulated(situation: Situation, multiple: int) -> Lever:
         name=f"gradient accumulation {accumulation}",
         kind="accumulation",
         after=after,
-        change=None if situation.is_script else change,
+        change=None if state.is_script else change,
         by_hand=f"{accumulation} micro-batches a step in your script, all but the last of them under no_sync()",
-        meaning=_larger_global(situation, multiple),
+        meaning=_larger_global(state, multiple),
     )
 
 
-def _reduced_always(before: Situation, after: Situation) -> str:
+def _reduced_always(before: TrainingState, after: TrainingState) -> str:
     strategy = before.scenario.strategy
     old, new = sample_bytes(before) / 1e6, sample_bytes(after) / 1e6
     engine = "DeepSpeed" if strategy in _DEEPSPEED else "FSDP"
@@ -107,17 +107,17 @@ def _reduced_always(before: Situation, after: Situation) -> str:
     )
 
 
-def _overlap(situation: Situation) -> Iterator[Lever]:
-    deepspeed, load = situation.deepspeed, situation.calibration.work.load
-    if deepspeed is None or situation.scenario.strategy not in _DEEPSPEED or situation.scenario.overlap:
+def _overlap(state: TrainingState) -> Iterator[Lever]:
+    deepspeed, load = state.deepspeed, state.calibration.work.load
+    if deepspeed is None or state.scenario.strategy not in _DEEPSPEED or state.scenario.overlap:
         return
     # A second buffer of a whole bucket (stage_1_and_2.py); without a known size of the bucket none is told.
     elements = deepspeed.reduce_bucket_elements
     extra = None if elements is None else elements * load.gradient_bytes / _BYTES_PER_GIB
     after = _replace(
-        situation,
-        scenario=_replace(situation.scenario, overlap=True),
-        settings=_replace(situation.settings, overlap=True),
+        state,
+        scenario=_replace(state.scenario, overlap=True),
+        settings=_replace(state.settings, overlap=True),
         deepspeed=_replace(deepspeed, overlap_comm=True),
         measured_samples_per_s=None,
     )
@@ -125,16 +125,16 @@ def _overlap(situation: Situation) -> Iterator[Lever]:
         name="overlap_comm",
         kind="overlap",
         after=after,
-        change=None if situation.is_script else Change(deepspeed=("zero_optimization.overlap_comm=true",)),
+        change=None if state.is_script else Change(deepspeed=("zero_optimization.overlap_comm=true",)),
         by_hand='"overlap_comm": true under "zero_optimization" of your DeepSpeed JSON',
         extra_gib=extra,
         remark="one bucket as large as all gradients has nothing to hide behind: a smaller reduce_bucket_size helps it",
     )
 
 
-def _larger_buckets(situation: Situation) -> Iterator[Lever]:
+def _larger_buckets(state: TrainingState) -> Iterator[Lever]:
     """Where a step makes many calls, each of which costs a message's time."""
-    scenario, work = situation.scenario, situation.calibration.work
+    scenario, work = state.scenario, state.calibration.work
     if scenario.strategy is not Strategy.DDP or scenario.bucket_bytes is not None:
         return
     calls = [call for call in work.calls_of(scenario.strategy, scenario.layout) if call.collective == "all_reduce"]
@@ -144,19 +144,19 @@ def _larger_buckets(situation: Situation) -> Iterator[Lever]:
     yield Lever(
         name=f"buckets of {_LARGE_BUCKET_MIB} MiB",
         kind="buckets",
-        after=_replace(situation, scenario=_replace(scenario, bucket_bytes=size), measured_samples_per_s=None),
-        change=None if situation.is_script else Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
+        after=_replace(state, scenario=_replace(scenario, bucket_bytes=size), measured_samples_per_s=None),
+        change=None if state.is_script else Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
         by_hand=f"DistributedDataParallel(..., bucket_cap_mb={_LARGE_BUCKET_MIB})",
         remark="fewer messages, which begin later",
     )
 
 
-def _larger_batch(situation: Situation) -> Iterator[Lever]:
-    batch = situation.scenario.per_device_batch * 2
+def _larger_batch(state: TrainingState) -> Iterator[Lever]:
+    batch = state.scenario.per_device_batch * 2
     after = _replace(
-        situation,
-        scenario=_replace(situation.scenario, per_device_batch=batch),
-        settings=_replace(situation.settings, per_device_batch=int(batch)),
+        state,
+        scenario=_replace(state.scenario, per_device_batch=batch),
+        settings=_replace(state.settings, per_device_batch=int(batch)),
         measured_samples_per_s=None,
     )
     change = Change(overrides=(f"per_device_train_batch_size={batch:g}",), deepspeed=batch_edits(after))
@@ -165,22 +165,20 @@ def _larger_batch(situation: Situation) -> Iterator[Lever]:
         kind="batch",
         # Of a batch that is no whole number none was asked for.
         after=after,
-        change=None if situation.is_script or batch != int(batch) else change,
+        change=None if state.is_script or batch != int(batch) else change,
         by_hand=f"{batch:g} samples a micro-batch in your script",
-        meaning=_larger_global(situation, 2),
+        meaning=_larger_global(state, 2),
         extra_gib=None,
         remark="activations take about twice the memory",
     )
 
 
-def _lora(situation: Situation) -> Iterator[Lever]:
-    settings, subject = situation.settings, situation.subject
-    if settings.method != "full" or subject is None or situation.is_script:
+def _lora(state: TrainingState) -> Iterator[Lever]:
+    settings, subject = state.settings, state.subject
+    if settings.method != "full" or subject is None or state.is_script:
         return
     try:
-        calibration = vary(
-            situation.calibration, subject, strategy=situation.scenario.strategy, method=f"lora:{_LORA_RANK}"
-        )
+        calibration = vary(state.calibration, subject, strategy=state.scenario.strategy, method=f"lora:{_LORA_RANK}")
     except UsageError:
         # Of a model whose shape is not known nothing can be told.
         return
@@ -189,7 +187,7 @@ def _lora(situation: Situation) -> Iterator[Lever]:
         name=f"LoRA of rank {_LORA_RANK}",
         kind="method",
         after=_replace(
-            situation,
+            state,
             calibration=calibration,
             settings=_replace(settings, method="lora", lora_rank=_LORA_RANK),
             measured_samples_per_s=None,
@@ -199,8 +197,8 @@ def _lora(situation: Situation) -> Iterator[Lever]:
     )
 
 
-def _larger_global(situation: Situation, multiple: int) -> str:
-    samples = situation.scenario.samples
+def _larger_global(state: TrainingState, multiple: int) -> str:
+    samples = state.scenario.samples
     return (
         f"global batch {samples * multiple:g} instead of {samples:g}: fewer optimizer steps an epoch, and the learning "
         "rate may have to follow"

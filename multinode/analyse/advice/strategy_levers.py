@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.advice.situation import Change, Lever, Situation, expected_gib, fits, need_of
+from multinode.analyse.advice.training_state import Change, Lever, TrainingState, expected_gib, fits, need_of
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.memory_need import COUNTED
 from multinode.analyse.prediction.variants import vary
@@ -34,36 +34,36 @@ _SHARDED = frozenset({Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHA
 _replace = msgspec.structs.replace
 
 
-def strategy_levers(situation: Situation) -> Iterator[Lever]:
+def strategy_levers(state: TrainingState) -> Iterator[Lever]:
     """The moves that may pay."""
-    today = situation.scenario.strategy
-    if situation.scenario.layout.workers == 1:
+    today = state.scenario.strategy
+    if state.scenario.layout.workers == 1:
         return
     for strategy in _MOVES.get(today, ()):
         # ZeRO-1 and ZeRO-2 send alike unless micro-batches are accumulated.
-        if strategy is Strategy.ZERO1 and situation.scenario.accumulation == 1:
+        if strategy is Strategy.ZERO1 and state.scenario.accumulation == 1:
             continue
         change = _change(today, strategy)
-        after = _after(situation, strategy, change)
+        after = _after(state, strategy, change)
         if after is None:
             continue
         lever = Lever(
             name=f"{strategy} instead of {today}",
             kind="strategy",
             after=after,
-            change=None if situation.is_script else change,
+            change=None if state.is_script else change,
             by_hand=_by_hand(strategy),
         )
-        yield _replace(lever, remark=_memory(situation, lever))
+        yield _replace(lever, remark=_memory(state, lever))
 
 
-def _after(situation: Situation, strategy: Strategy, change: Change) -> Situation | None:
+def _after(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState | None:
     """None where nobody can tell what it would send."""
-    calibration, scenario = situation.calibration, _replace(situation.scenario, strategy=strategy)
-    deepspeed = None if strategy is Strategy.DDP else _edited(situation, change)
-    if situation.subject is not None:
+    calibration, scenario = state.calibration, _replace(state.scenario, strategy=strategy)
+    deepspeed = None if strategy is Strategy.DDP else _edited(state, change)
+    if state.subject is not None:
         try:
-            calibration = vary(calibration, situation.subject, strategy=strategy)
+            calibration = vary(calibration, state.subject, strategy=strategy)
         except UsageError:
             return None
     if strategy is Strategy.DDP:
@@ -72,24 +72,24 @@ def _after(situation: Situation, strategy: Strategy, change: Change) -> Situatio
     elif deepspeed is not None:
         scenario = _replace(scenario, overlap=deepspeed.overlap_comm)
     return _replace(
-        situation,
+        state,
         calibration=calibration,
         scenario=scenario,
-        settings=_replace(situation.settings, strategy=str(strategy), overlap=scenario.overlap),
+        settings=_replace(state.settings, strategy=str(strategy), overlap=scenario.overlap),
         deepspeed=deepspeed,
         measured_samples_per_s=None,
     )
 
 
-def _edited(situation: Situation, change: Change) -> DeepSpeedConfig | None:
+def _edited(state: TrainingState, change: Change) -> DeepSpeedConfig | None:
     """Its DeepSpeed JSON with the change: what it leaves out, stage 3 has otherwise than stage 2."""
-    job = situation.subject.job if situation.subject is not None else None
+    job = state.subject.job if state.subject is not None else None
     if job is None or job.deepspeed_text is None:
-        return situation.deepspeed
+        return state.deepspeed
     try:
         return parse_deepspeed(edit_deepspeed(job.deepspeed_text, parse_deepspeed_edits(change.deepspeed)))
     except JobError:
-        return situation.deepspeed
+        return state.deepspeed
 
 
 def _change(today: Strategy, strategy: Strategy) -> Change:
@@ -106,7 +106,7 @@ def _by_hand(strategy: Strategy) -> str:
     return "wrap the model in torch's DistributedDataParallel in your script"
 
 
-def _memory(before: Situation, lever: Lever) -> str:
+def _memory(before: TrainingState, lever: Lever) -> str:
     """What it takes, and whether the GPUs have room for it, as far as that can be told."""
     old, new, room = need_of(before), need_of(lever.after), before.room
     if old is None or new is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.advice.advice import Recommendations, advise, advise_notes
-from multinode.analyse.advice.situation import Room, Situation
+from multinode.analyse.advice.training_state import Room, TrainingState
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.record import Record, job_of, settings_of
@@ -74,7 +74,7 @@ def advise_runs(
     evidence = evidence_of(root, names, link_measured)
     tested = back_tested(evidence)
     directories = [RunDirectory.open(root, name) for name in names]
-    today = _situation(trusted(evidence, tested), directories, link_gbit_per_s)
+    today = _state(trusted(evidence, tested), directories, link_gbit_per_s)
     advice = advise(today)
     notes = [*evidence.notes, *advise_notes(today), *([tested.sentence] if tested.tested else [])]
     return Recommendations(
@@ -120,13 +120,13 @@ def _sources(root: Path, name: str) -> tuple[str, ...]:
     return found or (directory.run_id,)
 
 
-def _situation(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_per_s: float | None) -> Situation:
+def _state(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_per_s: float | None) -> TrainingState:
     scenario, measured = evidence.today, evidence.today_samples_per_s
     if link_gbit_per_s is not None and link_gbit_per_s != scenario.link.gbit_per_s:
         link = msgspec.structs.replace(scenario.link, gbit_per_s=link_gbit_per_s)
         scenario, measured = msgspec.structs.replace(scenario, link=link), None
     alike = list(_as_today(evidence, directories))
-    return Situation(
+    return TrainingState(
         calibration=evidence.calibration,
         scenario=scenario,
         settings=evidence.subject.settings,

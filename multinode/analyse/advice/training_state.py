@@ -1,4 +1,4 @@
-"""Situation: a training as it stands, with what is known of its room; and Levers, which each lead to another one. Pure.
+"""TrainingState: a training as it stands, with what is known of its room; and Levers, which each lead to another one. Pure.
 
 Which levers there are is `levers`, `strategy_levers` and `cluster_levers`; what one gains is `advice`'s.
 """
@@ -25,7 +25,7 @@ __all__ = [
     "Change",
     "Lever",
     "Room",
-    "Situation",
+    "TrainingState",
     "batch_edits",
     "expected_gib",
     "fits",
@@ -77,7 +77,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return self.total_gib * _USABLE
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """A training in its settings.
 
     Attributes:
@@ -107,7 +107,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return self.settings.command is not None
 
     def outlook(self) -> PredictedScenario:
-        """The situation, predicted.
+        """The state, predicted.
 
         Raises:
             ValueError: the strategy gathers all parameters, and how many there are is not known.
@@ -127,7 +127,7 @@ class Lever(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: in a few words, unique.
         kind: what it moves; two of one kind exclude each other.
-        after: the situation with it.
+        after: the state with it.
         change: how a machine makes it; None where it takes a person.
         by_hand: what a person does where no machine can.
         meaning: what it changes in the training's meaning, or its price; `nothing` where it changes none.
@@ -138,7 +138,7 @@ class Lever(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    after: Situation
+    after: TrainingState
     change: Change | None = None
     by_hand: str = ""
     meaning: str = "nothing"
@@ -180,9 +180,9 @@ def joined(first: Change, second: Change) -> Change:
     )
 
 
-def need_of(situation: Situation) -> MemoryNeed | None:
+def need_of(state: TrainingState) -> MemoryNeed | None:
     """What the states of the model take of a worker; None where the model's size is not known."""
-    settings, scenario, deepspeed = situation.settings, situation.scenario, situation.deepspeed
+    settings, scenario, deepspeed = state.settings, state.scenario, state.deepspeed
     sharing = deepspeed if scenario.strategy in _DEEPSPEED else None
     quantised = settings.method is not None and settings.method.startswith("qlora")
     placement = StatePlacement(
@@ -194,10 +194,10 @@ def need_of(situation: Situation) -> MemoryNeed | None:
         and sharing.offload_parameters is not None
         and scenario.strategy is Strategy.ZERO3,
     )
-    return memory_need(scenario.strategy, situation.calibration.work.load, scenario.layout, placement)
+    return memory_need(scenario.strategy, state.calibration.work.load, scenario.layout, placement)
 
 
-def more_memory_gib(before: Situation, lever: Lever) -> float | None:
+def more_memory_gib(before: TrainingState, lever: Lever) -> float | None:
     """What a worker needs more with it, or less; None where that is not known."""
     if lever.extra_gib is None:
         return None
@@ -210,7 +210,7 @@ def more_memory_gib(before: Situation, lever: Lever) -> float | None:
     return new.total_gib - old.total_gib + lever.extra_gib
 
 
-def expected_gib(before: Situation, lever: Lever) -> float | None:
+def expected_gib(before: TrainingState, lever: Lever) -> float | None:
     """What a worker will have allocated with it; the model's states alone where no peak was measured; None is unknown.
 
     Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same ratio.
@@ -224,7 +224,7 @@ def expected_gib(before: Situation, lever: Lever) -> float | None:
     return peak + more
 
 
-def fits(before: Situation, lever: Lever) -> bool | None:
+def fits(before: TrainingState, lever: Lever) -> bool | None:
     """Whether the GPUs have room for it; None where that is not known. What takes no more than today fits as today."""
     more, expected = more_memory_gib(before, lever), expected_gib(before, lever)
     if before.room is None or more is None:
@@ -235,28 +235,28 @@ def fits(before: Situation, lever: Lever) -> bool | None:
     return None if before.room.peak_gib is None else True
 
 
-def batch_edits(situation: Situation) -> tuple[str, ...]:
-    """Edits of a DeepSpeed JSON that fixes another batch than the situation has."""
-    batch, scenario = situation.scenario.per_device_batch, situation.scenario
-    if situation.deepspeed is None or batch != int(batch):
+def batch_edits(state: TrainingState) -> tuple[str, ...]:
+    """Edits of a DeepSpeed JSON that fixes another batch than the state has."""
+    batch, scenario = state.scenario.per_device_batch, state.scenario
+    if state.deepspeed is None or batch != int(batch):
         return ()
     return fixed_edits(
-        situation.deepspeed,
+        state.deepspeed,
         per_device_batch=int(batch),
         accumulation=scenario.accumulation,
         workers=scenario.layout.workers,
     )
 
 
-def sample_bytes(situation: Situation) -> float:
+def sample_bytes(state: TrainingState) -> float:
     """Bytes that a worker sends for each of its samples, and receives as many, in rings over all workers.
 
     Raises:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
-    scenario, work = situation.scenario, situation.calibration.work
+    scenario, work = state.scenario, state.calibration.work
     factor = scenario.gradient_factor
-    if situation.settings.grad_compress is not None:
+    if state.settings.grad_compress is not None:
         factor *= gradient_factor(work.load)
     calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), factor)
     samples = scenario.per_device_batch * scenario.accumulation
