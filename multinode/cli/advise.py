@@ -175,7 +175,7 @@ def _job(
     edits: list[str] | None,
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
-    from multinode.analyse.advice.situation import Change
+    from multinode.analyse.advice.training_state import Change
     from multinode.cli.inputs import read_job
     from multinode.workflows.advice.advise import measured_job
     from multinode.workflows.advice.try_advice import changed_job

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
 from multinode.analyse.advice.levers import setting_levers
-from multinode.analyse.advice.training_state import Room, TrainingState, joined, options_of
+from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState, joined, options_of
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.step_calls import Work
@@ -145,7 +145,7 @@ def test_zero_3_accumulates_for_nothing() -> None:
 
 
 def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
-    today = state(Strategy.ZERO3, room=Room(total_gib=24, peak_gib=20))
+    today = state(Strategy.ZERO3, gpu_memory=GpuMemoryBudget(total_gib=24, peak_gib=20))
     advice = advise(today)
     ddp, zero2 = named(advice, "DDP instead of ZeRO-3"), named(advice, "ZeRO-2 instead of ZeRO-3")
     assert ddp.command == "--set deepspeed=null"
@@ -155,7 +155,7 @@ def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
     # DDP: 20 bytes a parameter on each worker; ZeRO-3: 16 over two.
     assert ddp.memory_gib == pytest.approx((20 - 8) * parameters / 2**30)
     assert "fit a GPU of 24 GiB" in ddp.why
-    small = advise(changed(today, room=Room(total_gib=0.05)))
+    small = advise(changed(today, gpu_memory=GpuMemoryBudget(total_gib=0.05)))
     assert "do not fit" in named(small, "DDP instead of ZeRO-3").why
 
 
@@ -164,7 +164,9 @@ def test_what_the_gpus_have_no_room_for_comes_last_whatever_it_would_gain() -> N
     today = state(Strategy.ZERO3, 1.0)
     calibration = changed(today.calibration, work=changed(today.calibration.work, load=load))
     eight = changed(today.scenario, layout=Layout(nodes=8, workers_per_node=8))
-    today = changed(today, calibration=calibration, scenario=eight, room=Room(total_gib=24, peak_gib=20))
+    today = changed(
+        today, calibration=calibration, scenario=eight, gpu_memory=GpuMemoryBudget(total_gib=24, peak_gib=20)
+    )
     advice = advise(today)
     fits = {one.name: one.fits for one in advice}
     assert fits["DDP instead of ZeRO-3"] is False
@@ -178,15 +180,15 @@ def test_what_the_gpus_have_no_room_for_comes_last_whatever_it_would_gain() -> N
     assert not [one for one in advice if "+" in one.name and "DDP" in one.name]
     assert "do not fit a GPU of 24 GiB" in named(advice, "DDP instead of ZeRO-3").why
     # Where no peak is known, what does not fit by its states alone does not.
-    unmeasured = {one.name: one.fits for one in advise(changed(today, room=Room(total_gib=24)))}
+    unmeasured = {one.name: one.fits for one in advise(changed(today, gpu_memory=GpuMemoryBudget(total_gib=24)))}
     assert (unmeasured["DDP instead of ZeRO-3"], unmeasured["gradient accumulation 4"]) == (False, None)
 
 
 def test_a_count_above_the_measured_peak_is_known_to_be_too_high() -> None:
     # States of 16 bytes a parameter over two workers are 0.0275 GiB; an optimizer of few states had half of it.
-    today = state(Strategy.ZERO3, room=Room(total_gib=0.05, peak_gib=0.014))
+    today = state(Strategy.ZERO3, gpu_memory=GpuMemoryBudget(total_gib=0.05, peak_gib=0.014))
     assert named(advise(today), "DDP instead of ZeRO-3").fits is True
-    filled = changed(today, room=Room(total_gib=0.05, peak_gib=0.04))
+    filled = changed(today, gpu_memory=GpuMemoryBudget(total_gib=0.05, peak_gib=0.04))
     assert named(advise(filled), "DDP instead of ZeRO-3").fits is False
 
 

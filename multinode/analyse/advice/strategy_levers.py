@@ -108,15 +108,15 @@ def _by_hand(strategy: Strategy) -> str:
 
 def _memory(before: TrainingState, lever: Lever) -> str:
     """What it takes, and whether the GPUs have room for it, as far as that can be told."""
-    old, new, room = need_of(before), need_of(lever.after), before.room
+    old, new, memory = need_of(before), need_of(lever.after), before.gpu_memory
     if old is None or new is None:
         return "whether a worker's memory holds it is not known: the model's size is not"
     needed = f"the model's states take {new.total_gib:.3g} GiB of a worker instead of {old.total_gib:.3g} ({COUNTED})"
-    if room is None:
+    if memory is None:
         return needed
     fit = "do not fit" if fits(before, lever) is False else "fit"
-    told = f"they {fit} a GPU of {room.total_gib:.3g} GiB"
+    told = f"they {fit} a GPU of {memory.total_gib:.3g} GiB"
     expected = expected_gib(before, lever)
-    if room.peak_gib is not None and expected is not None:
+    if memory.peak_gib is not None and expected is not None:
         return f"{needed}; with the activations that were measured, {expected:.3g} GiB, {told}"
     return f"{needed}; {told}" + (", if activations find room beside them" if fit == "fit" else "")

@@ -1,4 +1,4 @@
-"""TrainingState: a training as it stands, with what is known of its room; and Levers, which each lead to another one. Pure.
+"""TrainingState: a training as it stands, with its GPUs' memory; and Levers, which each lead to another one. Pure.
 
 Which levers there are is `levers`, `strategy_levers` and `cluster_levers`; what one gains is `advice`'s.
 """
@@ -23,8 +23,8 @@ from multinode.core.job.deepspeed_edit import fixed_edits
 
 __all__ = [
     "Change",
+    "GpuMemoryBudget",
     "Lever",
-    "Room",
     "TrainingState",
     "batch_edits",
     "expected_gib",
@@ -60,7 +60,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     workers_per_node: int | None = None
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class GpuMemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the GPUs.
 
     Attributes:
@@ -85,7 +85,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         settings: all of them.
         subject: what was trained when its costs were measured; None is unknown.
         deepspeed: its DeepSpeed configuration; None without one.
-        room: of its GPUs; None is unknown, or no GPUs.
+        gpu_memory: of its GPUs; None is unknown, or no GPUs.
         slots: of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown.
         measured_samples_per_s: of exactly this; None where it was not measured.
         stragglers: nodes that the others waited for.
@@ -96,7 +96,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     subject: Subject | None = None
     deepspeed: DeepSpeedConfig | None = None
-    room: Room | None = None
+    gpu_memory: GpuMemoryBudget | None = None
     slots: tuple[int | None, ...] = ()
     measured_samples_per_s: float | None = None
     stragglers: tuple[Straggler, ...] = ()
@@ -215,7 +215,7 @@ def expected_gib(before: TrainingState, lever: Lever) -> float | None:
 
     Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same ratio.
     """
-    peak = before.room.peak_gib if before.room is not None else None
+    peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
     old, new, more = need_of(before), need_of(lever.after), more_memory_gib(before, lever)
     if peak is None or more is None:
         return new.total_gib if peak is None and new is not None else None
@@ -227,12 +227,12 @@ def expected_gib(before: TrainingState, lever: Lever) -> float | None:
 def fits(before: TrainingState, lever: Lever) -> bool | None:
     """Whether the GPUs have room for it; None where that is not known. What takes no more than today fits as today."""
     more, expected = more_memory_gib(before, lever), expected_gib(before, lever)
-    if before.room is None or more is None:
+    if before.gpu_memory is None or more is None:
         return None
-    if more > 0 and expected is not None and expected > before.room.usable_gib:
+    if more > 0 and expected is not None and expected > before.gpu_memory.usable_gib:
         return False
     # Without activations, what fits so far is no promise.
-    return None if before.room.peak_gib is None else True
+    return None if before.gpu_memory.peak_gib is None else True
 
 
 def batch_edits(state: TrainingState) -> tuple[str, ...]:

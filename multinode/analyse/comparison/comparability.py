@@ -1,4 +1,4 @@
-"""Comparability: what differs between sides and is not under comparison: refused where it is another training, else said.
+"""Comparability: what differs between sides and is not compared: refused where it is another training, else said.
 
 Other load and thermals are `disturbances`'.
 """

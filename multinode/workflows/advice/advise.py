@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.advice.advice import Recommendations, advise, advise_notes
-from multinode.analyse.advice.training_state import Room, TrainingState
+from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.record import Record, job_of, settings_of
@@ -132,7 +132,7 @@ def _state(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_pe
         settings=evidence.subject.settings,
         subject=evidence.subject,
         deepspeed=_deepspeed(evidence),
-        room=_room(alike) or _unmeasured_room(directories),
+        gpu_memory=_gpu_memory(alike) or _unmeasured_gpu_memory(directories),
         slots=_slots(directories),
         measured_samples_per_s=measured,
         stragglers=alike[-1].stragglers if alike else (),
@@ -166,21 +166,21 @@ def _deepspeed(evidence: Evidence) -> DeepSpeedConfig | None:
     return parse_deepspeed(job.deepspeed_text) if job is not None and job.deepspeed_text is not None else None
 
 
-def _room(summaries: Sequence[Summary]) -> Room | None:
+def _gpu_memory(summaries: Sequence[Summary]) -> GpuMemoryBudget | None:
     """The smallest of the GPUs, and the most that a worker took of one; None without GPUs."""
     nodes = [node for summary in summaries for node in summary.nodes if node.gpus]
     totals = [gpu.memory_total_gib for node in nodes for gpu in node.gpus if gpu.memory_total_gib is not None]
     if not totals:
         return None
     peaks = [peak for node in nodes for peak in node.peak_worker_memory_gib.values()]
-    return Room(total_gib=min(totals), peak_gib=max(peaks, default=None))
+    return GpuMemoryBudget(total_gib=min(totals), peak_gib=max(peaks, default=None))
 
 
-def _unmeasured_room(directories: Sequence[RunDirectory]) -> Room | None:
+def _unmeasured_gpu_memory(directories: Sequence[RunDirectory]) -> GpuMemoryBudget | None:
     """Of the same GPUs in other settings, whose peak says nothing of these."""
     found = [one for directory in directories if (one := directory.read("summary.json", Summary)) is not None]
-    room = _room(found)
-    return msgspec.structs.replace(room, peak_gib=None) if room is not None else None
+    memory = _gpu_memory(found)
+    return msgspec.structs.replace(memory, peak_gib=None) if memory is not None else None
 
 
 def _slots(directories: Sequence[RunDirectory]) -> tuple[int | None, ...]:
