@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
-from multinode.analyse.advice.levers import setting_levers
+from multinode.analyse.advice.setting_options import setting_options
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState, joined, options_of
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import parse_model
@@ -99,12 +99,12 @@ def test_larger_buckets_are_four_times_those_of_torch_where_a_step_fills_several
     few = state()
     work = few.calibration.work
     many = changed(few, calibration=changed(few.calibration, work=changed(work, bucket_bytes=1 << 20)))
-    assert not [lever for lever in setting_levers(few) if lever.kind == "buckets"]
-    (lever,) = [lever for lever in setting_levers(many) if lever.kind == "buckets"]
+    assert not [option for option in setting_options(few) if option.kind == "buckets"]
+    (option,) = [option for option in setting_options(many) if option.kind == "buckets"]
     # torch's own are of 25 MiB.
-    assert lever.name == "buckets of 100 MiB"
-    assert lever.change == Change(overrides=("ddp_bucket_cap_mb=100",))
-    assert lever.after.scenario.bucket_bytes == 100 << 20
+    assert option.name == "buckets of 100 MiB"
+    assert option.change == Change(overrides=("ddp_bucket_cap_mb=100",))
+    assert option.after.scenario.bucket_bytes == 100 << 20
 
 
 def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:
@@ -129,19 +129,19 @@ def test_what_is_compressed_already_is_not_advised_again() -> None:
 
 def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
     advice = advise(state(Strategy.ZERO2))
-    lever = named(advice, "gradient accumulation 4")
+    option = named(advice, "gradient accumulation 4")
     # Per sample of two: 2 x G/2 and once Psi before, with Psi spread over four micro-batches after.
-    assert "does not cut the traffic of a sample" in lever.why
-    assert "5.54 MB a sample before and 4.15 MB after" in lever.why
+    assert "does not cut the traffic of a sample" in option.why
+    assert "5.54 MB a sample before and 4.15 MB after" in option.why
     under_ddp = named(advise(state()), "gradient accumulation 4")
-    assert lever.gain < 1.6 < under_ddp.gain
+    assert option.gain < 1.6 < under_ddp.gain
     assert not [one for one in advice if one.name.startswith("gradients as")]
 
 
 def test_zero_3_accumulates_for_nothing() -> None:
-    lever = named(advise(state(Strategy.ZERO3)), "gradient accumulation 4")
-    assert lever.gain == pytest.approx(1.0, abs=0.02)
-    assert "DeepSpeed reduces the gradients of every micro-batch" in lever.why
+    option = named(advise(state(Strategy.ZERO3)), "gradient accumulation 4")
+    assert option.gain == pytest.approx(1.0, abs=0.02)
+    assert "DeepSpeed reduces the gradients of every micro-batch" in option.why
 
 
 def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:

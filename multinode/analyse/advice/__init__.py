@@ -1,1 +1,1 @@
-"""Which change of a measured training pays: levers, situations and their ranking."""
+"""Which change of a measured training pays: options, situations and their ranking."""

@@ -1,6 +1,6 @@
 """Advice: which change pays, by how much, and what it costs; ranked by the predicted gain. Pure.
 
-Asks `predict` for each lever and for the best pairs; which levers there are is not decided here.
+Asks `predict` for each option and for the best pairs; which options there are is not decided here.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.advice.cluster_levers import cluster_levers
-from multinode.analyse.advice.levers import setting_levers
-from multinode.analyse.advice.strategy_levers import strategy_levers
+from multinode.analyse.advice.cluster_options import cluster_options
+from multinode.analyse.advice.setting_options import setting_options
+from multinode.analyse.advice.strategy_options import strategy_options
 from multinode.analyse.advice.training_state import (
     Change,
-    Lever,
     TrainingState,
+    TuningOption,
     fits,
     joined,
     more_memory_gib,
@@ -120,7 +120,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(today: TrainingState) -> tuple[Advice, ...]:
-    """Every lever that applies and the best pairs of them, by their predicted gain, the largest first.
+    """Every option that applies and the best pairs of them, by their predicted gain, the largest first.
 
     What the GPUs have no room for comes last, whatever it would gain.
 
@@ -129,9 +129,9 @@ def advise(today: TrainingState) -> tuple[Advice, ...]:
     """
     try:
         now = today.outlook()
-        levers = [*setting_levers(today), *strategy_levers(today), *cluster_levers(today)]
-        given = [_advice(today, now, lever) for lever in levers]
-        given += _best_pairs(today, now, levers, given)
+        options = [*setting_options(today), *strategy_options(today), *cluster_options(today)]
+        given = [_advice(today, now, option) for option in options]
+        given += _best_pairs(today, now, options, given)
     except ValueError as error:
         raise UsageError(
             f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
@@ -158,23 +158,23 @@ def advise_notes(today: TrainingState) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _advice(today: TrainingState, now: PredictedScenario, lever: Lever) -> Advice | None:
+def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> Advice | None:
     """None where it gives too little to be worth a line."""
-    then = lever.after.outlook()
+    then = option.after.outlook()
     gain = then.samples_per_s / now.samples_per_s
-    if gain < 1 + _WORTH_A_LINE and lever.kind not in _ALWAYS:
+    if gain < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
     return Advice(
-        name=lever.name,
+        name=option.name,
         gain=gain,
-        interval=_interval(today, now, then, lever.doubt),
+        interval=_interval(today, now, then, option.doubt),
         outlook=then,
-        memory_gib=more_memory_gib(today, lever),
-        fits=fits(today, lever),
-        meaning=lever.meaning,
-        change=lever.change,
-        command=lever.command,
-        why=_why(today, now, lever, then),
+        memory_gib=more_memory_gib(today, option),
+        fits=fits(today, option),
+        meaning=option.meaning,
+        change=option.change,
+        command=option.command,
+        why=_why(today, now, option, then),
     )
 
 
@@ -201,17 +201,17 @@ def _own_doubts(shared: Sequence[UncertaintySource], doubts: Sequence[Uncertaint
     return math.prod(max(1.0, widest(doubts, part) / widest(shared, part)) for part in parts)
 
 
-def _why(today: TrainingState, now: PredictedScenario, lever: Lever, then: PredictedScenario) -> str:
+def _why(today: TrainingState, now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
     """The same quantities before and after."""
     told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
     if then.nodes > 1:
-        sent, before = _mb(sample_bytes(lever.after)), _mb(sample_bytes(today))
+        sent, before = _mb(sample_bytes(option.after)), _mb(sample_bytes(today))
         was = f" instead of {before}" if sent != before else ""
         told += (
             f"; a worker sends {sent} a sample{was}, and {_exposed(then):.0%} of the step is exposed communication "
             f"instead of {_exposed(now):.0%}"
         )
-    return f"{told}; {lever.remark}" if lever.remark else told
+    return f"{told}; {option.remark}" if option.remark else told
 
 
 def _mb(size_bytes: float) -> str:
@@ -223,15 +223,15 @@ def _exposed(outlook: PredictedScenario) -> float:
 
 
 def _best_pairs(
-    today: TrainingState, now: PredictedScenario, levers: Sequence[Lever], alone: Sequence[Advice | None]
+    today: TrainingState, now: PredictedScenario, options: Sequence[TuningOption], alone: Sequence[Advice | None]
 ) -> list[Advice]:
     """The best combinations of two settings, of those that fit and are better than either."""
     gains = {one.name: one.gain for one in alone if one is not None}
     pairs: dict[frozenset[str], Advice] = {}
-    for first in levers:
+    for first in options:
         if not _combines(first, today):
             continue
-        for second in (*setting_levers(first.after), *strategy_levers(first.after)):
+        for second in (*setting_options(first.after), *strategy_options(first.after)):
             names = frozenset({first.name, second.name})
             if names in pairs or second.kind == first.kind or not _combines(second, first.after):
                 continue
@@ -243,18 +243,18 @@ def _best_pairs(
     return sorted(pairs.values(), key=lambda one: -one.gain)[:_MOST_PAIRS]
 
 
-def _combines(lever: Lever, before: TrainingState) -> bool:
-    more = lever.after.scenario.accumulation / before.scenario.accumulation
-    return lever.kind in _COMBINED and lever.change is not None and more in _ACCUMULATED
+def _combines(option: TuningOption, before: TrainingState) -> bool:
+    more = option.after.scenario.accumulation / before.scenario.accumulation
+    return option.kind in _COMBINED and option.change is not None and more in _ACCUMULATED
 
 
-def _paired(first: Lever, second: Lever) -> Lever:
+def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
     meanings = [meaning for meaning in (first.meaning, second.meaning) if meaning != "nothing"]
     extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
     change = joined(first.change or Change(), second.change or Change())
     # What accumulation alone does not cut, it may cut together with another strategy.
     remarks = [one.remark for one in (first, second) if one.remark and one.kind != "accumulation"]
-    return Lever(
+    return TuningOption(
         name=f"{first.name} + {second.name}",
         kind="pair",
         after=second.after,

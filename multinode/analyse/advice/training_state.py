@@ -1,6 +1,6 @@
-"""TrainingState: a training as it stands, with its GPUs' memory; and Levers, which each lead to another one. Pure.
+"""TrainingState: a training as it stands, with its GPUs' memory; and Options, which each lead to another one. Pure.
 
-Which levers there are is `levers`, `strategy_levers` and `cluster_levers`; what one gains is `advice`'s.
+Which options there are is `options`, `strategy_options` and `cluster_options`; what one gains is `advice`'s.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from multinode.core.job.deepspeed_edit import fixed_edits
 __all__ = [
     "Change",
     "GpuMemoryBudget",
-    "Lever",
     "TrainingState",
+    "TuningOption",
     "batch_edits",
     "expected_gib",
     "fits",
@@ -121,7 +121,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Lever(msgspec.Struct, frozen=True, kw_only=True):
+class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
     """One change and where it leads.
 
     Attributes:
@@ -197,26 +197,26 @@ def need_of(state: TrainingState) -> MemoryNeed | None:
     return memory_need(scenario.strategy, state.calibration.work.load, scenario.layout, placement)
 
 
-def more_memory_gib(before: TrainingState, lever: Lever) -> float | None:
+def more_memory_gib(before: TrainingState, option: TuningOption) -> float | None:
     """What a worker needs more with it, or less; None where that is not known."""
-    if lever.extra_gib is None:
+    if option.extra_gib is None:
         return None
-    old, new = need_of(before), need_of(lever.after)
+    old, new = need_of(before), need_of(option.after)
     if old is None or new is None:
         # Without the model's size, only what leaves the states alone can be told.
-        same = before.scenario.strategy is lever.after.scenario.strategy
-        same = same and before.scenario.layout == lever.after.scenario.layout
-        return lever.extra_gib if same and before.settings.method == lever.after.settings.method else None
-    return new.total_gib - old.total_gib + lever.extra_gib
+        same = before.scenario.strategy is option.after.scenario.strategy
+        same = same and before.scenario.layout == option.after.scenario.layout
+        return option.extra_gib if same and before.settings.method == option.after.settings.method else None
+    return new.total_gib - old.total_gib + option.extra_gib
 
 
-def expected_gib(before: TrainingState, lever: Lever) -> float | None:
+def expected_gib(before: TrainingState, option: TuningOption) -> float | None:
     """What a worker will have allocated with it; the model's states alone where no peak was measured; None is unknown.
 
     Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same ratio.
     """
     peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
-    old, new, more = need_of(before), need_of(lever.after), more_memory_gib(before, lever)
+    old, new, more = need_of(before), need_of(option.after), more_memory_gib(before, option)
     if peak is None or more is None:
         return new.total_gib if peak is None and new is not None else None
     if old is not None and new is not None and old.total_gib > peak:
@@ -224,9 +224,9 @@ def expected_gib(before: TrainingState, lever: Lever) -> float | None:
     return peak + more
 
 
-def fits(before: TrainingState, lever: Lever) -> bool | None:
+def fits(before: TrainingState, option: TuningOption) -> bool | None:
     """Whether the GPUs have room for it; None where that is not known. What takes no more than today fits as today."""
-    more, expected = more_memory_gib(before, lever), expected_gib(before, lever)
+    more, expected = more_memory_gib(before, option), expected_gib(before, option)
     if before.gpu_memory is None or more is None:
         return None
     if more > 0 and expected is not None and expected > before.gpu_memory.usable_gib:

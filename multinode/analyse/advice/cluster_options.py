@@ -1,6 +1,6 @@
-"""Levers of the cluster: a faster link, a node more or fewer, one node alone. Pure.
+"""Options of the cluster: a faster link, a node more or fewer, one node alone. Pure.
 
-Most of them take a person: a switch, a card, a node. What settings do is `levers`'s.
+Most of them take a person: a switch, a card, a node. What settings do is `options`'s.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.advice.training_state import Change, Lever, TrainingState, batch_edits, options_of
+from multinode.analyse.advice.training_state import Change, TrainingState, TuningOption, batch_edits, options_of
 from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.prediction.break_even import beats, on_one_node
 from multinode.analyse.prediction.predict import predict
 from multinode.units import format_rate
 
-__all__ = ["cluster_levers"]
+__all__ = ["cluster_options"]
 
 # What cards and switches are sold with, Gbit/s.
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
@@ -25,7 +25,7 @@ _OWN_CORES = "each worker is taken to have a device, or cores, of its own"
 _replace = msgspec.structs.replace
 
 
-def cluster_levers(state: TrainingState) -> Iterator[Lever]:
+def cluster_options(state: TrainingState) -> Iterator[TuningOption]:
     """Those that apply."""
     nodes = state.scenario.layout.nodes
     if nodes > 1:
@@ -39,14 +39,14 @@ def cluster_levers(state: TrainingState) -> Iterator[Lever]:
         yield _on_nodes(state, nodes + 1)
 
 
-def _faster_links(state: TrainingState) -> Iterator[Lever]:
+def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
     link = state.scenario.link
     faster = [rate for rate in _STANDARD_GBIT_PER_S if rate > link.gbit_per_s * _CLEARLY_FASTER]
     worth = _worth(state)
     for rate in faster[:_MOST_LINKS]:
         scenario = _replace(state.scenario, link=_replace(link, gbit_per_s=float(rate)))
         told = format_rate(rate)
-        yield Lever(
+        yield TuningOption(
             name=f"a link of {told}",
             kind="link",
             after=_replace(state, scenario=scenario, measured_samples_per_s=None),
@@ -69,7 +69,7 @@ def _worth(state: TrainingState) -> str:
     return f"{nodes} nodes beat {told} from {format_rate(needed.value)} on, which this link is above"
 
 
-def _full(state: TrainingState) -> Iterator[Lever]:
+def _full(state: TrainingState) -> Iterator[TuningOption]:
     """Every node with as many workers as one node is known to have."""
     layout = state.scenario.layout
     workers = on_one_node(state.calibration, state.scenario).layout.workers
@@ -78,7 +78,7 @@ def _full(state: TrainingState) -> Iterator[Lever]:
         yield _placed(state, placed, f"{workers} workers on each node", remark=_OWN_CORES)
 
 
-def _on_nodes(state: TrainingState, nodes: int) -> Lever:
+def _on_nodes(state: TrainingState, nodes: int) -> TuningOption:
     """More nodes or fewer as they are; one alone has all the workers that it is known to have."""
     layout = state.scenario.layout
     if nodes == 1:
@@ -87,7 +87,7 @@ def _on_nodes(state: TrainingState, nodes: int) -> Lever:
     return _placed(state, placed, f"{nodes} nodes", remark="")
 
 
-def _placed(state: TrainingState, placed: Layout, name: str, *, remark: str) -> Lever:
+def _placed(state: TrainingState, placed: Layout, name: str, *, remark: str) -> TuningOption:
     layout = state.scenario.layout
     before, after = (layout.workers * _samples_a_worker(state), placed.workers * _samples_a_worker(state))
     meaning = "nothing" if before == after else f"global batch {after:g} instead of {before:g}"
@@ -105,7 +105,7 @@ def _placed(state: TrainingState, placed: Layout, name: str, *, remark: str) -> 
         workers_per_node=placed.workers_per_node if placed.workers_per_node != layout.workers_per_node else None,
     )
     by_hand = _in_the_hostfile(state, placed, changed)
-    return Lever(
+    return TuningOption(
         name=name,
         kind="nodes",
         after=then,

@@ -1,6 +1,6 @@
-"""Levers of a training's own settings: what its gradients travel as, accumulation, batch, overlap, buckets, LoRA. Pure.
+"""Options of a training's own settings: what its gradients travel as, accumulation, batch, overlap, buckets, LoRA. Pure.
 
-What shares the model out is `strategy_levers`, what concerns nodes and links `cluster_levers`. Judges no gain.
+What shares the model out is `strategy_options`, what concerns nodes and links `cluster_options`. Judges no gain.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.advice.training_state import Change, Lever, TrainingState, batch_edits, sample_bytes
+from multinode.analyse.advice.training_state import Change, TrainingState, TuningOption, batch_edits, sample_bytes
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.prediction.variants import vary
 from multinode.errors import UsageError
 
-__all__ = ["setting_levers"]
+__all__ = ["setting_options"]
 
 _BYTES_PER_GIB = 1 << 30
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ _LORA_RANK = 8
 _replace = msgspec.structs.replace
 
 
-def setting_levers(state: TrainingState) -> Iterator[Lever]:
+def setting_options(state: TrainingState) -> Iterator[TuningOption]:
     """Those that apply."""
     if state.scenario.layout.workers > 1:
         yield from _compress(state)
@@ -46,14 +46,14 @@ def setting_levers(state: TrainingState) -> Iterator[Lever]:
     yield from _lora(state)
 
 
-def _compress(state: TrainingState) -> Iterator[Lever]:
+def _compress(state: TrainingState) -> Iterator[TuningOption]:
     """DDP's hook: only there, and only where gradients travel as fp32."""
     settings, load = state.settings, state.calibration.work.load
     wide = load.gradient_bytes == _FP32_BYTES and state.scenario.gradient_factor == 1
     if state.scenario.strategy is not Strategy.DDP or settings.grad_compress is not None or not wide:
         return
     dtype = "bf16" if settings.precision == "bf16" else "fp16"
-    yield Lever(
+    yield TuningOption(
         name=f"gradients as {dtype}",
         kind="gradients",
         after=_replace(state, settings=_replace(settings, grad_compress=dtype), measured_samples_per_s=None),
@@ -65,14 +65,14 @@ def _compress(state: TrainingState) -> Iterator[Lever]:
     )
 
 
-def _accumulate(state: TrainingState) -> Iterator[Lever]:
+def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
     helps = state.scenario.strategy in _REDUCED_ONCE
     for multiple in _MULTIPLES if helps else _MULTIPLES[1:2]:
-        lever = _accumulated(state, multiple)
-        yield lever if helps else _replace(lever, remark=_reduced_always(state, lever.after))
+        option = _accumulated(state, multiple)
+        yield option if helps else _replace(option, remark=_reduced_always(state, option.after))
 
 
-def _accumulated(state: TrainingState, multiple: int) -> Lever:
+def _accumulated(state: TrainingState, multiple: int) -> TuningOption:
     accumulation = state.scenario.accumulation * multiple
     after = _replace(
         state,
@@ -84,7 +84,7 @@ def _accumulated(state: TrainingState, multiple: int) -> Lever:
         overrides=(f"gradient_accumulation_steps={accumulation}",),
         deepspeed=batch_edits(after),
     )
-    return Lever(
+    return TuningOption(
         name=f"gradient accumulation {accumulation}",
         kind="accumulation",
         after=after,
@@ -107,7 +107,7 @@ def _reduced_always(before: TrainingState, after: TrainingState) -> str:
     )
 
 
-def _overlap(state: TrainingState) -> Iterator[Lever]:
+def _overlap(state: TrainingState) -> Iterator[TuningOption]:
     deepspeed, load = state.deepspeed, state.calibration.work.load
     if deepspeed is None or state.scenario.strategy not in _DEEPSPEED or state.scenario.overlap:
         return
@@ -121,7 +121,7 @@ def _overlap(state: TrainingState) -> Iterator[Lever]:
         deepspeed=_replace(deepspeed, overlap_comm=True),
         measured_samples_per_s=None,
     )
-    yield Lever(
+    yield TuningOption(
         name="overlap_comm",
         kind="overlap",
         after=after,
@@ -132,7 +132,7 @@ def _overlap(state: TrainingState) -> Iterator[Lever]:
     )
 
 
-def _larger_buckets(state: TrainingState) -> Iterator[Lever]:
+def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
     """Where a step makes many calls, each of which costs a message's time."""
     scenario, work = state.scenario, state.calibration.work
     if scenario.strategy is not Strategy.DDP or scenario.bucket_bytes is not None:
@@ -141,7 +141,7 @@ def _larger_buckets(state: TrainingState) -> Iterator[Lever]:
     if sum(call.times for call in calls) <= _FEW_CALLS:
         return
     size = _LARGE_BUCKET_MIB * _MIB
-    yield Lever(
+    yield TuningOption(
         name=f"buckets of {_LARGE_BUCKET_MIB} MiB",
         kind="buckets",
         after=_replace(state, scenario=_replace(scenario, bucket_bytes=size), measured_samples_per_s=None),
@@ -151,7 +151,7 @@ def _larger_buckets(state: TrainingState) -> Iterator[Lever]:
     )
 
 
-def _larger_batch(state: TrainingState) -> Iterator[Lever]:
+def _larger_batch(state: TrainingState) -> Iterator[TuningOption]:
     batch = state.scenario.per_device_batch * 2
     after = _replace(
         state,
@@ -160,7 +160,7 @@ def _larger_batch(state: TrainingState) -> Iterator[Lever]:
         measured_samples_per_s=None,
     )
     change = Change(overrides=(f"per_device_train_batch_size={batch:g}",), deepspeed=batch_edits(after))
-    yield Lever(
+    yield TuningOption(
         name=f"per-device batch {batch:g}",
         kind="batch",
         # Of a batch that is no whole number none was asked for.
@@ -173,7 +173,7 @@ def _larger_batch(state: TrainingState) -> Iterator[Lever]:
     )
 
 
-def _lora(state: TrainingState) -> Iterator[Lever]:
+def _lora(state: TrainingState) -> Iterator[TuningOption]:
     settings, subject = state.settings, state.subject
     if settings.method != "full" or subject is None or state.is_script:
         return
@@ -183,7 +183,7 @@ def _lora(state: TrainingState) -> Iterator[Lever]:
         # Of a model whose shape is not known nothing can be told.
         return
     trainable = calibration.work.load.trainable
-    yield Lever(
+    yield TuningOption(
         name=f"LoRA of rank {_LORA_RANK}",
         kind="method",
         after=_replace(

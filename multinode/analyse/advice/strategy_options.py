@@ -1,4 +1,4 @@
-"""Levers of the strategy: from one that communicates much to one that communicates less, if the memory allows it. Pure.
+"""Options of the strategy: from one that communicates much to one that communicates less, where memory allows it. Pure.
 
 Every move makes the same steps; what it costs is memory.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from multinode.analyse.advice.training_state import Change, Lever, TrainingState, expected_gib, fits, need_of
+from multinode.analyse.advice.training_state import Change, TrainingState, TuningOption, expected_gib, fits, need_of
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.memory_need import COUNTED
 from multinode.analyse.prediction.variants import vary
@@ -17,7 +17,7 @@ from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.deepspeed_edit import edit_deepspeed, parse_deepspeed_edits
 from multinode.errors import JobError, UsageError
 
-__all__ = ["strategy_levers"]
+__all__ = ["strategy_options"]
 
 _MIB = 1 << 20
 _DDP_BUCKET_BYTES = 25 * _MIB
@@ -34,7 +34,7 @@ _SHARDED = frozenset({Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHA
 _replace = msgspec.structs.replace
 
 
-def strategy_levers(state: TrainingState) -> Iterator[Lever]:
+def strategy_options(state: TrainingState) -> Iterator[TuningOption]:
     """The moves that may pay."""
     today = state.scenario.strategy
     if state.scenario.layout.workers == 1:
@@ -47,14 +47,14 @@ def strategy_levers(state: TrainingState) -> Iterator[Lever]:
         after = _after(state, strategy, change)
         if after is None:
             continue
-        lever = Lever(
+        option = TuningOption(
             name=f"{strategy} instead of {today}",
             kind="strategy",
             after=after,
             change=None if state.is_script else change,
             by_hand=_by_hand(strategy),
         )
-        yield _replace(lever, remark=_memory(state, lever))
+        yield _replace(option, remark=_memory(state, option))
 
 
 def _after(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState | None:
@@ -106,17 +106,17 @@ def _by_hand(strategy: Strategy) -> str:
     return "wrap the model in torch's DistributedDataParallel in your script"
 
 
-def _memory(before: TrainingState, lever: Lever) -> str:
+def _memory(before: TrainingState, option: TuningOption) -> str:
     """What it takes, and whether the GPUs have room for it, as far as that can be told."""
-    old, new, memory = need_of(before), need_of(lever.after), before.gpu_memory
+    old, new, memory = need_of(before), need_of(option.after), before.gpu_memory
     if old is None or new is None:
         return "whether a worker's memory holds it is not known: the model's size is not"
     needed = f"the model's states take {new.total_gib:.3g} GiB of a worker instead of {old.total_gib:.3g} ({COUNTED})"
     if memory is None:
         return needed
-    fit = "do not fit" if fits(before, lever) is False else "fit"
+    fit = "do not fit" if fits(before, option) is False else "fit"
     told = f"they {fit} a GPU of {memory.total_gib:.3g} GiB"
-    expected = expected_gib(before, lever)
+    expected = expected_gib(before, option)
     if memory.peak_gib is not None and expected is not None:
         return f"{needed}; with the activations that were measured, {expected:.3g} GiB, {told}"
     return f"{needed}; {told}" + (", if activations find room beside them" if fit == "fit" else "")
