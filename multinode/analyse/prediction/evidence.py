@@ -1,6 +1,6 @@
 """gather: stored runs that were named, and those beside them -> Evidence: all that predictions start from. Pure.
 
-Composes; which runs are taken is `chosen_runs`', and what is asked of them is `forecast`'s.
+Composes; which runs are taken is `run_selection`', and what is asked of them is `forecast`'s.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.chosen_runs import ChosenRuns, choose_runs
 from multinode.analyse.prediction.ground import calibration_inputs
 from multinode.analyse.prediction.holdout_runs import HoldoutRun, holdout_runs
 from multinode.analyse.prediction.record import Record, settled
+from multinode.analyse.prediction.run_selection import RunSelection, select_runs
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import Subject
 
@@ -57,7 +57,7 @@ def gather(named: Sequence[Record], others: Sequence[Record] = (), link_measured
         UsageError: what they tell is too little, or they are of different trainings.
     """
     mine, theirs = ([settled(record) for record in records] for records in (named, others))
-    chosen, stored = choose_runs(mine, theirs), [*theirs, *mine]
+    chosen, stored = select_runs(mine, theirs), [*theirs, *mine]
     inputs = calibration_inputs(chosen, stored, link_measured)
     calibration = inputs.calibrated(chosen.single, chosen.several)
     return Evidence(
@@ -72,7 +72,7 @@ def gather(named: Sequence[Record], others: Sequence[Record] = (), link_measured
     )
 
 
-def _other_workers(chosen: ChosenRuns) -> tuple[str, ...]:
+def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
     """What speed-ups are over, where one node had other workers than each of several."""
     single, many = chosen.single, chosen.newest.layout
     if single is None or many.nodes == 1 or single.layout.workers == many.workers_per_node:

@@ -18,10 +18,10 @@ from multinode.analyse.prediction.calibration import (
     gradient_factor,
 )
 from multinode.analyse.prediction.carried_network import Link, NetworkModel
-from multinode.analyse.prediction.chosen_runs import CONTRAST, ChosenRuns
-from multinode.analyse.prediction.measured_network import network_of_scan, stated_network
+from multinode.analyse.prediction.measured_network import network_of_sweep, stated_network
 from multinode.analyse.prediction.record import Record, is_alike, is_rate, job_of, settings_of, strategy_of
 from multinode.analyse.prediction.residual import carry_residual
+from multinode.analyse.prediction.run_selection import CONTRAST, RunSelection
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.seen_work import work_of_calls
 from multinode.analyse.prediction.variants import Subject
@@ -115,7 +115,9 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def calibration_inputs(chosen: ChosenRuns, stored: Sequence[Record], link_measured: float | None) -> CalibrationInputs:
+def calibration_inputs(
+    chosen: RunSelection, stored: Sequence[Record], link_measured: float | None
+) -> CalibrationInputs:
     """What the runs that were chosen have in common.
 
     Args:
@@ -150,7 +152,7 @@ def _is_credible(found: Calibration) -> bool:
     )
 
 
-def _network(chosen: ChosenRuns, link_measured: float | None) -> NetworkModel:
+def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
     sweep, newest = chosen.sweep, chosen.newest
     if sweep is not None and sweep.sweep is not None:
         rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.chosen_runs import ChosenRuns
 from multinode.analyse.prediction.inputs import CalibrationInputs
 from multinode.analyse.prediction.record import Record, is_alike, settings_of, strategy_of
+from multinode.analyse.prediction.run_selection import RunSelection
 from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import vary
 from multinode.errors import UsageError
@@ -41,7 +41,7 @@ class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: str | None = None
 
 
-def holdout_runs(inputs: CalibrationInputs, chosen: ChosenRuns, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
+def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
     """Every stored run on several nodes that the model can be held against.
 
     Args:

@@ -1,4 +1,4 @@
-"""choose_runs: which of the stored runs predictions start from: one node, several nodes, and an nccl-test. Pure."""
+"""select_runs: which of the stored runs predictions start from: one node, several nodes, and an nccl-test. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from multinode.analyse.prediction.record import Record, difference, is_alike, se
 from multinode.errors import UsageError
 from multinode.units import format_rate
 
-__all__ = ["CONTRAST", "ChosenRuns", "choose_runs", "tells_exposed"]
+__all__ = ["CONTRAST", "RunSelection", "select_runs", "tells_exposed"]
 
 CONTRAST = "multinode contrast --hosts H JOB.yaml"
 """What measures a training on one node and on several."""
 
 
-class ChosenRuns(msgspec.Struct, frozen=True, kw_only=True):
+class RunSelection(msgspec.Struct, frozen=True, kw_only=True):
     """The records that are used.
 
     Attributes:
@@ -42,7 +42,7 @@ class ChosenRuns(msgspec.Struct, frozen=True, kw_only=True):
         return (*found, f"network: nccl-test {self.sweep.run_id}" + (f" at {format_rate(rate)}" if rate else ""))
 
 
-def choose_runs(named: Sequence[Record], others: Sequence[Record]) -> ChosenRuns:
+def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelection:
     """Sort them.
 
     Args:
@@ -73,7 +73,7 @@ def choose_runs(named: Sequence[Record], others: Sequence[Record]) -> ChosenRuns
     newest = _usual(several) if several else single or last
     ordered = (*(one for one in several if one.run_id != newest.run_id), newest) if several else ()
     sweep = sweeps[-1] if sweeps else _sweep_for(newest, others)
-    return ChosenRuns(newest=newest, single=single, several=ordered, sweep=sweep)
+    return RunSelection(newest=newest, single=single, several=ordered, sweep=sweep)
 
 
 def tells_exposed(record: Record) -> bool:
