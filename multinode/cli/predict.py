@@ -92,7 +92,7 @@ def predict(
 def _forecast(run_ids: list[str] | None, figures: Path | None, request: ForecastRequest) -> Forecast:
     from multinode.errors import UsageError
     from multinode.store.run_directory import runs_root
-    from multinode.workflows.prediction.predict import forecast_figures, forecast_runs
+    from multinode.workflows.prediction.predict import forecast_benchmarks, forecast_runs
 
     if figures is not None:
         if run_ids:
@@ -101,7 +101,7 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, request: Forecast
             raise UsageError(
                 "--link-measured is of runs, and --from names a file", hint="network: {gbit_per_s: 10} in it"
             )
-        return forecast_figures(figures, request)
+        return forecast_benchmarks(figures, request)
     return forecast_runs(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"], request)
 
 

@@ -10,7 +10,7 @@ from multinode.analyse.prediction.record import Record
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.prediction.predict import evidence_of, forecast_figures, forecast_runs
+from multinode.workflows.prediction.predict import evidence_of, forecast_benchmarks, forecast_runs
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 
 
@@ -121,5 +121,5 @@ def test_wrong_figures_are_named_with_their_file(tmp_path: Path) -> None:
         "single_node: {workers_per_node: 1, step_time_ms: 100}\n"
     )
     with pytest.raises(UsageError) as refused:
-        forecast_figures(path)
+        forecast_benchmarks(path)
     assert refused.value.message.startswith(f"{path}: network: exactly one of")

@@ -1,4 +1,4 @@
-"""Options of a training's own settings: what its gradients travel as, accumulation, batch, overlap, buckets, LoRA. Pure.
+"""Options of a training's own settings: how gradients travel, accumulation, batch, overlap, buckets, LoRA. Pure.
 
 What shares the model out is `strategy_options`, what concerns nodes and links `cluster_options`. Judges no gain.
 """

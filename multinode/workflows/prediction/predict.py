@@ -11,19 +11,19 @@ import msgspec
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.figures import evidence_of_figures
 from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
+from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.analyse.prediction.record import Record, job_of
 from multinode.analyse.prediction.scenarios import make_forecast, refuse_unusable
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.plan import LaunchPlan
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
-from multinode.store.figures import load_figures
+from multinode.store.published_benchmarks import load_published_benchmarks
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.store.text_file import read_text
 
-__all__ = ["evidence_of", "forecast_figures", "forecast_runs"]
+__all__ = ["evidence_of", "forecast_benchmarks", "forecast_runs"]
 
 _CONTRAST = "contrast.json"
 # Stored runs that are read beside those that were named: the newest.
@@ -52,14 +52,14 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
     return make_forecast(evidence_of(root, names, request.link_measured), request)
 
 
-def forecast_figures(path: Path, request: ForecastRequest | None = None) -> Forecast:
+def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
     """Predict from a file of published figures.
 
     Raises:
         UsageError: the file is not what it should be, or what is asked for cannot be.
     """
     try:
-        return make_forecast(evidence_of_figures(load_figures(path)), request or ForecastRequest())
+        return make_forecast(evidence_of_benchmarks(load_published_benchmarks(path)), request or ForecastRequest())
     except UsageError as error:
         if error.message.startswith(str(path)):
             raise

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.prediction.figures import evidence_of_figures
 from multinode.analyse.prediction.forecast import ForecastRequest
+from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.analyse.prediction.scenarios import make_forecast
-from multinode.core.prediction.figures import Figures
+from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.errors import UsageError
-from multinode.store.figures import load_figures
+from multinode.store.published_benchmarks import load_published_benchmarks
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
 PLAIN: dict[str, Any] = {
@@ -24,12 +24,12 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def figures(**changes: Any) -> Figures:
-    return msgspec.convert(PLAIN | changes, Figures)
+def figures(**changes: Any) -> PublishedBenchmarks:
+    return msgspec.convert(PLAIN | changes, PublishedBenchmarks)
 
 
 def test_the_seed_case_is_explained_within_a_tenth() -> None:
-    found = make_forecast(evidence_of_figures(load_figures(SEED)), ForecastRequest(links=(0.85, 10.0)))
+    found = make_forecast(evidence_of_benchmarks(load_published_benchmarks(SEED)), ForecastRequest(links=(0.85, 10.0)))
     (trial,) = found.back_test.tested
     assert trial.measured == 3.356
     assert abs(trial.error) < 0.10
@@ -44,10 +44,10 @@ def test_the_seed_case_is_explained_within_a_tenth() -> None:
 
 
 def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_model() -> None:
-    with_it = load_figures(SEED)
+    with_it = load_published_benchmarks(SEED)
     without = msgspec.structs.replace(with_it, several_nodes=None)
     request = ForecastRequest(links=(0.85,), workers_per_node=(2,), nodes=(2,))
-    ours, theirs = (make_forecast(evidence_of_figures(one), request) for one in (with_it, without))
+    ours, theirs = (make_forecast(evidence_of_benchmarks(one), request) for one in (with_it, without))
     assert ours.scenarios[0].step_time_ms == theirs.scenarios[0].step_time_ms
     assert theirs.back_test.tested == ()
 
@@ -57,27 +57,29 @@ def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_mod
     [({"step_time_ms": 166}, None), ({"samples_per_s": 4 / 0.166}, None), ({"runtime_s": 166}, 4000)],
 )
 def test_a_speed_is_told_in_any_of_three_ways(speed: dict[str, float], samples: float | None) -> None:
-    found = evidence_of_figures(figures(single_node={"workers_per_node": 2} | speed, samples=samples))
+    found = evidence_of_benchmarks(figures(single_node={"workers_per_node": 2} | speed, samples=samples))
     assert found.calibration.costs.compute_ms == pytest.approx(166)
     assert found.calibration.per_device_batch == 2
 
 
 def test_payload_and_rate_are_two_ways_to_tell_a_link() -> None:
-    rate = evidence_of_figures(figures(network={"payload_mb_per_s": 117.7})).today.link.gbit_per_s
+    rate = evidence_of_benchmarks(figures(network={"payload_mb_per_s": 117.7})).today.link.gbit_per_s
     assert rate == pytest.approx(1.0, rel=1e-3)
-    assert evidence_of_figures(figures(network={"payload_mb_per_s": 12500, "rdma": True})).today.link.gbit_per_s == 100
+    assert (
+        evidence_of_benchmarks(figures(network={"payload_mb_per_s": 12500, "rdma": True})).today.link.gbit_per_s == 100
+    )
 
 
 def test_gradients_are_as_wide_as_the_engine_sends_them() -> None:
     widths = {
-        (strategy, precision): evidence_of_figures(
+        (strategy, precision): evidence_of_benchmarks(
             figures(strategy=strategy, precision=precision)
         ).calibration.work.load.gradient_bytes
         for strategy in ("ddp", "zero2")
         for precision in ("bf16", "fp32")
     }
     assert widths == {("ddp", "bf16"): 4, ("ddp", "fp32"): 4, ("zero2", "bf16"): 2, ("zero2", "fp32"): 4}
-    assert evidence_of_figures(figures(gradient_bytes=2)).calibration.work.load.gradient_bytes == 2
+    assert evidence_of_benchmarks(figures(gradient_bytes=2)).calibration.work.load.gradient_bytes == 2
 
 
 @pytest.mark.parametrize(
@@ -100,13 +102,13 @@ def test_gradients_are_as_wide_as_the_engine_sends_them() -> None:
 )
 def test_what_is_missing_or_contradicts_itself_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        evidence_of_figures(figures(**changes))
+        evidence_of_benchmarks(figures(**changes))
     assert refused.value.message.startswith(said)
 
 
 def test_what_gathers_all_parameters_needs_their_number() -> None:
-    evidence = evidence_of_figures(figures())
+    evidence = evidence_of_benchmarks(figures())
     with pytest.raises(UsageError, match="gathers all parameters"):
         make_forecast(evidence, ForecastRequest(strategies=(Strategy.ZERO3,)))
-    known = evidence_of_figures(figures(model={"trainable": 3_691_776, "parameters": 3_691_776}))
+    known = evidence_of_benchmarks(figures(model={"trainable": 3_691_776, "parameters": 3_691_776}))
     assert make_forecast(known, ForecastRequest(strategies=(Strategy.ZERO3,))).scenarios

@@ -1,4 +1,4 @@
-"""evidence_of_figures: published figures -> the Evidence that they are. Pure.
+"""evidence_of_benchmarks: published figures -> the Evidence that they are. Pure.
 
 What is missing is not made up: a figure that predictions need and that is not there is an error.
 """
@@ -19,11 +19,11 @@ from multinode.analyse.prediction.variants import Subject
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.summary import Summary
-from multinode.core.prediction.figures import Figures, Model, Network, Speed
+from multinode.core.prediction.published_benchmarks import Model, Network, PublishedBenchmarks, Speed
 from multinode.errors import UsageError
 from multinode.units import goodput_gb_per_s
 
-__all__ = ["evidence_of_figures"]
+__all__ = ["evidence_of_benchmarks"]
 
 _MS_PER_S, _MB_PER_GB = 1e3, 1e3
 _HALF_BYTES, _FP32_BYTES = 2, 4
@@ -36,50 +36,50 @@ _STRATEGIES = {
 }
 
 
-def evidence_of_figures(figures: Figures) -> Evidence:
+def evidence_of_benchmarks(benchmarks: PublishedBenchmarks) -> Evidence:
     """What predictions can start from.
 
     Raises:
         UsageError: figures contradict each other, or one that is needed is missing; the message names it.
     """
-    if figures.single_node.nodes != 1:
+    if benchmarks.single_node.nodes != 1:
         raise UsageError("single_node.nodes: one node is one", hint="figures of several belong to several_nodes")
-    several = figures.several_nodes
+    several = benchmarks.several_nodes
     if several is not None and several.nodes == 1:
         raise UsageError("several_nodes.nodes: it is one", hint="figures of one node belong to single_node")
-    strategy = _STRATEGIES[figures.strategy]
-    per_node = (several or figures.single_node).workers_per_node
+    strategy = _STRATEGIES[benchmarks.strategy]
+    per_node = (several or benchmarks.single_node).workers_per_node
     layout = Layout(nodes=several.nodes if several is not None else 2, workers_per_node=per_node)
-    network = stated_network(_link(figures.network), layout, figures.backend)
-    work = Work(strategy=strategy, load=_load(figures, strategy))
-    calibration = calibrate(_measured(figures, figures.single_node, "single_node"), work, network)
+    network = stated_network(_link(benchmarks.network), layout, benchmarks.backend)
+    work = Work(strategy=strategy, load=_load(benchmarks, strategy))
+    calibration = calibrate(_measured(benchmarks, benchmarks.single_node, "single_node"), work, network)
     today = Scenario(
         link=network.link,
         layout=layout,
-        per_device_batch=figures.per_device_batch,
-        accumulation=figures.accumulation,
+        per_device_batch=benchmarks.per_device_batch,
+        accumulation=benchmarks.accumulation,
         strategy=strategy,
-        overlap=figures.overlap,
+        overlap=benchmarks.overlap,
     )
-    rate = None if several is None else _measured(figures, several, "several_nodes").summary.samples_per_s
+    rate = None if several is None else _measured(benchmarks, several, "several_nodes").summary.samples_per_s
     holdouts = () if rate is None else (_held(calibration, today, rate),)
-    lora = figures.model.lora
+    lora = benchmarks.model.lora
     return Evidence(
         calibration=calibration,
         today=today,
         subject=Subject(
             settings=Settings(
-                model=figures.model.name,
+                model=benchmarks.model.name,
                 method="full" if lora is None else "lora",
                 lora_rank=None if lora is None else lora.rank,
                 strategy=str(strategy),
-                precision=figures.precision,
+                precision=benchmarks.precision,
             ),
-            shape=_shape(figures.model),
+            shape=_shape(benchmarks.model),
             targets=("all",) if lora is None else lora.targets,
         ),
         holdouts=holdouts,
-        sources=(f"published figures: {figures.title}",),
+        sources=(f"published figures: {benchmarks.title}",),
         notes=(*calibration.notes, "no collective was measured: the link's rate is all that is known of the network"),
     )
 
@@ -104,8 +104,8 @@ def _shape(model: Model) -> ModelShape | None:
     return parse_model(model.shape) if model.shape is not None else None
 
 
-def _load(figures: Figures, strategy: Strategy) -> TrafficInputs:
-    model, half = figures.model, figures.precision != "fp32"
+def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
+    model, half = benchmarks.model, benchmarks.precision != "fp32"
     shape = _shape(model)
     if model.shape is not None and shape is None:
         raise UsageError(
@@ -131,14 +131,14 @@ def _load(figures: Figures, strategy: Strategy) -> TrafficInputs:
         parameters=parameters,
         trainable=trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
-        gradient_bytes=figures.gradient_bytes or (_HALF_BYTES if narrow else _FP32_BYTES),
+        gradient_bytes=benchmarks.gradient_bytes or (_HALF_BYTES if narrow else _FP32_BYTES),
     )
 
 
-def _measured(figures: Figures, speed: Speed, where: str) -> Measured:
+def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Measured:
     """As a run would tell it that recorded nothing but its speed."""
     layout = Layout(nodes=speed.nodes, workers_per_node=speed.workers_per_node)
-    samples = layout.workers * figures.per_device_batch * figures.accumulation
+    samples = layout.workers * benchmarks.per_device_batch * benchmarks.accumulation
     given = (speed.step_time_ms, speed.samples_per_s, speed.runtime_s)
     if sum(one is not None for one in given) != 1:
         raise UsageError(f"{where}: exactly one of step_time_ms, samples_per_s and runtime_s is needed")
@@ -146,9 +146,9 @@ def _measured(figures: Figures, speed: Speed, where: str) -> Measured:
     if speed.step_time_ms is not None:
         rate = samples / speed.step_time_ms * _MS_PER_S
     elif speed.runtime_s is not None:
-        if figures.samples is None:
+        if benchmarks.samples is None:
             raise UsageError(f"{where}.runtime_s: how many samples it was is not known", hint="samples: 90000")
-        rate = figures.samples / speed.runtime_s
+        rate = benchmarks.samples / speed.runtime_s
     step_ms = samples / (rate or 1.0) * _MS_PER_S
     summary = Summary(
         run_id=where,
@@ -157,8 +157,8 @@ def _measured(figures: Figures, speed: Speed, where: str) -> Measured:
         rule="as published",
         step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.0),
         samples_per_s=rate,
-        micro_steps=float(figures.accumulation),
-        tokens_per_sample=figures.tokens_per_sample,
+        micro_steps=float(benchmarks.accumulation),
+        tokens_per_sample=benchmarks.tokens_per_sample,
         split=StepSplit(missing={"exposed_ms": "the figures do not tell it apart"}),
     )
     return Measured(summary=summary, layout=layout)

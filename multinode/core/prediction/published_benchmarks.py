@@ -1,6 +1,6 @@
-"""Figures: what a paper or a post tells of a training, as a file has it. Data only; unknown keys are errors.
+"""PublishedBenchmarks: what a paper or a post tells of a training, as a file has it. Data only; strict about keys.
 
-What predictions can start from, `analyse.figures` makes of it.
+What predictions can start from, `analyse.prediction.published_benchmarks` makes of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Figures", "Lora", "Model", "Network", "Speed"]
+__all__ = ["Lora", "Model", "Network", "PublishedBenchmarks", "Speed"]
 
 _ETHERNET_MTU = 1500
 # Above these a figure is a slip of the pen; products stay far from what a float can hold.
@@ -71,7 +71,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     runtime_s: _Positive | None = None
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of published figures.
 
     Attributes:

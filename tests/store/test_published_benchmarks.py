@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.store.figures import load_figures
+from multinode.store.published_benchmarks import load_published_benchmarks
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
 
 
 def test_the_sample_file_is_read() -> None:
-    found = load_figures(SEED)
+    found = load_published_benchmarks(SEED)
     assert (found.strategy, found.network.payload_mb_per_s) == ("zero2", 100)
     assert found.several_nodes is not None
 
@@ -34,7 +34,7 @@ def test_a_wrong_line_is_an_error_with_its_place(tmp_path: Path, old: str, new: 
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(UsageError) as refused:
-        load_figures(path)
+        load_published_benchmarks(path)
     assert refused.value.message.startswith(str(path))
     assert said in refused.value.message
     assert "two_boxes_lora.yaml" in (refused.value.hint or "")
@@ -45,9 +45,9 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "figures.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match="Expected `object`"):
-        load_figures(path)
+        load_published_benchmarks(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        load_figures(tmp_path / "none.yaml")
+        load_published_benchmarks(tmp_path / "none.yaml")
