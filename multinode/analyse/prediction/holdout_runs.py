@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.inputs import CalibrationInputs
+from multinode.analyse.prediction.ground import CalibrationInputs
 from multinode.analyse.prediction.record import Record, is_alike, settings_of, strategy_of
 from multinode.analyse.prediction.run_selection import RunSelection
 from multinode.analyse.prediction.scenario import Scenario
