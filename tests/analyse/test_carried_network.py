@@ -31,7 +31,7 @@ def line(gb_per_s: float, alpha_us: float = 100.0) -> SizeCurve:
     return fit_curve([(1 << exponent, alpha_us + (1 << exponent) / gb_per_s / 1000) for exponent in range(10, 28)])
 
 
-def network(curve: SweepCurve, *, layout: Layout = TWO, backend: str = "gloo", link: Link = GIGABIT) -> NetworkModel:
+def network(curve: SizeCurve, *, layout: Layout = TWO, backend: str = "gloo", link: Link = GIGABIT) -> NetworkModel:
     return NetworkModel(link=link, layout=layout, backend=backend, curves={"all_reduce": curve})
 
 

@@ -15,8 +15,7 @@ from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
 from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
-from multinode.analyse.stats.ranged import Ranged, ranged, ratio
-from multinode.analyse.stats.spread import Spread
+from multinode.analyse.stats.spread import Ranged, Spread, ranged, ratio
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep

@@ -16,7 +16,7 @@ from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
 from multinode.analyse.comparison.full_run import with_full_run
 from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
-from multinode.analyse.stats.ranged import ratio
+from multinode.analyse.stats.spread import ratio
 from multinode.errors import UsageError
 
 __all__ = ["SideRun", "Terms", "compare", "make_side"]

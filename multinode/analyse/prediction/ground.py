@@ -18,7 +18,7 @@ from multinode.analyse.prediction.calibration import (
     gradient_factor,
 )
 from multinode.analyse.prediction.carried_network import Link, NetworkModel
-from multinode.analyse.prediction.measured_network import network_of_sweep, stated_network
+from multinode.analyse.prediction.measured_network import network_of_scan, stated_network
 from multinode.analyse.prediction.record import Record, is_alike, is_rate, job_of, settings_of, strategy_of
 from multinode.analyse.prediction.residual import carry_residual
 from multinode.analyse.prediction.run_selection import CONTRAST, RunSelection

@@ -1,10 +1,10 @@
-"""network_of_sweep: an nccl-test's report -> NetworkModel: the network as collectives found it. Pure."""
+"""network_of_scan: an nccl-test's report -> NetworkModel: the network as collectives found it. Pure."""
 
 from __future__ import annotations
 
 from multinode.analyse.collectives.traffic import Layout
-from multinode.analyse.nccl_test.sweep import SweepReport
-from multinode.analyse.nccl_test.sweep_curve import SweepCurve, fit_curve, held_back, median_error
+from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
+from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.carried_network import Link, NetworkModel
 from multinode.errors import UsageError
 
@@ -15,7 +15,7 @@ _ETHERNET_MTU = 1500
 _LEAST_BYTES = 1 << 20
 
 
-def network_of_sweep(report: SweepReport, link_gbit_per_s: float | None) -> NetworkModel:
+def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> NetworkModel:
     """What the sweep measured.
 
     Args:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from multinode.analyse.prediction.break_even import BreakEven, Needed
 from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
-from multinode.report.render.foreign_text import sanitize
+from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import format_sig
 from multinode.report.render.table import make_table
 from multinode.units import format_count, format_rate
