@@ -112,7 +112,7 @@ def test_a_larger_batch_and_more_workers_give_more_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "option"),
+    ("asked", "option"),
     [
         (ForecastRequest(links=(0.0,)), "--link 0"),
         (ForecastRequest(links=(float("nan"),)), "--link nan"),
@@ -130,9 +130,9 @@ def test_a_larger_batch_and_more_workers_give_more_samples() -> None:
         (ForecastRequest(links=tuple(range(1, 200)), nodes=tuple(range(2, 200))), "scenarios are more than"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_option(request: ForecastRequest, option: str) -> None:
+def test_what_cannot_be_is_refused_with_its_option(asked: ForecastRequest, option: str) -> None:
     with pytest.raises(UsageError) as refused:
-        outlooks(request)
+        outlooks(asked)
     assert option in refused.value.message
 
 
