@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 __all__ = [
     "format_count",
     "format_duration",
+    "format_list",
     "format_rate",
     "format_size",
     "goodput_gb_per_s",
@@ -115,6 +117,12 @@ def format_size(size_bytes: int) -> str:
 def format_count(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`; of nouns whose plural has an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def format_list(words: Sequence[str]) -> str:
+    """Words with commas, and `and` before the last."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def format_duration(seconds: float) -> str:

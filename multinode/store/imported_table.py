@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.core.grid.imported_table import HINT, Extras, ImportedTable, parse_csv_table, parse_yaml_table
+from multinode.core.grid.imported_table import FORMS, HINT, Extras, ImportedTable, parse_table
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 
 __all__ = ["load_imported_table"]
-
-_PARSERS = {
-    ".csv": parse_csv_table,
-    ".tsv": parse_csv_table,
-    ".yaml": parse_yaml_table,
-    ".yml": parse_yaml_table,
-}
 
 
 def load_imported_table(path: Path, extras: Extras) -> tuple[ImportedTable, bytes]:
@@ -28,8 +21,6 @@ def load_imported_table(path: Path, extras: Extras) -> tuple[ImportedTable, byte
     Raises:
         UsageError: it cannot be read, or a line of it is wrong; the message has its place.
     """
-    parse = _PARSERS.get(path.suffix.lower())
-    if parse is None:
-        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(_PARSERS)}", hint=HINT)
-    text = read_text(path, "the table", HINT)
-    return parse(text, str(path), extras), path.read_bytes()
+    if path.suffix.lower() not in FORMS:
+        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(FORMS)}", hint=HINT)
+    return parse_table(read_text(path, "the table", HINT), str(path), extras), path.read_bytes()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.grid.cell_rows import KEYS, fill_rows
+from multinode.analyse.grid.cell_rows import fill_rows
 from multinode.analyse.grid.cells import CellRow
 from multinode.analyse.job.workload import Settings
 
@@ -58,7 +58,3 @@ def test_workers_that_the_hostfile_decides_are_those_of_cells_on_as_many_nodes()
     row = filled(measured(LORA), two, nodes=2)
     assert (row.workers_per_node, row.world_size, row.device) == (4, 8, "H100")
     assert filled(measured(LORA), nodes=3).workers_per_node is None
-
-
-def test_every_setting_has_the_keys_that_decide_it() -> None:
-    assert set(KEYS) == set(Settings.__struct_fields__)

@@ -15,14 +15,14 @@ def figures(**texts: str | int) -> dict[str, Rounded]:
 
 # A training that could have been: 2048 samples, twice, in steps of 128.
 WHOLE = figures(
-    devices=4,
+    world_size=4,
     nodes=2,
     workers_per_node=2,
     per_device_batch=8,
     all_devices_batch=32,
     accumulation=4,
     global_batch=128,
-    samples=2048,
+    dataset_samples=2048,
     epochs=2,
     steps=32,
     tokens=2048 * 500,
@@ -32,7 +32,7 @@ WHOLE = figures(
     step_time_ms="6365",
     tokens_per_s="10055",
     tgs="2513.8",
-    runtime="203.70",
+    whole_s="203.70",
 )
 
 
@@ -47,7 +47,7 @@ def test_a_row_whose_figures_fit_together_has_no_contradiction() -> None:
         ({"all_devices_batch": 33}, "the batch of all GPUs is 33, GPUs x batch of a GPU is 32: 3.1 % more"),
         ({"accumulation": 8}, "the global batch is 128, batch of all GPUs x accumulation is 256: 50.0 % less"),
         ({"nodes": 1}, "the number of GPUs is 4, nodes x workers a node is 2: 100.0 % more"),
-        ({"runtime": "303.70"}, "samples/s x runtime is 6107.41, samples x epochs is 4096: 49.1 % more"),
+        ({"whole_s": "303.70"}, "samples/s x runtime is 6107.41, samples x epochs is 4096: 49.1 % more"),
         ({"epochs": 3}, "samples/s x runtime is 4096.41, samples x epochs is 6144: 33.3 % less"),
         ({"steps": 64}, "steps/s x runtime is 32.0013, the number of steps is 64: 50.0 % less"),
         ({"steps": 64}, "the number of steps is 64, samples x epochs / global batch is 32: 100.0 % more"),
@@ -66,20 +66,20 @@ def test_what_does_not_fit_is_named_with_its_size(wrong: dict[str, str | int], n
 
 
 def test_tokens_are_held_against_the_runtime_where_no_samples_are_told() -> None:
-    row = figures(tokens_per_s="1000.0", runtime="100.0", tokens=90_000, epochs=1)
+    row = figures(tokens_per_s="1000.0", whole_s="100.0", tokens=90_000, epochs=1)
     assert find_contradictions(row) == ("tokens/s x runtime is 100000, tokens x epochs is 90000: 11.1 % more",)
 
 
 @pytest.mark.parametrize(("seconds", "fits"), [("102.0", True), ("102.2", False), ("98.1", True), ("97.9", False)])
 def test_two_percent_are_allowed_for(seconds: str, fits: bool) -> None:  # noqa: FBT001 - a column of the table above
-    row = figures(samples_per_s="10.00000", runtime=seconds, samples=1000, epochs=1)
+    row = figures(samples_per_s="10.00000", whole_s=seconds, dataset_samples=1000, epochs=1)
     assert (find_contradictions(row) == ()) == fits
 
 
 @pytest.mark.parametrize(("speed", "fits"), [("0.3", True), ("0.30", False)])
 def test_the_digits_of_a_figure_are_allowed_for_beside_them(speed: str, fits: bool) -> None:  # noqa: FBT001 - as above
     # 0.3 is anything from 0.25 to 0.35, and 0.30 is not 0.34.
-    row = figures(samples_per_s=speed, runtime="1000.0", samples=340, epochs=1)
+    row = figures(samples_per_s=speed, whole_s="1000.0", dataset_samples=340, epochs=1)
     assert (find_contradictions(row) == ()) == fits
 
 
@@ -87,11 +87,11 @@ def test_the_digits_of_a_figure_are_allowed_for_beside_them(speed: str, fits: bo
 def test_the_last_step_of_an_epoch_may_be_partial_or_left_out(steps: int) -> None:
     speed = f"{1100 / 100:.3f}"
     row = figures(
-        samples=1100,
+        dataset_samples=1100,
         epochs=1,
         global_batch=128,
         steps=steps,
-        runtime="100.00",
+        whole_s="100.00",
         samples_per_s=speed,
         steps_per_s=f"{steps / 100:.4f}",
     )

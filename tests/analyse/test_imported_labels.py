@@ -15,8 +15,8 @@ def row(words: dict[str, str], **counts: int) -> ImportedRow:
 
 def test_a_label_has_the_device_and_what_tells_it_from_others() -> None:
     rows = [
-        row({"device": "NVIDIA GeForce RTX 4090", "method": "LoRA", "model": "b"}, devices=1, per_device_batch=2),
-        row({"device": "RTX 4090", "method": "full ZeRO-3 offload", "model": "b"}, devices=2, per_device_batch=2),
+        row({"device": "NVIDIA GeForce RTX 4090", "method": "LoRA", "model": "b"}, world_size=1, per_device_batch=2),
+        row({"device": "RTX 4090", "method": "full ZeRO-3 offload", "model": "b"}, world_size=2, per_device_batch=2),
     ]
     assert label_rows(rows) == ["rtx-4090-x1", "rtx-4090-x2"]
     same = [msgspec.structs.replace(one, figures=rows[0].figures) for one in rows]
@@ -24,27 +24,27 @@ def test_a_label_has_the_device_and_what_tells_it_from_others() -> None:
 
 
 def test_models_are_named_where_nothing_else_differs() -> None:
-    rows = [row({"device": "A100", "method": "LoRA", "model": f"org/Model-{size}B"}, devices=1) for size in (7, 70)]
+    rows = [row({"device": "A100", "method": "LoRA", "model": f"org/Model-{size}B"}, world_size=1) for size in (7, 70)]
     assert label_rows(rows) == ["a100-x1-org-model-7b", "a100-x1-org-model-70b"]
 
 
 def test_a_name_is_taken_as_it_is() -> None:
-    assert label_rows([row({"name": "My run (2)"}), row({"name": "Other"})]) == ["My run (2)", "Other"]
+    assert label_rows([row({"label": "My run (2)"}), row({"label": "Other"})]) == ["My run (2)", "Other"]
 
 
 def test_rows_of_one_name_are_told_apart() -> None:
-    rows = [row({"name": "a"}), row({"name": "a", "fp16": "yes"}), row({"name": "a", "precision": "INT 8"})]
+    rows = [row({"label": "a"}), row({"label": "a", "fp16": "yes"}), row({"label": "a", "precision": "INT 8"})]
     assert label_rows(rows) == ["a", "a-fp16", "a-int-8"]
-    assert label_rows([row({"name": "a"}), row({"name": "a-2"}), row({"name": "a"})]) == ["a", "a-2", "a-3"]
+    assert label_rows([row({"label": "a"}), row({"label": "a-2"}), row({"label": "a"})]) == ["a", "a-2", "a-3"]
     assert label_rows([row({}), row({})]) == ["line-7", "line-7-2"]
 
 
 _rows = st.builds(
     row,
     st.dictionaries(
-        st.sampled_from(["name", "device", "model", "precision", "fp16"]), st.sampled_from(["yes", "a", "a-2"])
+        st.sampled_from(["label", "device", "model", "precision", "fp16"]), st.sampled_from(["yes", "a", "a-2"])
     ),
-    devices=st.integers(1, 3),
+    world_size=st.integers(1, 3),
 )
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from multinode.analyse.grid.cell_table import make_table as make_cell_table
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
-from multinode.core.grid.cell_columns import COLUMNS
-from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table, parse_csv_table
+from multinode.core.grid.cell_columns import IMPORTED
+from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table, parse_table
 
 
 def rows(text: str) -> tuple[CellRow, ...]:
-    return imported_rows(parse_csv_table(text, "table.csv", Extras()).rows)
+    return imported_rows(parse_table(text, "table.csv", Extras()).rows)
 
 
 def test_a_row_is_a_cell_that_says_where_it_is_from() -> None:
@@ -95,13 +95,13 @@ def _is_taken(cell: Cell) -> bool:
 _text = st.sampled_from(["1", "7", "0.085", "1e15", "1e-12", "1000000000000", "OOM", "-", "", "28:04", "true", "words"])
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(sorted(COLUMNS)), _text, max_size=12), max_size=4))
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(IMPORTED)), _text, max_size=12), max_size=4))
 def test_whatever_a_table_tells_its_rows_can_be_compared_and_stored(texts: list[dict[str, str]]) -> None:
     read: list[ImportedRow] = []
     for cells in texts:
         # What a column refuses never gets as far as a row.
         known = [cell for title, text in cells.items() if _is_taken(cell := Cell(1, title, text))]
-        once = {COLUMNS[cell.title].figure: cell for cell in known}
+        once = {IMPORTED[cell.title].column.name: cell for cell in known}
         read += make_table([Line(1, list(once.values()))], (), Extras()).rows
     table = make_cell_table(CellTable(run_id="run", job="job", cells=imported_rows(read)))
     assert msgspec.json.decode(msgspec.json.encode(table), type=CellTable) == table

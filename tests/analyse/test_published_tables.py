@@ -12,11 +12,11 @@ from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.prices import Prices, parse_prices
-from multinode.core.grid.imported_table import Extras, ImportedRow, parse_csv_table, parse_yaml_table
+from multinode.core.grid.imported_table import Extras, ImportedRow, parse_table
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "figures"
-FINETUNING = parse_yaml_table((CONFIGS / "published_gpus.yaml").read_text(), "published_gpus.yaml", Extras())
-TRAINER = parse_csv_table((CONFIGS / "published_batches.csv").read_text(), "published_batches.csv", Extras())
+FINETUNING = parse_table((CONFIGS / "published_gpus.yaml").read_text(), "published_gpus.yaml", Extras())
+TRAINER = parse_table((CONFIGS / "published_batches.csv").read_text(), "published_batches.csv", Extras())
 PRICES = parse_prices((CONFIGS / "gpu_prices.yaml").read_text())
 FULL = "full-zero-3-offload"
 
@@ -120,10 +120,10 @@ def test_samples_per_second_over_the_runtime_are_the_samples_of_the_training() -
 
 
 def test_the_global_batch_is_gpus_times_accumulation_times_the_batch_of_each() -> None:
-    told = {row.words["name"]: row.figures for row in TRAINER.rows}
+    told = {row.words["label"]: row.figures for row in TRAINER.rows}
     assert len(told) == 10  # two names stand there twice, with fp16 and without
     for figures in (row.figures for row in TRAINER.rows):
-        product = figures["devices"].value * figures["accumulation"].value * figures["per_device_batch"].value
+        product = figures["world_size"].value * figures["accumulation"].value * figures["per_device_batch"].value
         assert figures["global_batch"].value == product
         assert figures["all_devices_batch"].value * 4 == product
         assert figures["steps"].value * product == 2048 * 2
@@ -169,7 +169,7 @@ def test_exactly_the_rows_that_contradict_themselves_by_more_than_two_percent_ar
 
 def test_a_slip_of_the_pen_in_either_table_is_named() -> None:
     text = (CONFIGS / "published_batches.csv").read_text().replace("0.157,20.108", "0.175,20.108")
-    slipped = imported_rows(parse_csv_table(text, "published_batches.csv", Extras()).rows)[0]
+    slipped = imported_rows(parse_table(text, "published_batches.csv", Extras()).rows)[0]
     assert slipped.contradictions == (
         "steps/s x runtime is 35.6467, the number of steps is 32: 11.4 % more",
         "samples/s over steps/s is 114.903, the global batch is 128: 10.2 % less",
@@ -179,7 +179,7 @@ def test_a_slip_of_the_pen_in_either_table_is_named() -> None:
 def test_flops_for_money_of_the_devices_are_those_of_the_figures() -> None:
     lines = ["gpu,gpus,model_tflops,price_purchase,currency"]
     lines += [f"{name},1,{told['bert']},{told['price']},USD" for name, told in DEVICES.items()]
-    read = parse_csv_table("\n".join(lines), "devices.csv", Extras())
+    read = parse_table("\n".join(lines), "devices.csv", Extras())
     rows = rows_of(read.rows)
     for_1000 = {
         name: 1e3 * row.model_tflops / row.price_purchase

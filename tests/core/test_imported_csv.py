@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid.cell_columns import COLUMNS
-from multinode.core.grid.imported_table import Extras, ImportedTable, parse_csv_table
+from multinode.core.grid.cell_columns import IMPORTED
+from multinode.core.grid.imported_table import Extras, ImportedTable, parse_table
 from multinode.core.text.rounded import exactly, parse_rounded
 from multinode.errors import UsageError
 
@@ -19,7 +19,7 @@ PLAIN = "gpu,gpus,batch,samples/s\nRTX 4090,2,4,0.909\nRTX 3090,2,4,0.722\n"
 
 
 def read(text: str, *, defaults: dict[str, str] | None = None, ignore: tuple[str, ...] = ()) -> ImportedTable:
-    return parse_csv_table(text, "table.csv", Extras(defaults=defaults or {}, ignore=ignore))
+    return parse_table(text, "table.csv", Extras(defaults=defaults or {}, ignore=ignore))
 
 
 def complaint(text: str, *, defaults: dict[str, str] | None = None, ignore: tuple[str, ...] = ()) -> UsageError:
@@ -62,18 +62,18 @@ def test_the_same_table_is_read_however_a_program_writes_it(text: str) -> None:
 
 def test_quotes_hold_delimiters_and_quotes() -> None:
     (row,) = read('name,samples/s\n"a, ""b"" and c",1.5\n').rows
-    assert row.words["name"] == 'a, "b" and c'
+    assert row.words["label"] == 'a, "b" and c'
 
 
 def test_a_default_holds_where_a_row_says_nothing_and_not_where_it_denies() -> None:
     table = read("gpus,samples\n1,\n1,2048\n1,-\n", defaults={"samples": "1100", "epochs": "1"})
-    assert [row.figures.get("samples") for row in table.rows] == [exactly(1100), exactly(2048), None]
+    assert [row.figures.get("dataset_samples") for row in table.rows] == [exactly(1100), exactly(2048), None]
     assert {row.figures["epochs"] for row in table.rows} == {exactly(1)}
 
 
 def test_a_column_that_is_ignored_may_hold_anything() -> None:
     table = read("gpus,loss,note\n1,nan,\x07\n", ignore=("Loss", "note"))
-    assert table.rows[0].figures == {"devices": exactly(1)}
+    assert table.rows[0].figures == {"world_size": exactly(1)}
     assert table.ignored == ("Loss", "note")
 
 
@@ -85,12 +85,12 @@ def test_out_of_memory_is_a_result(cell: str, out_of: str | None) -> None:
 @pytest.mark.parametrize(
     ("column", "cell", "figure", "value"),
     [
-        ("memory_mb", "15075.9", "memory_gib", 15075.9e6 / 2**30),
-        ("memory (MiB)", "1024", "memory_gib", 1),
-        ("Peak memory GB", "2", "memory_gib", 2e9 / 2**30),
-        ("runtime", "3:35:20", "runtime", 12920),
-        ("runtime_s", "203.6953", "runtime", 203.6953),
-        ("runtime_h", "1.5", "runtime", 5400),
+        ("memory_mb", "15075.9", "peak_memory_gib", 15075.9e6 / 2**30),
+        ("memory (MiB)", "1024", "peak_memory_gib", 1),
+        ("Peak memory GB", "2", "peak_memory_gib", 2e9 / 2**30),
+        ("runtime", "3:35:20", "whole_s", 12920),
+        ("runtime_s", "203.6953", "whole_s", 203.6953),
+        ("runtime_h", "1.5", "whole_s", 5400),
         ("step_time_s", "0.5", "step_time_ms", 500),
         ("epochs", "3", "epochs", 3),
         ("MFU", "45.2 %", "mfu", 0.452),
@@ -175,7 +175,7 @@ def test_ten_thousand_rows_are_a_table_and_a_flood_is_not() -> None:
 def test_every_column_is_in_the_how_to_under_each_of_its_names() -> None:
     rows = re.findall(r"^\| `.+$", HOW_TO.read_text().split("## Columns")[1].split("## ")[0], re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row.rsplit("|", 2)[0])}
-    assert set(COLUMNS) <= documented
+    assert set(IMPORTED) <= documented
 
 
 _cells = st.sampled_from(
@@ -207,7 +207,7 @@ def test_what_a_program_writes_is_read_as_it_was(rows: list[tuple[str, int, floa
     writer.writerows(rows)
     found = read(text.getvalue()).rows
     assert [
-        (row.words["name"], row.figures["devices"].value, row.figures["samples_per_s"].value) for row in found
+        (row.words["label"], row.figures["world_size"].value, row.figures["samples_per_s"].value) for row in found
     ] == rows
 
 

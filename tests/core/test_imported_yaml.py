@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid.imported_table import Extras, ImportedTable, parse_yaml_table
+from multinode.core.grid.imported_table import Extras, ImportedTable, parse_table
 from multinode.core.text.rounded import exactly, parse_rounded
 from multinode.errors import UsageError
 
@@ -22,7 +22,7 @@ MAPPINGS = """\
 
 
 def read(text: str, extras: Extras | None = None) -> ImportedTable:
-    return parse_yaml_table(text, "table.yaml", extras or Extras())
+    return parse_table(text, "table.yaml", extras or Extras())
 
 
 def complaint(text: str) -> UsageError:
@@ -35,7 +35,7 @@ def test_both_forms_of_a_table_say_the_same() -> None:
     one, other = read(COLUMNS), read(MAPPINGS)
     assert [(row.words, row.figures) for row in one.rows] == [(row.words, row.figures) for row in other.rows]
     assert [row.line for row in one.rows] == [4, 5]
-    assert one.rows[1].figures["runtime"].value == 421
+    assert one.rows[1].figures["whole_s"].value == 421
 
 
 def test_a_figure_keeps_the_digits_that_it_was_written_with() -> None:
@@ -45,19 +45,19 @@ def test_a_figure_keeps_the_digits_that_it_was_written_with() -> None:
 
 def test_what_the_user_says_comes_before_what_the_file_says() -> None:
     found = read(COLUMNS, Extras(defaults={"num_samples": "2048"}))
-    assert found.rows[0].figures["samples"] == exactly(2048)
+    assert found.rows[0].figures["dataset_samples"] == exactly(2048)
     assert found.rows[0].figures["epochs"] == exactly(1)
 
 
 def test_null_denies_what_the_default_says() -> None:
     rows = read("defaults: {samples: 1100}\nrows:\n- {gpus: 1}\n- {gpus: 1, samples: null}\n- {gpus: 1, samples: ~}\n")
-    assert [row.figures.get("samples") for row in rows.rows] == [exactly(1100), None, None]
+    assert [row.figures.get("dataset_samples") for row in rows.rows] == [exactly(1100), None, None]
 
 
 def test_the_file_itself_may_pass_over_a_column() -> None:
     found = read("ignore: [loss]\nrows: [{gpus: 1, loss: [1, 2]}]".replace("[1, 2]", "nan"))
     assert found.ignored == ("loss",)
-    assert found.rows[0].figures == {"devices": exactly(1)}
+    assert found.rows[0].figures == {"world_size": exactly(1)}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_the_ending_tells_the_form_and_the_bytes_are_kept_as_they_are(tmp_path: 
     path = tmp_path / name
     path.write_bytes(data)
     table, kept = load_imported_table(path, Extras())
-    assert [row.figures["devices"].value for row in table.rows] == [2]
+    assert [row.figures["world_size"].value for row in table.rows] == [2]
     assert kept == data
 
 

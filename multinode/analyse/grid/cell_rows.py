@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,12 +21,13 @@ from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.job.workload import Settings, Whole
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.facts import NodeFacts
+from multinode.core.grid.cell_columns import COLUMNS
 from multinode.core.grid.grid import CellRecord
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
-__all__ = ["KEYS", "MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_whole_job"]
+__all__ = ["MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_whole_job"]
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 # Figures of a Side, by its names, that a row has under the same ones.
@@ -210,28 +211,6 @@ def _one_line(name: str) -> str:
 
 T = TypeVar("T")
 
-# Which keys of a job decide a field of Settings; where the first has the field's value itself, a cell that sets it
-# needs no other to tell.
-KEYS: dict[str, tuple[str, ...]] = {
-    "model": ("model_name_or_path",),
-    "method": ("finetuning_type", "quantization_bit"),
-    "lora_rank": ("lora_rank", "finetuning_type", "quantization_bit"),
-    "stage": ("stage",),
-    "dataset": ("dataset",),
-    "strategy": ("deepspeed", "fsdp"),
-    "per_device_batch": ("per_device_train_batch_size",),
-    "accumulation": ("gradient_accumulation_steps",),
-    "sequence_length": ("cutoff_len",),
-    "packing": ("packing", "neat_packing", "stage"),
-    "precision": ("bf16", "fp16", "pure_bf16"),
-    "recompute": ("disable_gradient_checkpointing",),
-    "overlap": ("deepspeed", "fsdp"),
-    "grad_compress": (),
-    "command": (),
-}
-# Of these fields the key's value is no value of the field.
-_OTHERWISE = frozenset({"strategy", "packing", "precision", "recompute", "overlap", "grad_compress", "command"})
-
 
 def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
     """The rows of one sweep, those without figures with all that is certain of them."""
@@ -256,26 +235,16 @@ def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
 
 def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
     """What the measured cells agree on that the sweep set alike as far as it decides this; else what it set itself."""
-    keys = [key for key in KEYS[name] if key in row.varied]
+    column = COLUMNS[name]
+    keys = [key for key in column.keys if key in row.varied]
     alike = [one for one in measured if all(one.varied.get(key) == row.varied[key] for key in keys)]
     if alike:
         return _agreed(getattr(one.settings, name) for one in alike)
-    if keys != list(KEYS[name][:1]) or name in _OTHERWISE:
+    if keys != [column.key]:
         return None
-    value = row.varied[keys[0]]
-    wanted: Callable[[Any], bool] = _is_count if name in _COUNTS else _is_text
-    return value if wanted(value) else None
-
-
-_COUNTS = frozenset({"lora_rank", "per_device_batch", "accumulation", "sequence_length"})
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    value = row.varied[column.key]
+    is_fit = type(value) is int and value > 0 if column.kind == "count" else isinstance(value, str)
+    return value if is_fit else None
 
 
 def _agreed(values: Iterable[T]) -> T | None:

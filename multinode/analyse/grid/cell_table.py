@@ -18,7 +18,6 @@ from multinode.analyse.grid.cells import (
     currencies,
     differing,
     has_speed,
-    listed,
     other_work,
     require_name,
     value_of,
@@ -29,6 +28,7 @@ from multinode.analyse.stats.spread import Ranged, ratio
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.device_name import device_key
 from multinode.errors import UsageError
+from multinode.units import format_list
 
 __all__ = ["Look", "SweptCells", "combine", "look_at", "make_table", "relative_to", "table_of_sweep", "with_notes"]
 
@@ -172,7 +172,7 @@ def _general(rows: Sequence[CellRow]) -> list[str]:
         said.append(_IMPORTED)
     paid = [currency or "a currency that is not told" for currency in currencies(rows)]
     if len(paid) > 1:
-        said.append(f"{_CURRENCIES}{listed(paid)}: what is paid in one is no measure of the other.")
+        said.append(f"{_CURRENCIES}{format_list(paid)}: what is paid in one is no measure of the other.")
     return said
 
 

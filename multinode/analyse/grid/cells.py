@@ -11,8 +11,9 @@ import msgspec
 from multinode.analyse.job.cell_batch import BATCH_NAMES
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.spread import Ranged, Spread
-from multinode.core.grid.cell_columns import COLUMNS, column_name
+from multinode.core.grid.cell_columns import COLUMNS, IMPORTED, column_name
 from multinode.errors import UsageError
+from multinode.units import format_list
 
 __all__ = [
     "MEASURED",
@@ -25,7 +26,6 @@ __all__ = [
     "differing",
     "has_figures",
     "has_speed",
-    "listed",
     "other_job",
     "other_work",
     "our_name",
@@ -157,86 +157,43 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# Fields that hold more than a value; what the run's settings hold has names of its own.
-_NO_VALUES = frozenset(
-    {
-        "settings",
-        "varied",
-        "step_spread",
-        "disturbances",
-        "contradictions",
-        "missing",
-        "run_ids",
-        "node_names",
-        "filed_prices",
-        "node_devices",
-    }
-)
 _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
 _SETTINGS, _FIELDS = Settings.__struct_fields__, CellRow.__struct_fields__
 _PLACE = _FIELDS.index("settings")
-# Ours by the names that a job has for them; what the sweep set under such a name goes first.
-_OF_JOBS = BATCH_NAMES | {"model_name_or_path": "model", "finetuning_type": "method", "cutoff_len": "sequence_length"}
-# Ours by the titles that a table shows, as column_name has them, where those are not ours themselves. `samples` and
-# `price` are titles of two columns each.
-_TITLES = {
-    "cell": "label",
-    "data_set": "dataset",
-    "sequence": "sequence_length",
-    "recomputed": "recompute",
-    "gradients_sent": "grad_compress",
-    "tflop_per_s": "model_tflops",
-    "hardware": "hardware_tflops",
-    "step": "step_time_ms",
-    "step_p95": "step_time_p95_ms",
-    "network": "network_share",
-    "memory": "peak_memory_gib",
-    "whole_job": "whole_s",
-    "energy": "energy_j_per_sample",
-    "job_costs": "whole_cost",
-    "1m_tokens_cost": "cost_per_million_tokens",
-}
-# Ours by what an imported table's figures are called where they differ.
-_OF_IMPORTS = {
-    "name": "label",
-    "devices": "world_size",
-    "samples": "dataset_samples",
-    "memory_gib": "peak_memory_gib",
-    "runtime": "whole_s",
-}
 _MOST_SUGGESTED = 3
-# Beside samples/s.
-_MEASURED = (
-    "tokens_per_s",
-    "tgs",
-    "step_time_ms",
-    "whole_s",
-    "model_tflops",
-    "hardware_tflops",
-    "mfu",
-    "hfu",
-    "peak_memory_gib",
-    "energy_j_per_sample",
-)
 
 RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
 """Values that have a spread over repeats."""
 
-VALUES = tuple(name for name in (*_FIELDS[:_PLACE], *_SETTINGS, *_FIELDS[_PLACE:], *_SPREAD) if name not in _NO_VALUES)
+VALUES = tuple(name for name in (*_FIELDS[:_PLACE], *_SETTINGS, *_FIELDS[_PLACE:], *_SPREAD) if name in COLUMNS)
 """What every row has under a name."""
 
-
-def _imported_names() -> dict[str, str]:
-    """Ours by every name that a column of a foreign table may have, as long as its unit is ours."""
-    named = {name: _OF_IMPORTS.get(found.figure, found.figure) for name, found in COLUMNS.items() if found.scale == 1}
-    return {name: ours for name, ours in named.items() if ours in VALUES and name not in VALUES and name != "samples"}
+# Beside samples/s.
+_MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}.intersection(_FIELDS) - {"samples_per_s"}
 
 
-_NAMES = _imported_names() | _TITLES | _OF_JOBS
+def _other_names() -> dict[str, str]:
+    """Ours by the titles that a table shows, and by what a job and a foreign table in our unit call them.
+
+    What two values are called, as `samples` and `price`, is the name of neither.
+    """
+    called: dict[str, set[str]] = {}
+    for column in COLUMNS.values():
+        names = {column_name(column.title), column.key, column.written, *column.names}
+        for name in names | {name for name, scale in column.units.items() if scale == 1}:
+            called.setdefault(name, set()).add(column.name)
+    ours = {name: found.pop() for name, found in called.items() if len(found) == 1 and name not in VALUES}
+    return {name: value for name, value in (ours | BATCH_NAMES).items() if value in VALUES}
+
+
+_NAMES = _other_names()
 
 
 def value_of(row: CellRow, name: str) -> Any:
-    """The value of one of `VALUES`, or of a key that the sweep set; None where the row has none."""
+    """The value of one of `VALUES`, or of a key that the sweep set; None where the row has none.
+
+    A value also goes by the titles that tables have for it, and by the names that columns of a foreign table have.
+    """
     name = name if name in row.varied else our_name(name)
     if name in _SETTINGS:
         return getattr(row.settings, name)
@@ -294,8 +251,8 @@ def has_speed(row: CellRow) -> bool:
     return row.samples_per_s is not None and row.samples_per_s.low > 0
 
 
-# What makes a sample other work, by the names of Settings, in the words of a reader.
-_WORK = {"model": "model", "dataset": "data set", "stage": "stage", "sequence_length": "sequence length"}
+# What makes a sample other work, by the names of Settings.
+_WORK = ("model", "dataset", "stage", "sequence_length")
 # Published figures contradict themselves by some percent; another number of epochs is more than that.
 _SAME_AMOUNT = 1.1
 
@@ -312,9 +269,9 @@ def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
 
 def other_work(rows: Sequence[CellRow]) -> str:
     """In what the rows' samples are other work: `differ in model and stage`; empty where they are alike."""
-    known, unknown = ([_WORK[name] for name in names] for names in (differing(rows), untold(rows)))
-    parts = [f"differ in {listed(known)}"] if known else []
-    return " and ".join([*parts, f"do not all tell their {listed(unknown)}"] if unknown else parts)
+    known, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
+    parts = [f"differ in {format_list(known)}"] if known else []
+    return " and ".join([*parts, f"do not all tell their {format_list(unknown)}"] if unknown else parts)
 
 
 def other_job(rows: Sequence[CellRow]) -> str:
@@ -339,12 +296,6 @@ def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
     """What the prices of the rows are paid in, each once; None is that of a price whose currency nobody told."""
     priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
     return tuple(dict.fromkeys(row.currency for row in priced))
-
-
-def listed(words: Sequence[str]) -> str:
-    """Words with commas, and `and` before the last."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _told(rows: Sequence[CellRow], name: str) -> set[str | int | None]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from multinode.core.text.rounded import Rounded, exactly
+from multinode.core.text.rounded import Rounded, exactly, product
 
 __all__ = ["TOLERANCE", "find_contradictions"]
 
@@ -20,19 +20,18 @@ Figures = Mapping[str, Rounded]
 
 
 class _Way(NamedTuple):
-    """One way to a figure: in words, and how it is computed."""
+    """One way to a figure: in words, and as a product over another, or computed otherwise."""
 
     words: str
-    of: Callable[[Figures], Rounded]
+    names: tuple[str, ...]
+    under: tuple[str, ...] = ()
+    compute: Callable[[Figures], Rounded] | None = None
 
-
-class _Relation(NamedTuple):
-    """Two ways to one figure."""
-
-    needs: tuple[str, ...]  # Figures without which there is nothing to compare.
-    left: _Way
-    right: _Way
-    unless: str = ""  # A figure beside which another relation says the same.
+    def of(self, figures: Figures) -> Rounded:
+        """The figure."""
+        if self.compute is not None:
+            return self.compute(figures)
+        return product((figures[name] for name in self.names), (figures[name] for name in self.under))
 
 
 def find_contradictions(figures: Figures) -> tuple[str, ...]:
@@ -45,17 +44,20 @@ def find_contradictions(figures: Figures) -> tuple[str, ...]:
 
 
 def _breaches(figures: Figures) -> Iterator[str]:
-    for relation in _RELATIONS:
-        if relation.unless not in figures and all(name in figures for name in relation.needs):
-            left, right = relation.left.of(figures), relation.right.of(figures)
-            if max(left.low / right.high, right.low / left.high) > 1 + TOLERANCE:
-                yield _sentence(relation, left.value, right.value)
+    for one, other in _SAME:
+        needed = {*one.names, *one.under, *other.names, *other.under}
+        # Samples/s tell more of the runtime than tokens/s.
+        if not needed <= figures.keys() or (one is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
+            continue
+        left, right = one.of(figures), other.of(figures)
+        if max(left.low / right.high, right.low / left.high) > 1 + TOLERANCE:
+            yield _sentence(one, left.value, other, right.value)
 
 
-def _sentence(relation: _Relation, left: float, right: float) -> str:
+def _sentence(one: _Way, left: float, other: _Way, right: float) -> str:
     apart = left / right - 1
     size = f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'}"
-    return f"{relation.left.words} is {_number(left)}, {relation.right.words} is {_number(right)}: {size}"
+    return f"{one.words} is {_number(left)}, {other.words} is {_number(right)}: {size}"
 
 
 def _number(value: float) -> str:
@@ -65,7 +67,7 @@ def _number(value: float) -> str:
 
 def _steps_for_samples(figures: Figures) -> Rounded:
     """Optimizer steps of the data: the last of an epoch may be partial, or its samples may be dropped."""
-    whole = figures["samples"] / figures["global_batch"]
+    whole = figures["dataset_samples"] / figures["global_batch"]
     epochs = figures["epochs"]
     least, most = max(1, math.floor(whole.low)) * epochs.low, max(1, math.ceil(whole.high)) * epochs.high
     return Rounded(value=(whole * epochs).value, low=max(1, math.floor(least)), high=max(1, math.ceil(most)))
@@ -74,103 +76,66 @@ def _steps_for_samples(figures: Figures) -> Rounded:
 def _samples_of_step(figures: Figures) -> Rounded:
     """As the batch has it; or as the steps had it on average, where the last one of an epoch was partial."""
     batch = figures["global_batch"]
-    if not {"samples", "epochs", "steps"} <= figures.keys():
+    if not {"dataset_samples", "epochs", "steps"} <= figures.keys():
         return batch
-    average = figures["samples"] * figures["epochs"] / figures["steps"]
+    average = figures["dataset_samples"] * figures["epochs"] / figures["steps"]
     expected = _steps_for_samples(figures)
     if not expected.low <= figures["steps"].value <= expected.high:
         return batch
     return Rounded(value=batch.value, low=min(batch.low, average.low), high=max(batch.high, average.high))
 
 
-def _product(*names: str) -> Callable[[Figures], Rounded]:
-    def multiply(figures: Figures) -> Rounded:
-        found = exactly(1)
-        for name in names:
-            found *= figures[name]
-        return found
-
-    return multiply
-
-
-_RELATIONS = (
-    _Relation(
-        ("global_batch", "devices", "accumulation", "per_device_batch"),
-        _Way("the global batch", _product("global_batch")),
-        _Way("GPUs x accumulation x batch of a GPU", _product("devices", "accumulation", "per_device_batch")),
+_GLOBAL_BATCH = _Way("the global batch", ("global_batch",))
+_STEPS = _Way("the number of steps", ("steps",))
+_TOKENS_PER_S = _Way("tokens/s", ("tokens_per_s",))
+_TOKENS_OF_RUNTIME = _Way("tokens/s x runtime", ("tokens_per_s", "whole_s"))
+# Two ways each to one figure.
+_SAME = (
+    (
+        _GLOBAL_BATCH,
+        _Way("GPUs x accumulation x batch of a GPU", ("world_size", "accumulation", "per_device_batch")),
     ),
-    _Relation(
-        ("all_devices_batch", "devices", "per_device_batch"),
-        _Way("the batch of all GPUs", _product("all_devices_batch")),
-        _Way("GPUs x batch of a GPU", _product("devices", "per_device_batch")),
+    (
+        _Way("the batch of all GPUs", ("all_devices_batch",)),
+        _Way("GPUs x batch of a GPU", ("world_size", "per_device_batch")),
     ),
-    _Relation(
-        ("global_batch", "all_devices_batch", "accumulation"),
-        _Way("the global batch", _product("global_batch")),
-        _Way("batch of all GPUs x accumulation", _product("all_devices_batch", "accumulation")),
+    (_GLOBAL_BATCH, _Way("batch of all GPUs x accumulation", ("all_devices_batch", "accumulation"))),
+    (_Way("the number of GPUs", ("world_size",)), _Way("nodes x workers a node", ("nodes", "workers_per_node"))),
+    (
+        _Way("samples/s x runtime", ("samples_per_s", "whole_s")),
+        _Way("samples x epochs", ("dataset_samples", "epochs")),
     ),
-    _Relation(
-        ("devices", "nodes", "workers_per_node"),
-        _Way("the number of GPUs", _product("devices")),
-        _Way("nodes x workers a node", _product("nodes", "workers_per_node")),
-    ),
-    _Relation(
-        ("samples_per_s", "runtime", "samples", "epochs"),
-        _Way("samples/s x runtime", _product("samples_per_s", "runtime")),
-        _Way("samples x epochs", _product("samples", "epochs")),
-    ),
-    _Relation(
-        ("tokens_per_s", "runtime", "tokens", "epochs"),
-        _Way("tokens/s x runtime", _product("tokens_per_s", "runtime")),
-        _Way("tokens x epochs", _product("tokens", "epochs")),
-        unless="samples_per_s",
-    ),
-    _Relation(
-        ("steps_per_s", "runtime", "steps"),
-        _Way("steps/s x runtime", _product("steps_per_s", "runtime")),
-        _Way("the number of steps", _product("steps")),
-    ),
-    _Relation(
-        ("steps", "global_batch", "samples", "epochs"),
-        _Way("the number of steps", _product("steps")),
-        _Way("samples x epochs / global batch", _steps_for_samples),
-    ),
-    _Relation(
-        ("samples_per_s", "steps_per_s", "global_batch"),
-        _Way("samples/s over steps/s", lambda figures: figures["samples_per_s"] / figures["steps_per_s"]),
-        _Way("the global batch", _samples_of_step),
-    ),
-    _Relation(
-        ("samples_per_s", "step_time_ms", "global_batch"),
-        _Way("samples/s x step time in ms", _product("samples_per_s", "step_time_ms")),
-        _Way("1000 x the global batch", lambda figures: _samples_of_step(figures) * exactly(1e3)),
-    ),
-    _Relation(
-        ("tokens_per_s", "samples_per_s", "tokens", "samples"),
-        _Way("tokens/s", _product("tokens_per_s")),
+    (_TOKENS_OF_RUNTIME, _Way("tokens x epochs", ("tokens", "epochs"))),
+    (_Way("steps/s x runtime", ("steps_per_s", "whole_s")), _STEPS),
+    (
+        _STEPS,
         _Way(
-            "samples/s x tokens / samples",
-            lambda figures: figures["samples_per_s"] * figures["tokens"] / figures["samples"],
+            "samples x epochs / global batch",
+            ("dataset_samples", "epochs", "global_batch"),
+            compute=_steps_for_samples,
         ),
     ),
-    _Relation(
-        ("tokens_per_s", "samples_per_s", "tokens_per_sample"),
-        _Way("tokens/s", _product("tokens_per_s")),
-        _Way("samples/s x tokens a sample", _product("samples_per_s", "tokens_per_sample")),
+    (
+        _Way("samples/s over steps/s", ("samples_per_s",), ("steps_per_s",)),
+        _Way("the global batch", ("global_batch",), compute=_samples_of_step),
     ),
-    _Relation(
-        ("tokens_per_sample", "tokens", "samples"),
-        _Way("tokens a sample", _product("tokens_per_sample")),
-        _Way("tokens / samples", lambda figures: figures["tokens"] / figures["samples"]),
+    (
+        _Way("samples/s x step time in ms", ("samples_per_s", "step_time_ms")),
+        _Way(
+            "1000 x the global batch",
+            ("global_batch",),
+            compute=lambda figures: _samples_of_step(figures) * exactly(1e3),
+        ),
     ),
-    _Relation(
-        ("tgs", "tokens_per_s", "devices"),
-        _Way("tokens/s of a GPU x GPUs", _product("tgs", "devices")),
-        _Way("tokens/s", _product("tokens_per_s")),
+    (_TOKENS_PER_S, _Way("samples/s x tokens / samples", ("samples_per_s", "tokens"), ("dataset_samples",))),
+    (_TOKENS_PER_S, _Way("samples/s x tokens a sample", ("samples_per_s", "tokens_per_sample"))),
+    (
+        _Way("tokens a sample", ("tokens_per_sample",)),
+        _Way("tokens / samples", ("tokens",), ("dataset_samples",)),
     ),
-    _Relation(
-        ("mfu", "hfu", "model_tflops", "hardware_tflops"),
-        _Way("MFU x the hardware's TFLOP/s", _product("mfu", "hardware_tflops")),
-        _Way("HFU x the model's TFLOP/s", _product("hfu", "model_tflops")),
+    (_Way("tokens/s of a GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),
+    (
+        _Way("MFU x the hardware's TFLOP/s", ("mfu", "hardware_tflops")),
+        _Way("HFU x the model's TFLOP/s", ("hfu", "model_tflops")),
     ),
 )

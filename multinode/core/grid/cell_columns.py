@@ -1,19 +1,37 @@
-"""COLUMNS: what the columns of a foreign table may be called, what each holds and in which unit. Knows no rows."""
+"""COLUMNS: every value that a cell of a table may have: its name, title and unit, how it is read and shown. No rows.
+
+A foreign table is read by it, a sort and a filter find their value by it, and sheets, CSV files and sentences are laid
+out by it. What a row's value is follows from its name: a field of `CellRow` or of its `Settings`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from multinode.core.text.rounded import Rounded, exactly, parse_count, parse_rounded
 from multinode.units import parse_clock
 
-__all__ = ["COLUMNS", "NONE", "OUT_OF_MEMORY", "Column", "Value", "column_name", "find_column", "nearest_columns"]
+__all__ = [
+    "BOUGHT_WITH",
+    "COLUMNS",
+    "IMPORTED",
+    "MONEY",
+    "NONE",
+    "OUT_OF_MEMORY",
+    "CellColumn",
+    "ImportedColumn",
+    "Value",
+    "column_name",
+    "nearest_columns",
+]
 
 Value = str | Rounded
-"""A cell: words, or a figure."""
+"""A cell of a foreign table: words, or a figure."""
 
 NONE = frozenset({"-", "null", "none", "n/a", "na"})
 """Cells that say that there is no such figure, in small letters; an empty one leaves it to the table's default."""
@@ -21,49 +39,298 @@ NONE = frozenset({"-", "null", "none", "n/a", "na"})
 OUT_OF_MEMORY = {"oom": "gpu", "oom node": "node"}
 """Cells that stand for a training that ran out of memory, in small letters, and whose memory it was."""
 
+MONEY = "{money}"
+"""In a unit, in place of the currency."""
+
+BOUGHT_WITH = 10_000
+"""Units of money: of what a GPU costs, one buys too little speed to be read."""
+
 _LONGEST_WORDS = 200
-_MIB = 1 << 20
-_GIB = 1 << 30
 _MOST_SUGGESTED = 4
 _FLAGS = {"true": "yes", "yes": "yes", "1": "yes", "false": "no", "no": "no", "0": "no"}
 _UNIT = re.compile(r"/\s*(?=[a-z])")
 _NO_WORD = re.compile(r"[^a-z0-9]+")
 
+_Form = Literal["words", "number", "figure", "share", "money", "duration"]
+_Kind = Literal["text", "flag", "count", "number", "epochs", "measured", "clock", "share", "price"]
 
-class Column(NamedTuple):
-    """A column.
+
+class CellColumn(msgspec.Struct, frozen=True):
+    """A value of a cell.
 
     Attributes:
-        figure: what it tells; two columns of a table may not tell the same.
-        parse: text to value; raises ValueError.
-        expected: what it may hold, for messages.
-        measured: whether it tells how a training went, and may so hold OOM.
-        scale: what its unit is in the figure's.
+        name: of the value, as a sort, a filter and a CSV file name it.
+        title: above its column; empty of what no table shows.
+        unit: below its title.
+        rank: the least is kept longest where there is little room.
+        form: how it is written; `words` and `number` say which cell it is, the others were measured.
+        phrase: its title in a sentence, where that is another.
+        csv: its name in a CSV file, where the name leaves out its unit.
+        key: of a job, that holds the value itself.
+        decided_by: further keys of a job that decide it.
+        kind: what a foreign table may hold in it; None is no column of a foreign table.
+        written: what messages about a foreign table call it, where that is not its name.
+        names: what else a foreign table may call it.
+        units: what else, in another unit: what that is in ours.
     """
 
-    figure: str
+    name: str
+    title: str = ""
+    unit: str = ""
+    rank: int = 99
+    form: _Form = "words"
+    phrase: str = ""
+    csv: str = ""
+    key: str = ""
+    decided_by: tuple[str, ...] = ()
+    kind: _Kind | None = None
+    written: str = ""
+    names: tuple[str, ...] = ()
+    units: dict[str, float] = {}
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether it was measured; else it says which cell it is."""
+        return self.form not in {"words", "number"}
+
+    @property
+    def is_words(self) -> bool:
+        """Whether it holds words, which stand on the left and may wrap."""
+        return self.form == "words"
+
+    @property
+    def words(self) -> str:
+        """Its title in a sentence."""
+        return self.phrase or self.title
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of a job, that decide it."""
+        return (self.key, *self.decided_by) if self.key else self.decided_by
+
+
+_FSDP = ("deepspeed", "fsdp")
+_GIB = 1 << 30
+
+_COLUMNS = (
+    CellColumn("label", "cell", rank=0, kind="text", written="name", names=("label",)),
+    CellColumn("source", "source", rank=40),
+    CellColumn("model", "model", rank=15, key="model_name_or_path", kind="text", names=("model_name",)),
+    CellColumn("dataset", "data set", rank=60, key="dataset", kind="text"),
+    CellColumn("device", "device", rank=14, kind="text", names=("gpu", "gpu_name", "device_name")),
+    CellColumn(
+        "world_size",
+        kind="count",
+        written="devices",
+        names=("gpus", "num_gpus", "n_gpus", "workers", "world_size"),
+    ),
+    CellColumn(
+        "nodes",
+        "nodes",
+        "x workers",
+        rank=13,
+        form="number",
+        phrase="nodes x workers",
+        kind="count",
+        names=("num_nodes", "nnodes"),
+    ),
+    CellColumn("workers_per_node", kind="count", names=("gpus_per_node", "nproc_per_node")),
+    CellColumn(
+        "method",
+        "method",
+        rank=11,
+        key="finetuning_type",
+        decided_by=("quantization_bit",),
+        kind="text",
+        names=("finetuning_type",),
+    ),
+    CellColumn(
+        "lora_rank",
+        "LoRA rank",
+        rank=70,
+        form="number",
+        key="lora_rank",
+        decided_by=("finetuning_type", "quantization_bit"),
+        kind="count",
+    ),
+    CellColumn("stage", "stage", rank=65, key="stage", kind="text"),
+    CellColumn("strategy", "strategy", rank=17, decided_by=_FSDP, kind="text"),
+    CellColumn(
+        "precision", "precision", rank=61, decided_by=("bf16", "fp16", "pure_bf16"), kind="text", names=("dtype",)
+    ),
+    CellColumn("fp16", kind="flag"),
+    CellColumn("bf16", kind="flag"),
+    CellColumn(
+        "sequence_length",
+        "sequence",
+        "tokens",
+        rank=16,
+        form="number",
+        phrase="sequence length",
+        csv="sequence_length_tokens",
+        key="cutoff_len",
+        kind="count",
+        names=("cutoff_len", "max_seq_length", "seq_len"),
+    ),
+    CellColumn("packing", "packing", rank=66, decided_by=("packing", "neat_packing", "stage")),
+    CellColumn("recompute", "recomputed", rank=67, decided_by=("disable_gradient_checkpointing",)),
+    CellColumn("overlap", decided_by=_FSDP),
+    CellColumn("grad_compress", "gradients sent", rank=46, phrase="gradients sent as"),
+    CellColumn("command"),
+    CellColumn(
+        "per_device_batch",
+        "batch",
+        rank=12,
+        form="number",
+        csv="per_device_batch_samples",
+        key="per_device_train_batch_size",
+        kind="count",
+        names=(
+            *("batch", "batch_size", "per_device_train_batch_size"),
+            *("train_micro_batch_size_per_gpu", "micro_batch_size"),
+        ),
+    ),
+    CellColumn(
+        "accumulation",
+        "accumulation",
+        rank=18,
+        form="number",
+        key="gradient_accumulation_steps",
+        kind="count",
+        names=("gradient_accumulation_steps", "accumulation_steps"),
+    ),
+    CellColumn("all_devices_batch", kind="count", names=("train_bs",)),
+    CellColumn(
+        "global_batch",
+        "global batch",
+        rank=20,
+        form="number",
+        csv="global_batch_samples",
+        kind="count",
+        names=("total_train_bs", "total_train_batch_size", "global_batch_size"),
+    ),
+    CellColumn("dataset_samples", kind="count", written="samples", names=("dataset_samples", "num_samples")),
+    CellColumn("epochs", kind="epochs", names=("num_train_epochs",)),
+    CellColumn("tokens", kind="count", names=("dataset_tokens",)),
+    CellColumn("tokens_per_sample", kind="number"),
+    CellColumn("steps", kind="count", names=("global_step", "optimizer_steps")),
+    CellColumn("state"),
+    CellColumn("out_of"),
+    CellColumn("reason"),
+    CellColumn(
+        "samples_per_s", "samples/s", rank=1, form="figure", kind="measured", names=("train_samples_per_second",)
+    ),
+    CellColumn("samples_per_s_range", "from, to", rank=33, form="figure"),
+    CellColumn("relative", "relative", rank=2, form="figure"),
+    CellColumn("tokens_per_s", "tokens/s", rank=9, form="figure", kind="measured", names=("train_tokens_per_second",)),
+    CellColumn("steps_per_s", kind="measured", names=("train_steps_per_second",)),
+    CellColumn(
+        "tgs",
+        "TGS",
+        "tokens/s",
+        rank=19,
+        form="figure",
+        csv="tgs_tokens_per_s_per_worker",
+        kind="measured",
+        names=("tokens_per_gpu_per_s",),
+    ),
+    CellColumn(
+        "model_tflops",
+        "TFLOP/s",
+        "a worker",
+        rank=22,
+        form="figure",
+        csv="model_tflop_per_s_per_worker",
+        kind="measured",
+    ),
+    CellColumn("mfu", "MFU", rank=10, form="share", kind="share"),
+    CellColumn(
+        "hardware_tflops",
+        "hardware",
+        "TFLOP/s",
+        rank=36,
+        form="figure",
+        csv="hardware_tflop_per_s_per_worker",
+        kind="measured",
+    ),
+    CellColumn("hfu", "HFU", rank=23, form="share", kind="share"),
+    CellColumn("step_time_ms", "step", "ms", rank=5, form="figure", kind="measured", units={"step_time_s": 1e3}),
+    CellColumn("step_time_p95_ms", "step, p95", "ms", rank=34, form="figure"),
+    CellColumn("step_time_cv"),
+    CellColumn("network_share", "network", "of step", rank=4, form="share", kind="share"),
+    CellColumn(
+        "peak_memory_gib",
+        "memory",
+        "GiB",
+        rank=3,
+        form="figure",
+        kind="measured",
+        written="memory_gib",
+        units={
+            f"{name}_{unit}": scale / _GIB
+            for name in ("memory", "peak_memory", "gpu_memory")
+            for unit, scale in (("mb", 1e6), ("mib", 1 << 20), ("gb", 1e9), ("gib", _GIB))
+        },
+    ),
+    CellColumn(
+        "whole_s",
+        "whole job",
+        rank=6,
+        form="duration",
+        kind="clock",
+        written="runtime",
+        names=("runtime_s", "train_runtime", "duration", "duration_s"),
+        units={"runtime_min": 60.0, "runtime_h": 3600.0},
+    ),
+    CellColumn("energy_j_per_sample", "energy", "J a sample", rank=21, form="figure", kind="measured"),
+    CellColumn("price_per_hour", "price", f"{MONEY} an hour", rank=31, form="money", kind="price"),
+    CellColumn("whole_cost", "job costs", MONEY, rank=7, form="money"),
+    CellColumn("samples_per_money", "samples", f"for 1 {MONEY}", rank=8, form="figure"),
+    CellColumn("cost_per_million_tokens", "1M tokens cost", MONEY, rank=32, form="money"),
+    CellColumn("price_purchase", "price", f"{MONEY} to buy", rank=35, form="money", kind="price"),
+    CellColumn("samples_per_s_per_purchase", "samples/s", f"for {BOUGHT_WITH:,} {MONEY}", rank=9, form="figure"),
+    CellColumn("price_gpu_per_hour", kind="price"),
+    CellColumn("price_purchase_gpu", kind="price"),
+    CellColumn("currency", kind="text"),
+)
+
+COLUMNS = {column.name: column for column in _COLUMNS}
+"""By name; those that a table shows in the order in which they stand."""
+
+
+class ImportedColumn(NamedTuple):
+    """A column of a foreign table, under one of its names.
+
+    Attributes:
+        parse: text to value; raises ValueError.
+        expected: what it may hold, for messages.
+        is_measured: whether it tells how a training went, and may so hold OOM.
+        scale: what its unit is in ours.
+    """
+
+    column: CellColumn
     parse: Callable[[str], Value]
     expected: str
-    measured: bool = False
+    is_measured: bool = False
     scale: float = 1.0
+
+    @property
+    def written(self) -> str:
+        """What messages call it."""
+        return self.column.written or self.column.name
 
 
 def column_name(title: str) -> str:
-    """A title as COLUMNS has it: small letters and `_`, `/s` as `_per_s`: `Samples/s` is `samples_per_s`."""
+    """A title as IMPORTED has it: small letters and `_`, `/s` as `_per_s`: `Samples/s` is `samples_per_s`."""
     return _NO_WORD.sub("_", _UNIT.sub("_per_", title.strip().lower())).strip("_")
 
 
-def find_column(title: str) -> Column | None:
-    """The column of this title; None of an unknown one."""
-    return COLUMNS.get(column_name(title))
-
-
 def nearest_columns(title: str) -> list[str]:
-    """Known columns that a title is likely to mean, the likeliest first, one a figure."""
+    """Known columns that a title is likely to mean, the likeliest first, one a value."""
     name = column_name(title)
-    begun = [known for known in COLUMNS if name and known.startswith(name)]
-    near = [*begun, *difflib.get_close_matches(name, COLUMNS, n=2 * _MOST_SUGGESTED)]
-    figures = {COLUMNS[known].figure: known for known in reversed(near)}
+    begun = [known for known in IMPORTED if name and known.startswith(name)]
+    near = [*begun, *difflib.get_close_matches(name, IMPORTED, n=2 * _MOST_SUGGESTED)]
+    figures = {IMPORTED[known].written: known for known in reversed(near)}
     return list(reversed(figures.values()))[:_MOST_SUGGESTED]
 
 
@@ -104,92 +371,29 @@ def _part_of_one(text: str) -> Rounded:
     return value
 
 
-def _scaled(scale: float) -> Callable[[str], Rounded]:
-    return lambda text: parse_rounded(text, scale=scale)
-
-
-def _text(figure: str) -> Column:
-    return Column(figure, _words, f"words, at most {_LONGEST_WORDS} characters")
-
-
-def _count(figure: str) -> Column:
-    return Column(figure, parse_count, "a whole number, at least 1")
-
-
-def _measured(figure: str, scale: float = 1.0) -> Column:
-    expected = "a number above 0 with a decimal point, and no unit"
-    return Column(figure, _scaled(scale), expected, measured=True, scale=scale)
-
-
-def _share(figure: str) -> Column:
-    return Column(figure, _part_of_one, "a share above 0, such as 0.45 or 45 %", measured=True)
-
-
-def _price(figure: str) -> Column:
-    return Column(figure, parse_rounded, "a price above 0, a number alone")
-
-
-def _named(column: Column, *names: str) -> dict[str, Column]:
-    return dict.fromkeys((column.figure, *names), column)
-
-
-_FLAG = "true or false"
-
-COLUMNS: dict[str, Column] = {
-    **_named(_text("name"), "label"),
-    **_named(_text("model"), "model_name"),
-    **_named(_text("dataset")),
-    **_named(_text("stage")),
-    **_named(_text("device"), "gpu", "gpu_name", "device_name"),
-    **_named(_count("devices"), "gpus", "num_gpus", "n_gpus", "workers", "world_size"),
-    **_named(_count("nodes"), "num_nodes", "nnodes"),
-    **_named(_count("workers_per_node"), "gpus_per_node", "nproc_per_node"),
-    **_named(_text("method"), "finetuning_type"),
-    **_named(_text("strategy")),
-    **_named(_text("precision"), "dtype"),
-    **_named(Column("fp16", _flag, _FLAG)),
-    **_named(Column("bf16", _flag, _FLAG)),
-    **_named(_count("lora_rank")),
-    **_named(_count("sequence_length"), "cutoff_len", "max_seq_length", "seq_len"),
-    **_named(
-        _count("per_device_batch"),
-        *("batch", "batch_size", "per_device_train_batch_size", "train_micro_batch_size_per_gpu", "micro_batch_size"),
-    ),
-    **_named(_count("accumulation"), "gradient_accumulation_steps", "accumulation_steps"),
-    **_named(_count("all_devices_batch"), "train_bs"),
-    **_named(_count("global_batch"), "total_train_bs", "total_train_batch_size", "global_batch_size"),
-    **_named(_count("samples"), "dataset_samples", "num_samples"),
-    **_named(Column("epochs", _epochs, "a number above 0"), "num_train_epochs"),
-    **_named(_count("tokens"), "dataset_tokens"),
-    **_named(Column("tokens_per_sample", parse_rounded, "a number above 0")),
-    **_named(_count("steps"), "global_step", "optimizer_steps"),
-    **_named(_measured("samples_per_s"), "train_samples_per_second"),
-    **_named(_measured("tokens_per_s"), "train_tokens_per_second"),
-    **_named(_measured("steps_per_s"), "train_steps_per_second"),
-    **_named(_measured("tgs"), "tokens_per_gpu_per_s"),
-    **_named(_measured("step_time_ms")),
-    "step_time_s": _measured("step_time_ms", 1e3),
-    **_named(
-        Column("runtime", _clock, "seconds, 28:04 (minutes) or 3:35:20 (hours)", measured=True),
-        *("runtime_s", "train_runtime", "duration", "duration_s"),
-    ),
-    "runtime_min": _measured("runtime", 60.0),
-    "runtime_h": _measured("runtime", 3600.0),
-    **_named(_measured("model_tflops")),
-    **_named(_measured("hardware_tflops")),
-    **_named(_share("mfu")),
-    **_named(_share("hfu")),
-    **_named(_share("network_share")),
-    **_named(_measured("energy_j_per_sample")),
-    **{
-        f"{name}_{unit}": _measured("memory_gib", scale / _GIB)
-        for name in ("memory", "peak_memory", "gpu_memory")
-        for unit, scale in (("mb", 1e6), ("mib", _MIB), ("gb", 1e9), ("gib", _GIB))
-    },
-    **_named(_text("currency")),
-    **_named(_price("price_per_hour")),
-    **_named(_price("price_gpu_per_hour")),
-    **_named(_price("price_purchase")),
-    **_named(_price("price_purchase_gpu")),
+_KINDS: dict[_Kind, tuple[Callable[[str], Value], str, bool]] = {
+    "text": (_words, f"words, at most {_LONGEST_WORDS} characters", False),
+    "flag": (_flag, "true or false", False),
+    "count": (parse_count, "a whole number, at least 1", False),
+    "number": (parse_rounded, "a number above 0", False),
+    "epochs": (_epochs, "a number above 0", False),
+    "measured": (parse_rounded, "a number above 0 with a decimal point, and no unit", True),
+    "clock": (_clock, "seconds, 28:04 (minutes) or 3:35:20 (hours)", True),
+    "share": (_part_of_one, "a share above 0, such as 0.45 or 45 %", True),
+    "price": (parse_rounded, "a price above 0, a number alone", False),
 }
-"""By every name that a column may have, its figure's own among them."""
+
+
+def _imported() -> dict[str, ImportedColumn]:
+    found: dict[str, ImportedColumn] = {}
+    for column in _COLUMNS:
+        if column.kind is not None:
+            one = ImportedColumn(column, *_KINDS[column.kind])
+            found |= dict.fromkeys((one.written, *column.names), one)
+        for name, scale in column.units.items():
+            found[name] = ImportedColumn(column, *_KINDS["measured"], scale)
+    return found
+
+
+IMPORTED = _imported()
+"""By every name that a column of a foreign table may have."""

@@ -14,20 +14,13 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from multinode.core.grid.cell_columns import (
-    COLUMNS,
-    NONE,
-    OUT_OF_MEMORY,
-    Column,
-    column_name,
-    find_column,
-    nearest_columns,
-)
-from multinode.core.text.rounded import Rounded
+from multinode.core.grid.cell_columns import IMPORTED, NONE, OUT_OF_MEMORY, ImportedColumn, column_name, nearest_columns
+from multinode.core.text.rounded import Rounded, exactly
 from multinode.core.text.strict_yaml import YamlError, yaml_nodes
 from multinode.errors import UsageError
 
 __all__ = [
+    "FORMS",
     "HINT",
     "Cell",
     "Extras",
@@ -35,13 +28,14 @@ __all__ = [
     "ImportedTable",
     "Line",
     "TableError",
-    "check_titles",
     "make_table",
-    "parse_csv_table",
-    "parse_yaml_table",
+    "parse_table",
 ]
 
 HINT = "tables to start from: configs/figures/published_gpus.yaml and published_batches.csv"
+FORMS = (".csv", ".tsv", ".yaml", ".yml")
+"""Endings of the files that hold a table."""
+
 _MOST_ROWS = 20_000
 _SHOWN = 60
 
@@ -63,8 +57,8 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         line: where it stands in its file, counted from 1.
-        words: cells that are words, by figure.
-        figures: cells that are figures, by figure, in the unit of that name.
+        words: cells that are words, by the name of their column.
+        figures: cells that are figures, likewise, in its unit.
         out_of: whose memory did not suffice, `gpu` or `node`, where the row says so.
     """
 
@@ -120,6 +114,31 @@ class TableError(Exception):
         self.hint = hint
 
 
+def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
+    """The rows of a CSV or a YAML, as the ending of its name says.
+
+    A CSV has commas, semicolons or tabs between cells, and titles in the first line that is not empty; a YAML is a list
+    of mappings, or has `rows:` beside `columns:`, `defaults:` and `ignore:`.
+
+    Args:
+        text: of the file.
+        source: its path, for messages.
+        extras: what the user says of all rows; it comes before what the file says.
+
+    Raises:
+        UsageError: `source:line:` and what is wrong.
+    """
+    try:
+        if source.lower().endswith((".yaml", ".yml")):
+            return _read_yaml(yaml_nodes(text), extras)
+        return make_table(_csv_lines(text.removeprefix(_BYTE_ORDER_MARK), extras), (), extras)
+    except YamlError as wrong:
+        raise UsageError(wrong.at(source), hint=HINT) from None
+    except TableError as wrong:
+        place = source if wrong.line is None else f"{source}:{wrong.line}"
+        raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
+
+
 def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) -> ImportedTable:
     """The rows of a file.
 
@@ -141,8 +160,8 @@ def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) 
         if len(rows) == _MOST_ROWS:
             raise TableError(f"there are more than {_MOST_ROWS} rows", line.number)
         rows.append(_row(line.number, general | _read(line.cells, ignored)))
-        if absent:
-            absent = {name: title for name, title in absent.items() if not _has(line.cells, name)}
+        for cell in line.cells if absent else ():
+            absent.pop(column_name(cell.title), None)
     if not rows:
         raise TableError("it has no rows", 1)
     for title in absent.values():
@@ -150,21 +169,8 @@ def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) 
     return ImportedTable(rows=tuple(rows), ignored=tuple(ignored.values()))
 
 
-def check_titles(line: int, titles: Iterable[str], extras: Extras) -> None:
-    """Refuse a line of titles before the first row.
-
-    Raises:
-        TableError: a column is unknown, or two tell the same.
-    """
-    _read([Cell(line, title, "") for title in titles], _ignored(extras))
-
-
 def _ignored(extras: Extras) -> dict[str, str]:
     return {column_name(title): title for title in extras.ignore}
-
-
-def _has(cells: Sequence[Cell], name: str) -> bool:
-    return any(column_name(cell.title) == name for cell in cells)
 
 
 def _row(line: int, values: Mapping[str, _Value]) -> ImportedRow:
@@ -177,30 +183,30 @@ def _row(line: int, values: Mapping[str, _Value]) -> ImportedRow:
 
 
 def _read(cells: Sequence[Cell], ignored: Mapping[str, str]) -> dict[str, _Value]:
-    """Values by figure; an empty cell has none, and one that denies it has None."""
+    """Values by column; an empty cell has none, and one that denies it has None."""
     values: dict[str, _Value] = {}
     titles: dict[str, str] = {}
     for cell in cells:
         column = _column(cell, ignored)
         if column is None:
             continue
-        if column.figure in titles:
-            told = f"{_shown(titles[column.figure])} and {_shown(cell.title)} tell the same"
+        if column.column.name in titles:
+            told = f"{_shown(titles[column.column.name])} and {_shown(cell.title)} tell the same"
             raise TableError(told, cell.line, "keep one, or --ignore the other")
-        titles[column.figure] = cell.title
+        titles[column.column.name] = cell.title
         if cell.text.strip():
-            values[column.figure] = _value(cell, column)
+            values[column.column.name] = _value(cell, column)
     return values
 
 
-def _column(cell: Cell, ignored: Mapping[str, str]) -> Column | None:
+def _column(cell: Cell, ignored: Mapping[str, str]) -> ImportedColumn | None:
     if column_name(cell.title) in ignored:
         return None
-    column = find_column(cell.title)
+    column = IMPORTED.get(column_name(cell.title))
     if column is not None:
         return column
     near = " or ".join(nearest_columns(cell.title))
-    known = ", ".join(dict.fromkeys(column.figure for column in COLUMNS.values()))
+    known = ", ".join(dict.fromkeys(one.written for one in IMPORTED.values()))
     raise TableError(
         f"unknown column {_shown(cell.title)}" + (f": did you mean {near}?" if near else ""),
         cell.line,
@@ -208,20 +214,21 @@ def _column(cell: Cell, ignored: Mapping[str, str]) -> Column | None:
     )
 
 
-def _value(cell: Cell, column: Column) -> _Value:
+def _value(cell: Cell, column: ImportedColumn) -> _Value:
     text = cell.text.strip()
     odd = next((char for char in text if not char.isprintable()), None)
     if odd is not None:
         raise TableError(f"{cell.title}: the character U+{ord(odd):04X} stands in it", cell.line)
     if text.lower() in NONE:
         return None
-    if column.measured and text.lower() in OUT_OF_MEMORY:
+    if column.is_measured and text.lower() in OUT_OF_MEMORY:
         return _OutOfMemory(OUT_OF_MEMORY[text.lower()])
     try:
-        return column.parse(text)
+        value = column.parse(text)
     except ValueError:
         what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
         raise TableError(f"{what}: expected {column.expected}", cell.line) from None
+    return value * exactly(column.scale) if isinstance(value, Rounded) else value
 
 
 def _shown(text: str) -> str:
@@ -233,24 +240,6 @@ _BYTE_ORDER_MARK = "\ufeff"
 _DELIMITERS = (",", ";", "\t")
 
 
-def parse_csv_table(text: str, source: str, extras: Extras) -> ImportedTable:
-    """The rows of a CSV: commas, semicolons or tabs between cells, titles in the first line that is not empty.
-
-    Args:
-        text: of the file.
-        source: its path, for messages.
-        extras: what holds for all rows.
-
-    Raises:
-        UsageError: `source:line:` and what is wrong.
-    """
-    try:
-        return make_table(_csv_lines(text.removeprefix(_BYTE_ORDER_MARK), extras), (), extras)
-    except TableError as wrong:
-        place = source if wrong.line is None else f"{source}:{wrong.line}"
-        raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
-
-
 def _csv_lines(text: str, extras: Extras) -> Iterator[Line]:
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(_DELIMITERS, key=first.count)
@@ -260,7 +249,8 @@ def _csv_lines(text: str, extras: Extras) -> Iterator[Line]:
             continue
         if not titles:
             titles = [cell.strip() for cell in cells]
-            check_titles(number, filter(None, titles), extras)
+            # An unknown title is refused before the first row.
+            _read([Cell(number, title, "") for title in titles if title], _ignored(extras))
         elif len(cells) != len(titles):
             raise TableError(f"{len(cells)} cells stand under {len(titles)} titles", number)
         else:
@@ -290,26 +280,6 @@ def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 _NULL = "tag:yaml.org,2002:null"
 _KEYS = ("columns", "rows", "defaults", "ignore")
-
-
-def parse_yaml_table(text: str, source: str, extras: Extras) -> ImportedTable:
-    """The rows of a YAML: a list of mappings, or `rows:` beside `columns:`, `defaults:` and `ignore:`.
-
-    Args:
-        text: of the file.
-        source: its path, for messages.
-        extras: what the user says of all rows; it comes before what the file says.
-
-    Raises:
-        UsageError: `source:line:` and what is wrong.
-    """
-    try:
-        return _read_yaml(yaml_nodes(text), extras)
-    except YamlError as wrong:
-        raise UsageError(wrong.at(source), hint=HINT) from None
-    except TableError as wrong:
-        place = source if wrong.line is None else f"{source}:{wrong.line}"
-        raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
 
 
 def _read_yaml(root: yaml.Node | None, extras: Extras) -> ImportedTable:

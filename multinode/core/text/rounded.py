@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 import msgspec
 
-__all__ = ["Rounded", "exactly", "parse_count", "parse_rounded"]
+__all__ = ["Rounded", "exactly", "parse_count", "parse_rounded", "product"]
 
 _NUMBER = re.compile(r"\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"\d{1,40}(?:\.0+)?", re.ASCII)
@@ -40,6 +41,16 @@ class Rounded(msgspec.Struct, frozen=True, kw_only=True):
 def exactly(value: float) -> Rounded:
     """A figure without rounding, such as a number of things."""
     return Rounded(value=value, low=value, high=value)
+
+
+def product(over: Iterable[Rounded], under: Iterable[Rounded] = (), scale: float = 1.0) -> Rounded:
+    """The product of some figures over that of others, times a constant."""
+    found = exactly(scale)
+    for one in over:
+        found *= one
+    for one in under:
+        found /= one
+    return found
 
 
 def parse_rounded(text: str, *, scale: float = 1.0) -> Rounded:

@@ -15,7 +15,7 @@ from plotly.graph_objects import Bar, Figure, Scatter
 
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.stats.spread import Ranged
-from multinode.report.grid.cell_sheet import cell_columns, state_word
+from multinode.report.grid.cell_sheet import cell_columns, state_word, tell
 from multinode.report.render.page import PALETTE
 from multinode.report.render.sheet import UNKNOWN
 from multinode.report.steps.charts import label
@@ -197,7 +197,7 @@ def _grouped(rows: Sequence[CellRow]) -> _Groups:
     for name in _COLOURED_BY:
         if name in columns:
             unit = f" {columns[name].unit}" if columns[name].unit else ""
-            told = [columns[name].tell(row) for row in rows]
+            told = [tell(columns[name], row) for row in rows]
             if 1 < len(set(told)) <= len(PALETTE):
                 return _Groups(told, f"{columns[name].title}{unit}")
     return _Groups(["all"] * len(rows), "")
@@ -210,14 +210,14 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
         for column in cell_columns(table.cells)
         if not column.is_figure and (column.name not in _NOT_A_SERIES or column.name == besides)
         # That full training has no LoRA rank tells no two lines apart.
-        if len({column.tell(row) for row in rows} - {UNKNOWN}) > 1
+        if len({tell(column, row) for row in rows} - {UNKNOWN}) > 1
     ]
     series: dict[str, list[CellRow]] = {}
     for row in rows:
         told = [
-            column.tell(row) if column.is_words or column.name == "nodes" else f"{column.title} {column.tell(row)}"
+            tell(column, row) if column.is_words or column.name == "nodes" else f"{column.title} {tell(column, row)}"
             for column in columns
-            if column.tell(row) != UNKNOWN
+            if tell(column, row) != UNKNOWN
         ]
         series.setdefault(", ".join(told) or "all", []).append(row)
     # Those that are lines, before those that are a point each.

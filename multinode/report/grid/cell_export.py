@@ -14,21 +14,13 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.grid.cells import RANGED, VALUES, CellRow, CellTable, value_of
+from multinode.core.grid.cell_columns import COLUMNS
 from multinode.report.grid.cell_sheet import cells_sheet, lead, marks_sheet, unmeasured_sheet
 from multinode.report.render.markdown import sheet_markdown, text_markdown
 from multinode.report.steps.export import harmless
 
 __all__ = ["cell_csv", "cell_markdown"]
 
-# Units that the values' names leave to their description.
-_UNITS = {
-    "sequence_length": "sequence_length_tokens",
-    "tgs": "tgs_tokens_per_s_per_worker",
-    "model_tflops": "model_tflop_per_s_per_worker",
-    "hardware_tflops": "hardware_tflop_per_s_per_worker",
-    "per_device_batch": "per_device_batch_samples",
-    "global_batch": "global_batch_samples",
-}
 _LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
 
 
@@ -43,22 +35,27 @@ def cell_csv(table: CellTable) -> str:
             writer.writerow([harmless(name) for name, _ in cells])
         writer.writerow([harmless(_written(value)) for _, value in cells])
     if not table.cells:
-        writer.writerow([_UNITS.get(name, name) for name in VALUES])
+        writer.writerow(map(_name, VALUES))
     return text.getvalue()
 
 
 def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for name in VALUES:
-        yield _UNITS.get(name, name), value_of(row, name)
+        yield _name(name), value_of(row, name)
         if name in RANGED:
             measured = getattr(row, name)
             for end in ("low", "high"):
-                yield f"{_UNITS.get(name, name)}_{end}", getattr(measured, end, None)
+                yield f"{_name(name)}_{end}", getattr(measured, end, None)
     yield "repeats", row.samples_per_s.repeats if row.samples_per_s is not None else None
     for name in _LISTS:
         yield name, "; ".join(getattr(row, name))
     for key in keys:
         yield f"set.{key}", row.varied.get(key)
+
+
+def _name(value: str) -> str:
+    """With the unit that the value's name leaves to its description."""
+    return COLUMNS[value].csv or value
 
 
 def _written(value: Any) -> object:

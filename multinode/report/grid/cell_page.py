@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from multinode.analyse.grid.cells import CellRow, CellTable, currencies, has_figures, other_job
 from multinode.analyse.stats.spread import Ranged
+from multinode.core.grid.cell_columns import BOUGHT_WITH, MONEY
 from multinode.report.grid.cell_charts import MOST_BARS, bar_chart, memory_chart, tokens_chart
 from multinode.report.grid.cell_sheet import (
-    BOUGHT_WITH,
     cells_sheet,
     lead,
     marks_sheet,
@@ -84,9 +84,8 @@ def _bars(table: CellTable, name: str) -> Iterator[str]:
 
 
 def _wanted(table: CellTable) -> Iterator[_Bars]:
-    hourly, bought = (
-        money_unit(unit, table.cells) for unit in ("samples for 1 {money}", f"samples/s for {BOUGHT_WITH:,} {{money}}")
-    )
+    hourly = money_unit(f"samples for 1 {MONEY}", table.cells)
+    bought = money_unit(f"samples/s for {BOUGHT_WITH:,} {MONEY}", table.cells)
     relative = f"relative to {table.baseline}"
     yield _Bars("samples/s by cell", "speed", "samples/s", lambda row: row.samples_per_s)
     yield _Bars(relative, "relative", "times the baseline's samples/s", lambda row: row.relative)

@@ -14,7 +14,6 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from multinode.analyse.grid.cell_rows import KEYS
 from multinode.analyse.grid.cells import (
     MEASURED,
     CellRow,
@@ -23,71 +22,44 @@ from multinode.analyse.grid.cells import (
     differing,
     has_figures,
     has_speed,
-    listed,
     other_work,
     untold,
     value_of,
 )
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.device_name import short_device_name
+from multinode.core.grid.cell_columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
 from multinode.report.render.table import sheet_table
-from multinode.units import format_duration
+from multinode.units import format_count, format_duration, format_list
 
 __all__ = [
-    "BOUGHT_WITH",
-    "LABEL",
-    "CellColumn",
     "cell_columns",
-    "cell_text",
     "cells_sheet",
     "cells_terminal",
-    "constants",
     "constants_line",
     "lead",
     "marks_sheet",
     "missing_sheet",
     "money_text",
     "money_unit",
-    "short_model",
     "state_word",
+    "tell",
     "unmeasured_sheet",
 ]
 
 _STATES = {"skipped": "skipped", "failed": "failed", "waiting": "waiting", "running": "waiting"}
-_SHOWN_KEYS = frozenset(key for keys in KEYS.values() for key in keys[:1])
-_LAST = 99
-# In a unit, in place of the currency.
-_PAID = "{money}"
+# Keys of a job whose value another column has.
+_SHOWN_KEYS = {column.keys[0] for column in COLUMNS.values() if column.keys}
 _UNTOLD = ("unit", "units")
-
-BOUGHT_WITH = 10_000
-"""Units of money: of what a GPU costs, one buys too little speed to be read."""
+_LABEL = COLUMNS["label"]
 
 
-class CellColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One column.
-
-    Attributes:
-        name: of its value, as a sort names it.
-        tell: a row's value as text.
-        rank: the least is kept longest where there is little room.
-        is_figure: whether it was measured; else it says which cell it is.
-    """
-
-    name: str
-    title: str
-    unit: str = ""
-    tell: Callable[[CellRow], str]
-    rank: int = _LAST
-    is_figure: bool = False
-    is_words: bool = False
-
-    @property
-    def column(self) -> Column:
-        """As a sheet has it: a key of the job and a currency are a stranger's words."""
-        return Column(sanitize(self.title), sanitize(self.unit), words=self.is_words)
+def tell(column: CellColumn, row: CellRow) -> str:
+    """What stands in a column of a row."""
+    special = _SPECIAL.get(column.name) if column.name not in row.varied else None
+    return special(row) if special is not None else _FORMS[column.form](value_of(row, column.name))
 
 
 def state_word(row: CellRow) -> str:
@@ -97,13 +69,48 @@ def state_word(row: CellRow) -> str:
     return _STATES.get(row.state, UNKNOWN)
 
 
-def short_model(model: str) -> str:
-    """A model as people call it: of a path its last part; a hub's `owner/name` stays."""
-    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
-    return model.rstrip("/").rpartition("/")[2] or model if is_path else model
+def cell_columns(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
+    """All columns that say something of these rows, in the order in which they stand.
+
+    What is the same on every row is no column; `constants` has it. What no row has is left out.
+    """
+    fixed = {column.name for column, _ in constants(rows)}
+    figures = (column for column in COLUMNS.values() if column.title and column.is_figure)
+    told = (
+        msgspec.structs.replace(column, unit=money_unit(column.unit, rows))
+        for column in (*_identities(rows), *figures)
+        if column.name not in fixed and any(tell(column, row) != UNKNOWN for row in rows)
+    )
+    return (_LABEL, *told)
 
 
-def cell_text(value: Any) -> str:
+def constants(rows: Sequence[CellRow]) -> tuple[tuple[CellColumn, str], ...]:
+    """What is the same on every row, and its text; of a row without figures what is not known differs in nothing."""
+    found: list[tuple[CellColumn, str]] = []
+    for column in _identities(rows):
+        texts = {text for row in rows if (text := tell(column, row)) != UNKNOWN or row.state == MEASURED}
+        # Of a method without adapters the rank is not unknown: there is none.
+        is_of_all = column.name != "lora_rank" or any(one.name == "method" for one, _ in found)
+        if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
+            found.append((column, texts.pop()))
+    return tuple(found)
+
+
+def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
+    """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
+    found = currencies(rows)
+    one, many = (found[0], found[0]) if len(found) == 1 and found[0] is not None else _UNTOLD
+    return unit.replace(f"for 1 {MONEY}", f"for 1 {one}").replace(MONEY, many)
+
+
+def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
+    """The columns that say which cell a row is, beside its label; what the sweep set under a key of its own last."""
+    ours = [column for column in COLUMNS.values() if column.title and not column.is_figure and column is not _LABEL]
+    keys = dict.fromkeys(key for row in rows for key in row.varied if key not in _SHOWN_KEYS)
+    return (*ours, *(CellColumn(key, key, rank=18) for key in keys))
+
+
+def _text(value: Any) -> str:
     """A value as a person would write it."""
     if value is None:
         return UNKNOWN
@@ -112,88 +119,30 @@ def cell_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def cell_columns(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
-    """All columns that say something of these rows, in the order in which they stand.
-
-    What is the same on every row is no column; `constants` has it. What no row has is left out.
-    """
-    told = [column for column in (*_identities(rows), *_FIGURES) if _says_something(column, rows)]
-    fixed = {name for name, _ in constants(rows)}
-    kept = (column for column in told if column.name not in fixed)
-    return (LABEL, *(msgspec.structs.replace(column, unit=money_unit(column.unit, rows)) for column in kept))
-
-
-def constants(rows: Sequence[CellRow]) -> tuple[tuple[str, str], ...]:
-    """Name and text of what is the same on every row; of a row without figures what is not known differs in nothing."""
-    found: dict[str, str] = {}
-    for column in _identities(rows):
-        texts = {column.tell(row) for row in rows if row.state == MEASURED or column.tell(row) != UNKNOWN}
-        # Of a method without adapters the rank is not unknown: there is none.
-        is_of_all = column.name != "lora_rank" or "method" in found
-        if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
-            found[column.name] = texts.pop()
-    return tuple(found.items())
-
-
-def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
-    """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
-    found = currencies(rows)
-    one, many = (found[0], found[0]) if len(found) == 1 and found[0] is not None else _UNTOLD
-    return unit.replace(f"for 1 {_PAID}", f"for 1 {one}").replace(_PAID, many)
-
-
-def _says_something(column: CellColumn, rows: Sequence[CellRow]) -> bool:
-    return any(column.tell(row) != UNKNOWN for row in rows)
-
-
-def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
-    keys = dict.fromkeys(key for row in rows for key in row.varied if key not in _SHOWN_KEYS)
-    return (*_IDENTITIES, *(_identity(key, key, rank=18) for key in keys))
-
-
-def _identity(name: str, title: str, unit: str = "", *, rank: int, words: bool = True) -> CellColumn:
-    return CellColumn(
-        name=name, title=title, unit=unit, tell=lambda row: cell_text(value_of(row, name)), rank=rank, is_words=words
-    )
-
-
-def _figure(
-    name: str, title: str, unit: str = "", *, rank: int, tell: Callable[[float | None], str] = format_sig
-) -> CellColumn:
-    return CellColumn(
-        name=name, title=title, unit=unit, tell=lambda row: tell(value_of(row, name)), rank=rank, is_figure=True
-    )
+def money_text(value: float | None) -> str:
+    """Two digits behind the point where they say enough."""
+    return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
 
 
 def _duration(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else format_duration(seconds)
 
 
-def _share(share: float | None) -> str:
-    return percent(share)
-
-
-def money_text(value: float | None) -> str:
-    """Two digits behind the point where they say enough."""
-    return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
-
-
-def _of_many(value: float | None) -> str:
-    return format_sig(value * BOUGHT_WITH if value is not None else None)
-
-
-def _places(row: CellRow) -> str:
-    if row.nodes is None:
-        return UNKNOWN if row.world_size is None else f"{row.world_size} worker{'s' if row.world_size > 1 else ''}"
-    return f"{row.nodes} x {'?' if row.workers_per_node is None else row.workers_per_node}"
+def _model(row: CellRow) -> str:
+    """A model as people call it: of a path its last part; a hub's `owner/name` stays."""
+    model = _text(row.settings.model)
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return model.rstrip("/").rpartition("/")[2] or model if is_path else model
 
 
 def _device(row: CellRow) -> str:
     return UNKNOWN if row.device is None else short_device_name(row.device)
 
 
-def _model(row: CellRow) -> str:
-    return UNKNOWN if row.settings.model is None else short_model(row.settings.model)
+def _places(row: CellRow) -> str:
+    if row.nodes is None:
+        return UNKNOWN if row.world_size is None else format_count(row.world_size, "worker")
+    return f"{row.nodes} x {'?' if row.workers_per_node is None else row.workers_per_node}"
 
 
 def _speed(row: CellRow) -> str:
@@ -207,50 +156,27 @@ def _speed_range(row: CellRow) -> str:
     return f"{format_sig(speed.low)} to {format_sig(speed.high)}"
 
 
-LABEL = CellColumn(name="label", title="cell", tell=lambda row: row.label, rank=0, is_words=True)
-_IDENTITIES = (
-    _identity("source", "source", rank=40),
-    CellColumn(name="model", title="model", tell=_model, rank=15, is_words=True),
-    _identity("dataset", "data set", rank=60),
-    CellColumn(name="device", title="device", tell=_device, rank=14, is_words=True),
-    CellColumn(name="nodes", title="nodes", unit="x workers", tell=_places, rank=13),
-    _identity("method", "method", rank=11),
-    _identity("lora_rank", "LoRA rank", rank=70, words=False),
-    _identity("stage", "stage", rank=65),
-    _identity("strategy", "strategy", rank=17),
-    _identity("precision", "precision", rank=61),
-    _identity("sequence_length", "sequence", "tokens", rank=16, words=False),
-    _identity("packing", "packing", rank=66),
-    _identity("recompute", "recomputed", rank=67),
-    _identity("grad_compress", "gradients sent", rank=46),
-    _identity("per_device_batch", "batch", rank=12, words=False),
-    _identity("accumulation", "accumulation", rank=18, words=False),
-    _identity("global_batch", "global batch", rank=20, words=False),
-)
-_FIGURES = (
-    CellColumn(name="samples_per_s", title="samples/s", tell=_speed, rank=1, is_figure=True),
-    CellColumn(name="samples_per_s_range", title="from, to", tell=_speed_range, rank=33, is_figure=True),
-    _figure("relative", "relative", rank=2),
-    _figure("tokens_per_s", "tokens/s", rank=9),
-    _figure("tgs", "TGS", "tokens/s", rank=19),
-    _figure("model_tflops", "TFLOP/s", "a worker", rank=22),
-    _figure("mfu", "MFU", rank=10, tell=_share),
-    _figure("hardware_tflops", "hardware", "TFLOP/s", rank=36),
-    _figure("hfu", "HFU", rank=23, tell=_share),
-    _figure("step_time_ms", "step", "ms", rank=5),
-    _figure("step_time_p95_ms", "step, p95", "ms", rank=34),
-    _figure("network_share", "network", "of step", rank=4, tell=_share),
-    _figure("peak_memory_gib", "memory", "GiB", rank=3),
-    _figure("whole_s", "whole job", rank=6, tell=_duration),
-    _figure("energy_j_per_sample", "energy", "J a sample", rank=21),
-    _figure("price_per_hour", "price", f"{_PAID} an hour", rank=31, tell=money_text),
-    _figure("whole_cost", "job costs", _PAID, rank=7, tell=money_text),
-    _figure("samples_per_money", "samples", f"for 1 {_PAID}", rank=8),
-    _figure("cost_per_million_tokens", "1M tokens cost", _PAID, rank=32, tell=money_text),
-    _figure("price_purchase", "price", f"{_PAID} to buy", rank=35, tell=money_text),
-    _figure("samples_per_s_per_purchase", "samples/s", f"for {BOUGHT_WITH:,} {_PAID}", rank=9, tell=_of_many),
-)
+def _speed_bought(row: CellRow) -> str:
+    speed = row.samples_per_s_per_purchase
+    return format_sig(speed * BOUGHT_WITH if speed is not None else None)
 
+
+_FORMS: dict[str, Callable[[Any], str]] = {
+    "words": _text,
+    "number": _text,
+    "figure": format_sig,
+    "share": percent,
+    "money": money_text,
+    "duration": _duration,
+}
+_SPECIAL: dict[str, Callable[[CellRow], str]] = {
+    "model": _model,
+    "device": _device,
+    "nodes": _places,
+    "samples_per_s": _speed,
+    "samples_per_s_range": _speed_range,
+    "samples_per_s_per_purchase": _speed_bought,
+}
 
 # Between two columns: padding, and the box's own.
 _GAP = 2
@@ -261,17 +187,6 @@ _MOST_LABELS = 6
 _MOST_RIVALS = 3
 # More nobody reads in a terminal; laying them out takes seconds.
 _MOST_ROWS = 500
-# In words, by the names of the columns.
-_NAMES = {
-    "dataset": "data set",
-    "nodes": "nodes x workers",
-    "sequence_length": "sequence length",
-    "per_device_batch": "batch",
-    "global_batch": "global batch",
-    "lora_rank": "LoRA rank",
-    "recompute": "recomputed",
-    "grad_compress": "gradients sent as",
-}
 _COUNTED = {"out_of_memory": "out of memory", "skipped": "skipped", "failed": "failed", "waiting": "waiting"}
 
 
@@ -320,7 +235,7 @@ def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
     named = (
         alike if len(alike) <= _MOST_RIVALS else [*alike[: _MOST_RIVALS - 1], f"{len(alike) - _MOST_RIVALS + 1} more"]
     )
-    return f", though {listed(named)} {'is' if len(alike) == 1 else 'are'} as fast within the scatter"
+    return f", though {format_list(named)} {'is' if len(alike) == 1 else 'are'} as fast within the scatter"
 
 
 def _overlap(one: Ranged | None, best: Ranged | None) -> bool:
@@ -338,15 +253,13 @@ def _times(table: CellTable, best: CellRow) -> str:
 def constants_line(table: CellTable) -> str:
     """What is the same on every row, and therefore no column; empty where nothing is."""
     told = []
-    for name, text in constants(table.cells):
-        if name == "nodes" and " x " not in text:
-            told.append(text)
-        elif name in {"packing", "recompute"}:
-            told += [_NAMES.get(name, name)] if text == "yes" else []
-        elif name != "source":
-            told.append(f"{_NAMES.get(name, name)} {text}")
-        elif text == "imported":
-            told.append(text)
+    for column, text in constants(table.cells):
+        if column.name == "source":
+            told += [text] if text == "imported" else []
+        elif column.name in {"packing", "recompute"}:
+            told += [column.words] if text == "yes" else []
+        else:
+            told.append(text if column.name == "nodes" and " x " not in text else f"{column.words} {text}")
     return f"On every row: {', '.join(told)}." if told else ""
 
 
@@ -367,10 +280,15 @@ def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -
     )
     return Sheet(
         title=table.job,
-        columns=tuple(column.column for column in shown),
-        rows=tuple(tuple(column.tell(row) for column in shown) for row in table.cells),
+        columns=tuple(_heading(column) for column in shown),
+        rows=tuple(tuple(tell(column, row) for column in shown) for row in table.cells),
         notes=tuple(note for note in notes if note),
     )
+
+
+def _heading(column: CellColumn) -> Column:
+    """A key of the job and a currency are a stranger's words."""
+    return Column(sanitize(column.title), sanitize(column.unit), words=column.is_words)
 
 
 def unmeasured_sheet(table: CellTable) -> Sheet:
@@ -462,8 +380,8 @@ def cells_terminal(table: CellTable, width: int, first: str | None = None) -> Ta
 def _fitting(rows: Sequence[CellRow], width: int, first: str | None) -> tuple[CellColumn, ...]:
     """The columns that matter most, as many as fit, in the order in which they stand; the label always."""
     columns = cell_columns(rows)
-    left = width - _width(LABEL, rows, width)
-    kept = {LABEL.name}
+    left = width - _width(_LABEL, rows, width)
+    kept = {_LABEL.name}
     for column in sorted(columns[1:], key=lambda column: (column.name != first, column.rank)):
         needed = _width(column, rows, width) + _GAP
         if needed <= left:
@@ -474,13 +392,13 @@ def _fitting(rows: Sequence[CellRow], width: int, first: str | None) -> tuple[Ce
 
 def _width(column: CellColumn, rows: Sequence[CellRow], width: int) -> int:
     head = max(len(column.title), len(column.unit) + 2 if column.unit else 0)
-    cells = max((cell_len(sanitize(column.tell(row))) for row in rows), default=0)
+    cells = max((cell_len(sanitize(tell(column, row))) for row in rows), default=0)
     return max(head, min(cells, _most(column, width)) if column.is_words else cells)
 
 
 def _most(column: CellColumn, width: int) -> int:
     """What a column of words may take; longer words are folded."""
-    return max(_LEAST_LABEL, int(_LABEL_SHARE * width)) if column is LABEL else _WIDEST_WORDS
+    return max(_LEAST_LABEL, int(_LABEL_SHARE * width)) if column is _LABEL else _WIDEST_WORDS
 
 
 def _left_out(rows: Sequence[CellRow], shown: Sequence[CellColumn]) -> Iterator[str]:
