@@ -32,7 +32,7 @@ def test_a_row_has_words_figures_and_its_line() -> None:
     first, second = read(PLAIN).rows
     assert first.words == {"device": "RTX 4090"}
     assert first.figures == {
-        "devices": exactly(2),
+        "world_size": exactly(2),
         "per_device_batch": exactly(4),
         "samples_per_s": parse_rounded("0.909"),
     }

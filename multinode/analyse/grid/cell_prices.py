@@ -1,6 +1,7 @@
 """What the cells of a table cost, by the hour and to buy, and which is the cheapest that ends in time. Pure.
 
-A price that a row has already, from the hostfile or from an imported table, comes before the prices file's.
+A price that a row has already, from the hostfile or from an imported table, comes before the prices file's. In time is
+by the figure itself; where its spread reaches beyond the deadline, the sentence says so.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from multinode.analyse.grid.cells import MEASURED, CellRow, CellTable, Cheapest, differing, other_job, untold
+from multinode.analyse.grid.cells import MEASURED, CellRow, CellTable, Cheapest, differing, other_job, untold, value_of
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
@@ -23,9 +25,20 @@ __all__ = ["cheapest", "with_prices"]
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
 _MOST_PRICE = 1e12
 _S_PER_HOUR = 3600
-_MILLION = 1e6
+# Each cost as values of a row and a factor, over a value.
+_COSTS: dict[str, tuple[tuple[str, ...], float, str | None]] = {
+    "whole_cost": (("price_per_hour", "whole_s"), 1 / _S_PER_HOUR, None),
+    "samples_per_money": (("samples_per_s",), _S_PER_HOUR, "price_per_hour"),
+    "samples_per_s_per_purchase": (("samples_per_s",), 1.0, "price_purchase"),
+    "cost_per_million_tokens": (("price_per_hour",), 1e6 / _S_PER_HOUR, "tokens_per_s"),
+}
 _NOTE, _UNPRICED_NOTE = "Prices of the file are in ", "The prices file has no price of "
 _TAKEN_NOTE = "Prices that came without a currency, of a hostfile or an imported table, are taken to be in "
+_EQUAL = 1e-6
+
+
+class _Unknown(Exception):
+    """Why a price or a cost is not known."""
 
 
 def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
@@ -53,37 +66,42 @@ def _priced(row: CellRow, prices: Prices | None) -> CellRow:
     own = row.currency if any(price is not None for price in known.values()) else None
     if own not in {None, prices.currency}:
         return row
-    found = {name: _of_file(row, prices, name) for name, price in known.items() if price is None}
-    filed = {name: price for name, price in found.items() if not isinstance(price, str)}
+    missing = dict(row.missing)
+    filed: dict[str, float] = {}
+    for name, price in known.items():
+        if price is None:
+            try:
+                filed[name] = _of_file(row, prices, name)
+            except _Unknown as reason:
+                missing[name] = str(reason)
     return msgspec.structs.replace(
         row,
         **(known | filed),
         # A hostfile and a table that have no word for their currency are in the file's.
         currency=prices.currency if any(price is not None for price in (known | filed).values()) else None,
         filed_prices=tuple(filed),
-        missing=row.missing | {name: reason for name, reason in found.items() if isinstance(reason, str)},
+        missing=missing,
     )
 
 
-def _of_file(row: CellRow, prices: Prices, name: str) -> float | str:
-    """What the row's nodes, or its GPUs, cost by the file; or why that is not known."""
+def _of_file(row: CellRow, prices: Prices, name: str) -> float:
+    """What the row's nodes, or its GPUs, cost by the file.
+
+    Raises:
+        _Unknown: the file does not tell it.
+    """
     nodes = [prices.nodes.get(node) for node in row.node_names]
-    told = _of_nodes(row, nodes, prices, name) if any(nodes) else _of_devices(_devices(row), prices, name)
-    if isinstance(told, float) and not told <= _MOST_PRICE:
-        return f"a price of {told:g} cannot be true"
+    if not any(nodes):
+        told = _of_devices(_devices(row), prices, name)
+    else:
+        own = (_kind_of(node, name) for node in nodes)
+        told = sum(
+            price if price is not None else _of_devices(_devices(row, rank), prices, name)
+            for rank, price in enumerate(own)
+        )
+    if told > _MOST_PRICE:
+        raise _Unknown(f"a price of {told:g} cannot be true")
     return told
-
-
-def _of_nodes(row: CellRow, nodes: Sequence[Price | None], prices: Prices, name: str) -> float | str:
-    """Node by node: its own price, else that of its GPUs."""
-    total = 0.0
-    for rank, node in enumerate(nodes):
-        own = _kind_of(node, name)
-        price = own if own is not None else _of_devices(_devices(row, rank), prices, name)
-        if isinstance(price, str):
-            return price
-        total += price
-    return total
 
 
 def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
@@ -99,17 +117,19 @@ def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
     return counts
 
 
-def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) -> float | str:
+def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) -> float:
     if not devices:
-        return "the device is not known, nor so its price"
+        raise _Unknown("the device is not known, nor so its price")
     total = 0.0
     for device, count in devices.items():
         each = _kind_of(prices.of_device(device), name)
         if each is None:
             kind, key = _PRICES[name]
-            return f"the prices file has no {kind} price of {short_device_name(device)}, nor has the hostfile {key}"
+            raise _Unknown(
+                f"the prices file has no {kind} price of {short_device_name(device)}, nor has the hostfile {key}"
+            )
         if count is None:
-            return "how many GPUs there are is not known, nor so their price"
+            raise _Unknown("how many GPUs there are is not known, nor so their price")
         total += each * count
     return total
 
@@ -130,45 +150,29 @@ def _with_costs(row: CellRow) -> CellRow:
         else:
             missing.setdefault(name, f"it has no price: {key} in the hostfile, or a prices file")
     costs: dict[str, float | None] = {}
-    for name, cost in _costs(row, missing):
-        if isinstance(cost, str):
-            costs[name], missing[name] = None, cost
-        else:
-            costs[name] = cost
+    for name in _COSTS:
+        try:
+            costs[name] = _cost(row, missing, name)
             missing.pop(name, None)
+        except _Unknown as reason:
+            costs[name], missing[name] = None, str(reason)
     return msgspec.structs.replace(row, **costs, missing=missing)
 
 
-def _costs(row: CellRow, missing: dict[str, str]) -> Iterator[tuple[str, float | str]]:
-    """Each figure, or why it is not known."""
-    hourly = row.price_per_hour if row.price_per_hour is not None else missing["price_per_hour"]
-    purchase = row.price_purchase if row.price_purchase is not None else missing["price_purchase"]
-    speed = _value(row, "samples_per_s", row.samples_per_s)
-    whole_s = _value(row, "whole_s", row.whole_s)
-    tokens = _value(row, "tokens_per_s", row.tokens_per_s)
-    yield "whole_cost", _over(_times(hourly, whole_s), _S_PER_HOUR)
-    yield "samples_per_money", _over(_times(speed, _S_PER_HOUR), hourly)
-    yield "samples_per_s_per_purchase", _over(speed, purchase)
-    yield "cost_per_million_tokens", _over(_times(hourly, _MILLION / _S_PER_HOUR), tokens)
+def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
+    def known(part: str) -> float:
+        value: float | None = value_of(row, part)
+        if value is None:
+            raise _Unknown(missing.get(part, "its speed is not known"))
+        return value
 
-
-def _value(row: CellRow, name: str, figure: Ranged | None) -> float | str:
-    return figure.value if figure is not None else row.missing.get(name, "its speed is not known")
-
-
-def _times(one: float | str, other: float | str) -> float | str:
-    if isinstance(one, str):
-        return one
-    return other if isinstance(other, str) else one * other
-
-
-def _over(one: float | str, under: float | str) -> float | str:
-    if isinstance(one, str):
-        return one
-    if isinstance(under, str):
-        return under
-    found = one / under if under else math.inf
-    return found if math.isfinite(found) else "it costs nothing"
+    parts, factor, under = _COSTS[name]
+    cost = math.prod(map(known, parts), start=factor)
+    divisor = known(under) if under is not None else 1.0
+    cost = cost / divisor if divisor else math.inf
+    if not math.isfinite(cost):
+        raise _Unknown("it costs nothing")
+    return cost
 
 
 def _notes(rows: Sequence[CellRow], prices: Prices) -> Iterator[str]:
@@ -194,11 +198,8 @@ def _taken(rows: Sequence[CellRow], prices: Prices) -> Iterator[str]:
         yield f"{_TAKEN_NOTE}{prices.currency}."
 
 
-_EQUAL = 1e-6
-
-
-class _Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell that does the whole job: how long it takes and what it costs."""
+class _Offer(NamedTuple):
+    """A cell whose whole job is timed: how long it takes and what it costs, infinitely much where that is not known."""
 
     row: CellRow
     time: Ranged
@@ -220,34 +221,33 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         table: with prices.
         deadline_s: how long the whole job may take.
     """
-    timed = [row for row in table.cells if row.state == MEASURED and row.whole_s is not None]
-    if other := other_job(timed):
-        return Cheapest(deadline_s=deadline_s, sentence=_of_other_jobs(timed, other))
-    early = [row for row in timed if row.whole_s is not None and row.whole_s.value <= deadline_s]
-    offers = [
-        _Offer(row=row, time=row.whole_s, cost=row.whole_cost)
-        for row in early
-        if row.whole_s is not None and row.whole_cost is not None
+    timed = [
+        _Offer(row, row.whole_s, math.inf if row.whole_cost is None else row.whole_cost)
+        for row in table.cells
+        if row.state == MEASURED and row.whole_s is not None
     ]
+    label, sentence = _choice(table, timed, deadline_s)
+    return Cheapest(deadline_s=deadline_s, label=label, sentence=sentence)
+
+
+def _choice(table: CellTable, timed: Sequence[_Offer], deadline_s: float) -> tuple[str | None, str]:
+    """The cheapest cell and a sentence on it, or why there is none."""
+    rows = [offer.row for offer in timed]
+    if other := other_job(rows):
+        name = next(iter((*differing(rows), *untold(rows))), "label")
+        told = f"Cells {other}, so that their whole jobs are not the same one, and none is the cheapest"
+        return None, f"{told}: --where {name}=... shows those of one."
+    early = [offer for offer in timed if offer.time.value <= deadline_s]
+    offers = [offer for offer in early if offer.cost < math.inf]
     if not offers:
-        return Cheapest(deadline_s=deadline_s, sentence=_why_none(table, timed, early, deadline_s))
+        return None, _why_none(table, timed, early, deadline_s)
     currencies = {offer.row.currency for offer in offers}
     if len(currencies) > 1:
         named = " and ".join(sorted(currency or "a currency that is not told" for currency in currencies))
-        return Cheapest(
-            deadline_s=deadline_s, sentence=f"Prices are in {named}: which cell is the cheapest is unknown."
-        )
+        return None, f"Prices are in {named}: which cell is the cheapest is unknown."
     offers.sort(key=lambda offer: (offer.cost, offer.time.value))
     said = [_best(offers), _spread(offers, deadline_s), _without_price(len(early) - len(offers))]
-    return Cheapest(
-        deadline_s=deadline_s, label=offers[0].row.label, sentence=" ".join(sentence for sentence in said if sentence)
-    )
-
-
-def _of_other_jobs(timed: Sequence[CellRow], other: str) -> str:
-    name = next(iter((*differing(timed), *untold(timed))), "label")
-    told = f"Cells {other}, so that their whole jobs are not the same one, and none is the cheapest"
-    return f"{told}: --where {name}=... shows those of one."
+    return offers[0].row.label, " ".join(filter(None, said))
 
 
 def _best(offers: Sequence[_Offer]) -> str:
@@ -277,13 +277,13 @@ def _without_price(count: int) -> str:
     return "1 cell that ends in time has no price." if count == 1 else f"{count} cells that end in time have no price."
 
 
-def _why_none(table: CellTable, timed: Sequence[CellRow], early: Sequence[CellRow], deadline_s: float) -> str:
+def _why_none(table: CellTable, timed: Sequence[_Offer], early: Sequence[_Offer], deadline_s: float) -> str:
     if early:
         return "No cell that ends in time has a price: price= in the hostfile, or a prices file."
-    fastest = min(timed, key=lambda row: row.whole_s.value if row.whole_s is not None else math.inf, default=None)
-    if fastest is None or fastest.whole_s is None:
+    if not timed:
         reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
-        reason = next((reason for reason in reasons if reason), "none was measured")
+        reason = next(filter(None, reasons), "none was measured")
         return f"How long the whole job takes is known of no cell: {reason}."
-    takes = format_duration(fastest.whole_s.value)
-    return f"No cell ends within {format_duration(deadline_s)}: the fastest, {fastest.label}, takes {takes}."
+    fastest = min(timed, key=lambda offer: offer.time.value)
+    takes = format_duration(fastest.time.value)
+    return f"No cell ends within {format_duration(deadline_s)}: the fastest, {fastest.row.label}, takes {takes}."
