@@ -158,7 +158,7 @@ def _given(ctx: typer.Context) -> str:
 
 
 def _recommendations(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Recommendations:
-    from multinode.analyse.prediction.record import is_rate
+    from multinode.analyse.prediction.run_selection import is_rate
     from multinode.errors import UsageError
     from multinode.workflows.advice.advise import advise_runs
 

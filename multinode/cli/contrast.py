@@ -86,9 +86,8 @@ def contrast(
     from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
+    from multinode.workflows.comparison.contrast import Wish, cut_job
     from multinode.workflows.comparison.contrast import contrast as measure
-    from multinode.workflows.comparison.contrast import cut_job
-    from multinode.workflows.comparison.sides import Wish
     from multinode.workflows.run.context import Launch
 
     cluster, text = read_cluster(hosts, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from multinode.report.bench.bench_table import bench_sheets
 from multinode.report.bench.bench_text import bench_lines
-from multinode.report.comparison.contrast_markdown import contrast_markdown
+from multinode.report.comparison.contrast_table import contrast_markdown
 from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown

@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.nccl_test.scan_verdict import Verdict
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.nccl_test.size_scan import ScanReport
-from multinode.analyse.prediction.record import Record
+from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary

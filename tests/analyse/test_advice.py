@@ -8,18 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
-from multinode.analyse.advice.setting_options import setting_options
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState, joined, options_of
+from multinode.analyse.advice.tuning_options import setting_options
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import parse_model
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import Link, NetworkModel
-from multinode.analyse.prediction.cost_model import StepCosts
+from multinode.analyse.prediction.cost_model import Scenario, StepCosts
+from multinode.analyse.prediction.network_model import Link, NetworkModel
 from multinode.analyse.prediction.predict import predict
-from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import Subject
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.prediction.back_test import Trial, back_test
+from multinode.analyse.prediction.forecast import Trial, back_test
 
 
 def trial(name: str, predicted: float, measured: float, spread: float = 0.05) -> Trial:

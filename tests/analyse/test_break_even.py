@@ -17,10 +17,9 @@ from multinode.analyse.prediction.break_even import (
     on_one_node,
 )
 from multinode.analyse.prediction.calibration import Calibration, Residual
-from multinode.analyse.prediction.carried_network import Link, NetworkModel
-from multinode.analyse.prediction.cost_model import StepCosts
+from multinode.analyse.prediction.cost_model import Scenario, StepCosts
+from multinode.analyse.prediction.network_model import Link, NetworkModel
 from multinode.analyse.prediction.predict import predict
-from multinode.analyse.prediction.scenario import Scenario
 
 TWO = Layout(nodes=2)
 G = 14_767_104

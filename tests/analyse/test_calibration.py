@@ -7,9 +7,9 @@ from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInput
 from multinode.analyse.job.step_calls import StepCall, Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate, calibrate_without_single
-from multinode.analyse.prediction.carried_network import Link, NetworkModel
+from multinode.analyse.prediction.cost_model import Scenario
+from multinode.analyse.prediction.network_model import Link, NetworkModel
 from multinode.analyse.prediction.predict import predict
-from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
-from multinode.analyse.prediction.carried_network import (
+from multinode.analyse.prediction.network_model import (
     Assumed,
     Link,
     NetworkModel,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.comparison.contrast_words import capitalised, figure, milliseconds, name_nodes, name_role
+from multinode.analyse.comparison.contrast_figures import capitalised, figure, milliseconds, name_nodes, name_role
 from tests.analyse.made_up_sides import side_of
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import StepCall, calls_of_messages, calls_of_strategy, passing_bytes
 from multinode.analyse.job.step_messages import StepMessage, StepMessages
-from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
+from multinode.analyse.prediction.cost_model import StepCosts, bucketed_overlap, late_ms, step_parts
+from multinode.analyse.prediction.network_model import CommTimes
 
 MB = 1_000_000
 TWO = Layout(nodes=2)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.prediction.evidence import gather
-from multinode.analyse.prediction.forecast import ForecastRequest
-from multinode.analyse.prediction.scenarios import make_forecast
+from multinode.analyse.prediction.forecast import ForecastRequest, make_forecast
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Comm, Summary

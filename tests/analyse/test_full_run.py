@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.comparison.full_run import full_run_samples, with_full_run
+from multinode.analyse.comparison.contrast_side import full_run_samples, with_full_run
 from multinode.analyse.job.workload import Whole
 from tests.analyse.made_up_sides import side_of
 

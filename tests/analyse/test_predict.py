@@ -9,10 +9,9 @@ from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInput
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import Link, NetworkModel
-from multinode.analyse.prediction.cost_model import StepCosts
+from multinode.analyse.prediction.cost_model import Scenario, StepCosts
+from multinode.analyse.prediction.network_model import Link, NetworkModel
 from multinode.analyse.prediction.predict import Prediction, predict
-from multinode.analyse.prediction.scenario import Scenario
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.prediction.forecast import ForecastRequest
+from multinode.analyse.prediction.forecast import ForecastRequest, make_forecast
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
-from multinode.analyse.prediction.scenarios import make_forecast
 from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.errors import UsageError
 from multinode.store.published_benchmarks import load_published_benchmarks

@@ -10,10 +10,9 @@ from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.break_even import accumulation_for, link_for
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import Link, NetworkModel
-from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, StepParts, step_parts
+from multinode.analyse.prediction.cost_model import Scenario, StepCosts, StepParts, step_parts
+from multinode.analyse.prediction.network_model import CommTimes, Link, NetworkModel
 from multinode.analyse.prediction.predict import Prediction, predict
-from multinode.analyse.prediction.scenario import Scenario
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {

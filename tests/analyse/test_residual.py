@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, PredictedScenario
-from multinode.analyse.prediction.record import Record
-from multinode.analyse.prediction.scenarios import make_forecast
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
+from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.errors import UsageError

@@ -8,9 +8,8 @@ import pytest
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.workload import read_workload
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.forecast import ForecastRequest, PredictedScenario
-from multinode.analyse.prediction.record import Record, job_of
-from multinode.analyse.prediction.scenarios import make_forecast
+from multinode.analyse.prediction.forecast import ForecastRequest, PredictedScenario, make_forecast
+from multinode.analyse.prediction.run_selection import Record, job_of
 from multinode.errors import UsageError
 from tests.analyse.stored import BYTES, COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy
-from multinode.analyse.prediction.seen_work import work_of_calls
+from multinode.analyse.prediction.evidence import work_of_calls
 from multinode.analyse.steps.summary import Comm, Summary
 from multinode.analyse.traffic.step_bytes import SeenCall
 

@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.comparison.comparable_steps import Case
 from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution
-from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
+from multinode.analyse.comparison.slowdown_attribution import Case, attribute_slowdown
 from multinode.analyse.steps.step_split import WorkerSplit
 from tests.analyse.made_up_sides import SETTINGS, side_of, split_of
 

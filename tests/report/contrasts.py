@@ -10,11 +10,10 @@ import msgspec
 from multinode.analyse.advice.advice import Advice, Change, Tried
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.prediction.back_test import Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
-from multinode.analyse.prediction.carried_network import UncertaintySource
 from multinode.analyse.prediction.cost_model import StepParts
-from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
+from multinode.analyse.prediction.forecast import Forecast, PredictedScenario, Trial, back_test
+from multinode.analyse.prediction.network_model import UncertaintySource
 from multinode.analyse.stats.spread import Ranged, Spread, ranged, ratio
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit

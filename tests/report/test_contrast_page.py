@@ -4,7 +4,7 @@ import msgspec
 from plotly.graph_objects import Figure
 
 from multinode.analyse.prediction.break_even import Needed
-from multinode.report.comparison.contrast_charts import bandwidth_chart, scaling_chart, step_chart
+from multinode.report.comparison.contrast_page import bandwidth_chart, scaling_chart, step_chart
 from multinode.report.run_page import ReportedRun, run_page
 from tests.report.contrasts import CONTRAST, CONTRAST_RUN, CURVE
 from tests.report.observing import RUN, SUMMARY, observed

@@ -6,8 +6,7 @@ import msgspec
 from rich.console import Console
 
 from multinode.analyse.prediction.evidence import gather
-from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
-from multinode.analyse.prediction.scenarios import make_forecast
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 

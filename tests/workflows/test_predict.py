@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.prediction.forecast import ForecastRequest
-from multinode.analyse.prediction.record import Record
+from multinode.analyse.prediction.run_selection import Record
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory

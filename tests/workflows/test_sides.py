@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
-from multinode.workflows.comparison.sides import Sides, Wish, interleaved, plan_sides
+from multinode.workflows.comparison.contrast import Sides, Wish, interleaved, plan_sides
 
 TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
 FOUR = Cluster(nodes=tuple(Node(name=name) for name in "abcd"), source="hosts")

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.advice.cluster_options import cluster_options
-from multinode.analyse.advice.setting_options import setting_options
-from multinode.analyse.advice.strategy_options import strategy_options
 from multinode.analyse.advice.training_state import (
     Change,
     TrainingState,
@@ -22,9 +19,10 @@ from multinode.analyse.advice.training_state import (
     more_memory_gib,
     sample_bytes,
 )
+from multinode.analyse.advice.tuning_options import cluster_options, setting_options, strategy_options
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.prediction.carried_network import UncertaintySource, widest
 from multinode.analyse.prediction.forecast import PredictedScenario
+from multinode.analyse.prediction.network_model import UncertaintySource, widest
 from multinode.errors import UsageError
 
 __all__ = ["Advice", "Change", "Recommendations", "Tried", "advise", "advise_notes"]

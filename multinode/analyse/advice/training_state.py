@@ -14,8 +14,8 @@ from multinode.analyse.job.memory_need import MemoryNeed, StatePlacement, memory
 from multinode.analyse.job.step_calls import passing_bytes, with_gradients
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration
+from multinode.analyse.prediction.cost_model import Scenario
 from multinode.analyse.prediction.forecast import PredictedScenario, gradient_factor, predict_scenario
-from multinode.analyse.prediction.scenario import Scenario
 from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig

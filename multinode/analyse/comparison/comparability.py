@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 
-from multinode.analyse.comparison.contrast_figures import Side
-from multinode.analyse.comparison.contrast_words import capitalised, figure, name_role
+from multinode.analyse.comparison.contrast_figures import Side, capitalised, figure, name_role
 from multinode.errors import UsageError
 from multinode.units import format_rate
 

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.comparison.comparability import find_differences
-from multinode.analyse.comparison.comparable_steps import Case
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
-from multinode.analyse.comparison.contrast_side import SideRun, make_side
+from multinode.analyse.comparison.contrast_side import SideRun, make_side, with_full_run
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
-from multinode.analyse.comparison.full_run import with_full_run
-from multinode.analyse.comparison.slowdown_attribution import attribute_slowdown
+from multinode.analyse.comparison.slowdown_attribution import Case, attribute_slowdown
 from multinode.analyse.stats.spread import ratio
 from multinode.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""Contrast and its sides: the figures of one node against many. Data only: `contrast` makes them."""
+"""Contrast and its sides: the figures of one node against many, and how sentences name sides. Data only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
 
-__all__ = ["Contrast", "CurvePoint", "NodeSpeed", "Side", "SlowdownAttribution"]
+__all__ = [
+    "Contrast",
+    "CurvePoint",
+    "NodeSpeed",
+    "Side",
+    "SlowdownAttribution",
+    "capitalised",
+    "figure",
+    "milliseconds",
+    "name_nodes",
+    "name_role",
+]
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,3 +188,35 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     forecast_reason: str = ""
     advice: tuple[Advice, ...] = ()
     rule: str
+
+
+_THREE_DIGITS = 100
+
+
+def figure(value: float) -> str:
+    """Three digits that count, above the point all of them: `1342`, `24.1`, `0.512`."""
+    return f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}"
+
+
+def milliseconds(time_ms: float) -> str:
+    """`1342 ms`, `4.2 ms`."""
+    return f"{figure(time_ms)} ms"
+
+
+def name_nodes(side: Side) -> str:
+    """`one node`, `2 nodes`; of one node alone its name."""
+    if side.role == "each-node":
+        return side.node_names[0] if side.node_names else "one node"
+    return "one node" if side.nodes == 1 else f"{side.nodes} nodes"
+
+
+def name_role(side: Side) -> str:
+    """`the baseline`, `the candidate`; further sides by their nodes: `4 nodes`, `n2 alone`."""
+    if side.role in {"baseline", "candidate"}:
+        return f"the {side.role}"
+    return f"{name_nodes(side)} alone" if side.role == "each-node" else name_nodes(side)
+
+
+def capitalised(sentence: str) -> str:
+    """With a capital first letter; the rest as it is, names of nodes too."""
+    return sentence[:1].upper() + sentence[1:]

@@ -1,7 +1,4 @@
-"""make_side: the runs of one side of a contrast, repeats of the same, -> its Side. Pure.
-
-Time and cost of the whole job need the other side too: `full_run` adds them.
-"""
+"""make_side: the runs of one side of a contrast -> its Side; and time and cost of the full run on each. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +17,10 @@ from multinode.analyse.steps.disturbances import find_disturbances
 from multinode.analyse.steps.gpu_energy import GpuEnergy, energy_of
 from multinode.analyse.steps.repeated_split import average_splits
 from multinode.analyse.steps.summary import Summary
+from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
-__all__ = ["SideRun", "make_side"]
+__all__ = ["SideRun", "full_run_samples", "make_side", "with_full_run"]
 
 # What can be true at all; far enough from what a float can hold that no ratio and no product leaves it.
 _LEAST, _MOST = 1e-6, 1e12
@@ -224,3 +222,51 @@ def _with_price(side: Side, last: SideRun) -> Side:
 
 def _first_reason(reasons: Iterable[Mapping[str, str]], name: str, otherwise: str) -> str:
     return next((told[name] for told in reasons if name in told), otherwise)
+
+
+# More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
+_MOST_EPOCHS = 1e9
+_MS_PER_S = 1e3
+
+
+def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
+    """The sides with time and cost of the whole job, at the rate of their steady state: start and end are left out.
+
+    Args:
+        sides: all of a contrast.
+        candidate: the one whose optimizer steps the job's are.
+    """
+    samples = full_run_samples(sides, candidate)
+    return tuple(_priced(side, samples) for side in sides)
+
+
+def full_run_samples(sides: Sequence[Side], candidate: Side) -> float | str:
+    """How many samples the whole job trains; or why that is not known."""
+    told = (candidate, *sides)
+    steps = next((count for side in told if (count := plausible_count(side.whole.steps))), None)
+    if steps is not None:
+        return steps * _samples_of_step(candidate)
+    epochs = next((side.whole.epochs for side in told if side.whole.epochs is not None), None)
+    if epochs is None or not 0 < epochs <= _MOST_EPOCHS:
+        return "the job does not say how many steps or epochs it is to run"
+    samples = next((count for side in told if (count := plausible_count(side.dataset_samples))), None)
+    return "how many samples the data set has is not known" if samples is None else epochs * samples
+
+
+def _samples_of_step(side: Side) -> float:
+    """As the settings have it, else as the steps went."""
+    return side.global_batch or side.samples_per_s.value * side.step_time_ms.value / _MS_PER_S
+
+
+def _priced(side: Side, samples: float | str) -> Side:
+    if isinstance(samples, str):
+        return msgspec.structs.replace(side, missing=side.missing | dict.fromkeys(("whole_s", "whole_cost"), samples))
+    rate = side.samples_per_s
+    whole_s = Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)
+    price = side.price_per_hour
+    return msgspec.structs.replace(
+        side,
+        whole_s=whole_s,
+        whole_cost=price * whole_s.value / _S_PER_HOUR if price is not None else None,
+        missing=side.missing | ({"whole_cost": side.missing.get("price_per_hour", "")} if price is None else {}),
+    )

@@ -5,9 +5,17 @@ Why the candidate loses what it loses is `slowdown_attribution`'.
 
 from __future__ import annotations
 
-from multinode.analyse.comparison.comparable_steps import NOTICEABLE, is_noticeable
-from multinode.analyse.comparison.contrast_figures import Contrast, NodeSpeed, Side
-from multinode.analyse.comparison.contrast_words import capitalised, figure, milliseconds, name_nodes, name_role
+from multinode.analyse.comparison.contrast_figures import (
+    Contrast,
+    NodeSpeed,
+    Side,
+    capitalised,
+    figure,
+    milliseconds,
+    name_nodes,
+    name_role,
+)
+from multinode.analyse.comparison.slowdown_attribution import NOTICEABLE, is_noticeable
 from multinode.units import format_count, format_rate, goodput_gb_per_s
 
 __all__ = ["give_reasons", "give_verdict"]

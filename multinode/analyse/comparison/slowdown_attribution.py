@@ -1,4 +1,4 @@
-"""attribute_slowdown: what a step of the candidate costs beyond that with a free network and equal nodes. Pure.
+"""Slowdown attribution: what costs the candidate more than a free network and equal nodes would, and why. Pure.
 
 A synchronous step takes as long as its slowest node's, so a slow node is looked for before the network is blamed.
 """
@@ -7,11 +7,190 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.comparison.comparable_steps import Case, exposed_ms, is_noticeable, network_ms_of, step_like
-from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution
-from multinode.analyse.comparison.loss_words import say_network, say_node, say_none, say_unknown
+from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution, milliseconds, name_role
+from multinode.analyse.stats.spread import Ranged
 
-__all__ = ["attribute_slowdown"]
+__all__ = [
+    "NOTICEABLE",
+    "Case",
+    "attribute_slowdown",
+    "exposed_ms",
+    "is_noticeable",
+    "network_ms_of",
+    "part_ms",
+    "say_network",
+    "say_node",
+    "say_none",
+    "say_unknown",
+    "step_like",
+    "work_ratio",
+]
+
+NOTICEABLE = 0.05
+"""Of a whole, the part that a user would notice."""
+_MS_PER_S = 1e3
+# Strategies that exchange gradients or parameters in every micro-batch, by the beginnings of their names.
+_IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
+_SAME_WORK = ("same-workers", "scale-out")
+_GROWING = ("compute_ms", "data_ms")
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loss is looked for in.
+
+    Attributes:
+        baseline: the side with fewer nodes; `candidate` that with more.
+        alone: every node by itself, the baseline too where it is one; empty where that was not asked for.
+        mode: as Contrast has it.
+    """
+
+    baseline: Side
+    candidate: Side
+    alone: tuple[Side, ...] = ()
+    mode: str
+
+
+def is_noticeable(part_ms: float, whole_ms: float) -> bool:
+    """Whether anybody would notice: more than a twentieth."""
+    return part_ms > NOTICEABLE * whole_ms
+
+
+def step_like(side: Side, case: Case) -> Ranged:
+    """The side's step in ms if its workers had as many samples in it as the candidate's."""
+    grows, step = _growing_share(side), side.step_time_ms
+    factor = (1 - grows) + work_ratio(side, case) * grows
+    return msgspec.structs.replace(step, value=step.value * factor, low=step.low * factor, high=step.high * factor)
+
+
+def work_ratio(side: Side, case: Case) -> float:
+    """Samples of a worker and step on the candidate, over those on the side."""
+    candidate = case.candidate
+    if side.global_batch and candidate.global_batch:
+        return candidate.global_batch / candidate.world_size / (side.global_batch / side.world_size)
+    if case.mode in _SAME_WORK or side is candidate:
+        return 1.0
+    if case.mode == "fixed-global-batch":
+        # What a worker does alone on each node is what one of the baseline does.
+        return case.baseline.world_size / candidate.world_size
+    return _samples_of_worker(candidate) / _samples_of_worker(side)
+
+
+def _samples_of_worker(side: Side) -> float:
+    return side.samples_per_s.value * side.step_time_ms.value / _MS_PER_S / side.world_size
+
+
+def _growing_share(side: Side) -> float:
+    """The part of a step that grows with its samples: all of it, unless it was split."""
+    split = side.split
+    if split is None or split.compute_ms is None:
+        return 1.0
+    growing_ms = split.compute_ms + (split.data_ms or 0.0)
+    if _exchanges_in_micro_batches(side):
+        growing_ms += (split.exposed_ms or 0.0) + (split.wait_ms or 0.0)
+    return min(1.0, max(0.0, growing_ms / split.step_ms))
+
+
+def _exchanges_in_micro_batches(side: Side) -> bool:
+    strategy = side.settings.strategy if side.settings is not None else None
+    return (strategy or "").startswith(_IN_MICRO_BATCHES)
+
+
+def exposed_ms(side: Side) -> float | None:
+    """Of its median step, by the share of those that were split; one worker alone has nothing to exchange."""
+    split = side.split
+    if split is None or split.exposed_ms is None:
+        return 0.0 if side.world_size == 1 else None
+    return split.exposed_ms / split.step_ms * side.step_time_ms.value
+
+
+def network_ms_of(case: Case, reference: Side) -> float | None:
+    """Exposed communication of the candidate beyond the reference's own; a network gives no time back."""
+    mine, own = exposed_ms(case.candidate), exposed_ms(reference)
+    if mine is None or own is None:
+        return None
+    grows = work_ratio(reference, case) if _exchanges_in_micro_batches(reference) else 1.0
+    return max(0.0, mine - own * grows)
+
+
+def part_ms(side: Side, name: str, case: Case) -> float | None:
+    """A part of its median step, by the name of WorkerSplit's field, if it had as many samples as the candidate's."""
+    told: float | None = getattr(side.split, name, None)
+    if side.split is None or told is None:
+        return None
+    grows = work_ratio(side, case) if name in _GROWING else 1.0
+    return told / side.split.step_ms * side.step_time_ms.value * grows
+
+
+_WORDS = {
+    "compute_ms": "slower computing",
+    "wait_ms": "waiting for slower workers",
+    "data_ms": "waiting for batches",
+    "optimizer_ms": "a slower optimizer",
+    "host_ms": "outside of computing, communication, data and optimizer",
+}
+
+
+def say_node(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    """That the slowest node costs most of it, by how much, and how slow it is."""
+    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
+    if case.alone:
+        said = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
+        said += f", which adds {adds} to a step of {step}"
+    else:
+        said = f"the other nodes wait {adds} of a step of {step} for {loss.node}"
+        said += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
+    return said + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
+
+
+def say_network(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    """That the network costs most of it, how much, and whether that was timed or inferred."""
+    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
+    if network_ms_of(case, reference) is None:
+        return f"the network adds {adds} to a step of {step}, inferred from the times of the steps alone"
+    beyond = f" beyond that of {name_role(reference)}" if exposed_ms(reference) else ""
+    said = f"of a step of {step}, {adds} are communication that nothing hides{beyond}"
+    return said + (f"; the slower {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
+
+
+def say_none(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    """That there is nothing to speak of."""
+    step, ideal = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.ideal_ms or 0.0)
+    is_faster = case.candidate.step_time_ms.value < (1 - NOTICEABLE) * (loss.ideal_ms or 0.0)
+    found = "nothing is lost" if is_faster else "no loss to speak of"
+    return f"a step takes {step}, and {ideal} with {_ideal(reference)}: {found}"
+
+
+def say_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    """What is lost, and why its cause cannot be told; or what neither the network nor a node explains."""
+    candidate = case.candidate
+    lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
+    lost = f"a step takes {milliseconds(lost_ms)} more than with {_ideal(reference)}"
+    if loss.network_ms is not None and loss.node_ms is not None:
+        grown = _most_grown(case, reference)
+        return f"{lost}, which neither communication nor a slow node explains{f': {grown}' if grown else ''}"
+    blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
+    reason = blind.missing.get("exposed_ms", "it was not timed")
+    advice = "" if case.alone else "; --each-node tells a slow node from a slow network"
+    return f"{lost}; how much of that is communication is not known: {reason}{advice}"
+
+
+def _ideal(reference: Side) -> str:
+    return "a free network and equal nodes" if reference.nodes == 1 else f"the network of {name_role(reference)}"
+
+
+def _most_grown(case: Case, reference: Side) -> str:
+    """The part of the step that grew most, in words; empty where none did, or it is not known."""
+    grown_ms = {
+        name: now - before
+        for name in _WORDS
+        if (now := part_ms(case.candidate, name, case)) is not None
+        and (before := part_ms(reference, name, case)) is not None
+    }
+    most = max(grown_ms, key=lambda name: grown_ms[name], default=None)
+    if most is None or not is_noticeable(grown_ms[most], case.candidate.step_time_ms.value):
+        return ""
+    late = f", {case.candidate.stragglers[0]} most" if most == "wait_ms" and case.candidate.stragglers else ""
+    return f"{milliseconds(grown_ms[most])} of it are {_WORDS[most]}{late}"
 
 
 class _Slowest(msgspec.Struct, frozen=True, kw_only=True):

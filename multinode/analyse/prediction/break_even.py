@@ -12,8 +12,8 @@ import msgspec
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.step_calls import passing_bytes
 from multinode.analyse.prediction.calibration import Calibration
+from multinode.analyse.prediction.cost_model import Scenario
 from multinode.analyse.prediction.predict import Prediction, overlap_of, predict
-from multinode.analyse.prediction.scenario import Scenario
 
 __all__ = [
     "BreakEven",

@@ -11,9 +11,14 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, TrafficInputs
 from multinode.analyse.job.step_calls import Work, with_gradients
-from multinode.analyse.prediction.carried_network import Link, NetworkModel, UncertaintySource, comm_times
-from multinode.analyse.prediction.cost_model import CommTimes, StepCosts, bucketed_overlap, late_ms, step_parts
-from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.prediction.cost_model import (
+    Scenario,
+    StepCosts,
+    bucketed_overlap,
+    late_ms,
+    step_parts,
+)
+from multinode.analyse.prediction.network_model import CommTimes, Link, NetworkModel, UncertaintySource, comm_times
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError

@@ -1,6 +1,6 @@
-"""StepCosts: what an optimizer step costs a worker, and the time of the step that follows. Pure.
+"""Cost model: a Scenario, what an optimizer step costs a worker in it, and the time of the step that follows. Pure.
 
-Owns the formula. What a call takes on a network is `carried_network`'s, where the costs come from `calibration`'s.
+Owns the formula. What a call takes on a network is `network_model`'s, where the costs come from `calibration`'s.
 """
 
 from __future__ import annotations
@@ -9,16 +9,38 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.step_calls import StepCall
+from multinode.analyse.prediction.network_model import CommTimes, Link
 
-__all__ = [
-    "CommTimes",
-    "StepCosts",
-    "StepParts",
-    "bucketed_overlap",
-    "late_ms",
-    "step_parts",
-]
+__all__ = ["Scenario", "StepCosts", "StepParts", "bucketed_overlap", "late_ms", "step_parts"]
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for.
+
+    Attributes:
+        per_device_batch: samples of a worker's micro-batch, above zero.
+        accumulation: micro-batches a step.
+        gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
+        bucket_bytes: the most that a reduction carries at once; None as calibrated.
+        overlap: whether computation may hide communication at all.
+    """
+
+    link: Link
+    layout: Layout
+    per_device_batch: float
+    accumulation: int = 1
+    strategy: Strategy = Strategy.DDP
+    gradient_factor: float = 1.0
+    bucket_bytes: float | None = None
+    overlap: bool = True
+
+    @property
+    def samples(self) -> float:
+        """Of one optimizer step, of all workers."""
+        return self.layout.workers * self.per_device_batch * self.accumulation
+
 
 # A backward pass computes two gradients where the forward pass computes one product.
 _BACKWARD_SHARE = 2 / 3
@@ -54,19 +76,6 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     def t_hide_ms(self) -> float:
         """The same as `hideable_ms`, taken where it is not given."""
         return _BACKWARD_SHARE * self.compute_ms if self.hideable_ms is None else self.hideable_ms
-
-
-class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the calls of a step take alone, in ms.
-
-    Attributes:
-        micro_batch_ms: of each micro-batch, hideable; likewise `step_ms` once a step.
-        after_ms: once a step, of calls beside which nothing is computed.
-    """
-
-    micro_batch_ms: float = 0.0
-    step_ms: float = 0.0
-    after_ms: float = 0.0
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,23 +1,387 @@
-"""gather: stored runs that were named, and those beside them -> Evidence: all that predictions start from. Pure.
+"""Evidence: what predictions start from, from the stored runs that were named and those beside them. Pure.
 
-Composes; which runs are taken is `run_selection`', and what is asked of them is `forecast`'s.
+CalibrationInputs is what the calibrations of one training share; a HoldoutRun is predicted without knowing it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
-from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.ground import calibration_inputs
-from multinode.analyse.prediction.holdout_runs import HoldoutRun, holdout_runs
-from multinode.analyse.prediction.record import Record, settled
-from multinode.analyse.prediction.run_selection import RunSelection, select_runs
-from multinode.analyse.prediction.scenario import Scenario
-from multinode.analyse.prediction.variants import Subject
+from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy, TrafficInputs
+from multinode.analyse.job.step_calls import StepCall, Work, with_gradients
+from multinode.analyse.job.workload import read_work
+from multinode.analyse.prediction.calibration import (
+    Calibration,
+    Measured,
+    calibrate,
+    calibrate_without_single,
+    gradient_factor,
+)
+from multinode.analyse.prediction.cost_model import Scenario
+from multinode.analyse.prediction.network_model import Link, NetworkModel, network_of_scan, stated_network
+from multinode.analyse.prediction.predict import carry_residual
+from multinode.analyse.prediction.run_selection import (
+    CONTRAST,
+    Record,
+    RunSelection,
+    is_alike,
+    is_rate,
+    job_of,
+    select_runs,
+    settings_of,
+    settled,
+    strategy_of,
+)
+from multinode.analyse.prediction.variants import Subject, vary
+from multinode.analyse.steps.summary import Summary
+from multinode.analyse.traffic.step_bytes import SeenCall
+from multinode.core.measure.benchmark import COLLECTIVES
+from multinode.errors import JobError, UsageError
+from multinode.units import format_rate
 
-__all__ = ["Evidence", "gather"]
+__all__ = [
+    "CalibrationInputs",
+    "Evidence",
+    "HoldoutRun",
+    "calibration_inputs",
+    "gather",
+    "holdout_runs",
+    "work_of_calls",
+]
+
+# A loss, a norm, a flag.
+_SMALL_BYTES = 1 << 10
+# A file may hold anything.
+_ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
+_WIDTHS = (4, 2)
+_ONCE_A_STEP = frozenset({Strategy.DDP, Strategy.ZERO1})
+_GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
+
+
+def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False) -> Work | None:
+    """What a step communicates; None where no call between workers was seen.
+
+    What DDP sends, and ZeRO-1, does not grow with accumulation; all else is taken to be of every micro-batch.
+
+    Args:
+        summary: of the run.
+        layout: of its workers.
+        compressed: whether a hook sent its gradients as two bytes an element; without it they are taken to have four.
+    """
+    seen = [call for call in summary.comm.calls if _counts(call)]
+    if not seen:
+        return None
+    strategy = _strategy(summary, seen)
+    accumulation = float(max(1, round(summary.micro_steps or 1)))
+    calls = tuple(_step_call(call, strategy, layout, accumulation) for call in seen)
+    if compressed:
+        calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
+    reduced = sum(call.size_bytes * call.times for call in calls if call.collective in {"all_reduce", "reduce_scatter"})
+    trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
+    width = min(_WIDTHS, key=lambda one: abs(one * trainable - reduced))
+    load = TrafficInputs(
+        parameters=summary.parameters, trainable=trainable, parameter_bytes=_WIDTHS[0], gradient_bytes=width
+    )
+    return Work(strategy=strategy, load=load, calls={strategy: calls})
+
+
+def _counts(call: SeenCall) -> bool:
+    known = call.op in COLLECTIVES and call.ranks > 1
+    return known and _SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
+
+
+def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
+    """As it was recognised; else by whether parameters are gathered."""
+    told = next((one for one in Strategy if summary.strategy == one.value), None)
+    if told is not None:
+        return told
+    gathers = any(call.op == "all_gather" for call in seen)
+    return Strategy.FSDP if gathers and any(call.op == "reduce_scatter" for call in seen) else Strategy.DDP
+
+
+def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float) -> StepCall:
+    gathered_after = call.op == "all_gather" and strategy in _GATHERS_UPDATED
+    grows = call.source != "ddp" and strategy not in _ONCE_A_STEP and not gathered_after
+    return StepCall(
+        collective=call.op,
+        size_bytes=call.size_bytes,
+        times=call.count / accumulation if grows else call.count,
+        per_micro_batch=grows,
+        hideable=not gathered_after,
+        reach=_reach(call, layout),
+    )
+
+
+def _reach(call: SeenCall, layout: Layout) -> GroupScope:
+    if call.ranks >= layout.workers:
+        return GroupScope.WORLD
+    return GroupScope.NODE if call.nodes <= 1 else GroupScope.ACROSS
+
+
+_MS_PER_S = 1e3
+# Of times in ms and of samples, and of how far they scatter: beyond these a figure is none.
+_LEAST, _MOST, _MOST_CV = 1e-6, 1e9, 100.0
+_MEASURE_AGAIN = f"measure anew: {CONTRAST}"
+
+
+class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one training.
+
+    Attributes:
+        link_measured: rate of the link that the runs used, Gbit/s, where their cards did not say it.
+    """
+
+    subject: Subject
+    work: Work
+    network: NetworkModel
+    link_measured: float | None = None
+
+    def calibrated(self, single: Record | None, several: Sequence[Record]) -> Calibration:
+        """From a run on one node, and from the last of several on more.
+
+        Raises:
+            UsageError: they tell too little, or what they tell cannot be.
+        """
+        many = self.measured(several[-1]) if several else None
+        if single is not None:
+            found = calibrate(self.measured(single), self.work, self.network, many)
+        elif many is not None:
+            found = calibrate_without_single(many, self.work, self.network)
+        else:
+            raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
+        if not _is_credible(found):
+            names = " and ".join(one.run_id for one in (single, *several[-1:]) if one is not None)
+            raise UsageError(f"what the summary of run {names} says of its steps cannot be", hint=_MEASURE_AGAIN)
+        return found if many is None else carry_residual(found, many, self._sent_as(many, several[-1]))
+
+    def _sent_as(self, run: Measured, record: Record) -> Scenario:
+        """What it ran as, its gradients as they were sent."""
+        factor = gradient_factor(self.work.load) if run.grad_compress else 1.0
+        return msgspec.structs.replace(self.scenario_of(record), gradient_factor=factor)
+
+    def measured(self, record: Record) -> Measured:
+        """The run with its link.
+
+        Raises:
+            UsageError: it has no summary.
+        """
+        if record.summary is None:
+            raise UsageError(f"run {record.run_id} has no summary", hint="use a run that has ended")
+        summary, settings = record.summary, settings_of(record)
+        if summary.micro_steps is None and settings.accumulation is not None:
+            # Of an older release, or of a training whose passes could not be counted.
+            summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
+        return Measured(
+            summary=summary,
+            layout=record.layout,
+            link=self.link_of(record),
+            grad_compress=settings.grad_compress is not None,
+            overlap=settings.overlap is not False,
+        )
+
+    def link_of(self, record: Record) -> Link | None:
+        """Between its nodes; None is unknown."""
+        rate = record.link_gbit_per_s or self.link_measured
+        return None if rate is None else msgspec.structs.replace(self.network.link, gbit_per_s=rate)
+
+    def scenario_of(self, record: Record) -> Scenario:
+        """What a run ran as: of one on one node, as it would on those of the network.
+
+        Raises:
+            UsageError: it has no summary.
+        """
+        settings, one_node = settings_of(record), record.layout.nodes == 1
+        summary = self.measured(record).summary
+        accumulation = max(1, round(summary.micro_steps or 1))
+        return Scenario(
+            link=(None if one_node else self.link_of(record)) or self.network.link,
+            layout=self.network.layout if one_node else record.layout,
+            # Of a script as its samples tell.
+            per_device_batch=float(settings.per_device_batch or 0) or _seen_batch(record, accumulation),
+            accumulation=accumulation,
+            strategy=strategy_of(record) or self.work.strategy,
+            overlap=settings.overlap is not False,
+        )
+
+
+def calibration_inputs(
+    chosen: RunSelection, stored: Sequence[Record], link_measured: float | None
+) -> CalibrationInputs:
+    """What the runs that were chosen have in common.
+
+    Args:
+        chosen: the runs.
+        stored: all that are stored, oldest first: one alike may know what these do not.
+        link_measured: as CalibrationInputs has it.
+
+    Raises:
+        UsageError: what they communicate is not known, or nothing tells of their network.
+    """
+    newest = chosen.newest
+    runs = [newest, *([chosen.single] if chosen.single is not None else []), *chosen.several]
+    model = next((one.model for one in runs if one.model is not None), None)
+    alike = [one for one in reversed(stored) if one.is_training and is_alike(one, newest)]
+    return CalibrationInputs(
+        subject=Subject(settings=settings_of(newest), job=job_of(newest), model=model),
+        work=_work([*runs, *alike], model),
+        network=_network(chosen, link_measured),
+        link_measured=link_measured,
+    )
+
+
+def _is_credible(found: Calibration) -> bool:
+    """A file may hold anything."""
+    costs = found.costs
+    least = (costs.compute_ms, found.per_device_batch)
+    parts = (*least, costs.optimizer_ms, costs.host_ms, costs.data_ms, found.local_ms)
+    return (
+        all(part > _LEAST for part in least)
+        and all(0 <= part < _MOST for part in parts)
+        and 0 <= found.scatter < _MOST_CV
+    )
+
+
+def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
+    sweep, newest = chosen.sweep, chosen.newest
+    if sweep is not None and sweep.sweep is not None:
+        rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured
+        return network_of_scan(sweep.sweep, rate if rate is not None and is_rate(rate) else None)
+    rate = newest.link_gbit_per_s or link_measured
+    if rate is None:
+        raise UsageError(
+            "nothing tells how fast the network between the nodes is",
+            hint="measure it: multinode nccl-test --hosts H, or name its rate: --link-measured 1",
+        )
+    layout = newest.layout if newest.layout.nodes > 1 else Layout(nodes=2, workers_per_node=newest.plan.nproc_per_node)
+    return stated_network(Link(gbit_per_s=rate), layout, _backend(newest))
+
+
+def _backend(record: Record) -> str:
+    calls = record.summary.comm.calls if record.summary is not None else ()
+    told = next((call.backend for call in calls if call.backend), None)
+    return told or ("nccl" if any(node.gpus for node in record.plan.nodes) else "gloo")
+
+
+def _seen_work(record: Record) -> Work | None:
+    """As its workers' calls tell, its gradients as wide as without a hook."""
+    if record.summary is None:
+        return None
+    is_compressed = settings_of(record).grad_compress is not None
+    return work_of_calls(record.summary, record.layout, compressed=is_compressed)
+
+
+def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
+    """By the files of the first run's job; else by those of one alike; else by what its workers were seen to call."""
+    newest = runs[0]
+    alike = [one for one in runs if strategy_of(one) is strategy_of(newest)]
+    known = next((one.workload.work for one in alike if one.workload is not None and one.workload.work), None)
+    if known is not None:
+        return known
+    job, reason = job_of(newest), newest.workload.reason if newest.workload is not None else ""
+    if job is not None:
+        try:
+            return read_work(job, model, newest.layout)
+        except JobError as error:
+            reason = error.message
+    # Those whose gradients were sent as they are come first.
+    alike.sort(key=lambda one: settings_of(one).grad_compress is not None)
+    seen = (_seen_work(one) for one in alike)
+    found = next((work for work in seen if work is not None), None)
+    if found is None:
+        told = f": {reason}" if reason else ""
+        raise UsageError(
+            f"what run {newest.run_id} communicates is not known, and its workers' calls were not seen{told}",
+            hint=_MEASURE_AGAIN,
+        )
+    return found
+
+
+def _seen_batch(record: Record, accumulation: int) -> float:
+    summary = record.summary
+    if summary is None or summary.step_time_ms is None:
+        return 1.0
+    mean = summary.split.mean
+    step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
+    samples = record.samples_per_s * step_ms / _MS_PER_S / (record.layout.workers * accumulation)
+    return float(round(samples)) or samples
+
+
+# The newest: a cluster changes, and so does what is worth knowing of it.
+_MOST_HOLDOUTS = 100
+
+
+class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that a prediction can be held against.
+
+    Attributes:
+        calibration: made without it.
+        scenario: what it ran as.
+        samples_per_s: measured.
+        grad_compress: the hook that it ran with.
+    """
+
+    name: str
+    calibration: Calibration
+    scenario: Scenario
+    samples_per_s: float
+    grad_compress: str | None = None
+
+
+def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
+    """Every stored run on several nodes that the model can be held against.
+
+    Args:
+        inputs: of the training.
+        chosen: what the predictions start from.
+        stored: all runs, oldest first.
+    """
+    first = chosen.single or chosen.newest
+    for record in stored[-_MOST_HOLDOUTS:]:
+        if _is_comparable(record, first) and inputs.link_of(record) is not None:
+            # The overlap may be known from another run of this layout; a repeat of this one would give it away.
+            rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
+            # It is of the strategy that it was measured with.
+            rest = [one for one in rest if strategy_of(one) in {None, inputs.work.strategy}]
+            found = _hold(inputs, chosen.single, record, rest)
+            if found is not None:
+                yield found
+
+
+def _is_comparable(record: Record, first: Record) -> bool:
+    return (
+        record.is_training
+        and record.layout.nodes > 1
+        and set(first.node_names) <= set(record.node_names)
+        and is_alike(record, first)
+    )
+
+
+def _is_repeat(one: Record, other: Record) -> bool:
+    return one.link_gbit_per_s == other.link_gbit_per_s and settings_of(one) == settings_of(other)
+
+
+def _hold(
+    inputs: CalibrationInputs, single: Record | None, record: Record, rest: Sequence[Record]
+) -> HoldoutRun | None:
+    """None where nothing is left to calibrate from, or what the run sent is not known."""
+    try:
+        scenario = inputs.scenario_of(record)
+        calibration = vary(inputs.calibrated(single, rest), inputs.subject, strategy=scenario.strategy)
+        # A strategy that gathers all parameters needs their number.
+        calibration.work.calls_of(scenario.strategy, record.layout)
+    except (UsageError, ValueError):
+        return None
+    return HoldoutRun(
+        name=f"{record.run_id}, {record.layout.nodes} nodes at {format_rate(scenario.link.gbit_per_s)}",
+        calibration=calibration,
+        scenario=scenario,
+        samples_per_s=record.samples_per_s,
+        grad_compress=settings_of(record).grad_compress,
+    )
+
 
 _NO_SWEEP = "no nccl-test of these nodes is stored: the link's stated rate is taken, and the intervals are wide"
 

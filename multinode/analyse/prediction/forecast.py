@@ -1,23 +1,110 @@
-"""Forecast: what `predict` is asked and answers: scenarios with their intervals, the break-even, the model's own error.
-
-Data, and one prediction as a PredictedScenario. Which scenarios a request means is `scenarios`'s. Pure.
-"""
+"""Forecast: what `predict` is asked and answers: scenarios with their intervals, break-even and back-test. Pure."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
 import msgspec
 
-from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.prediction.back_test import BackTest
-from multinode.analyse.prediction.break_even import BreakEven, on_one_node
+from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.prediction.break_even import BreakEven, break_even, on_one_node
 from multinode.analyse.prediction.calibration import Calibration, gradient_factor
-from multinode.analyse.prediction.carried_network import UncertaintySource
-from multinode.analyse.prediction.cost_model import StepParts
+from multinode.analyse.prediction.cost_model import Scenario, StepParts
+from multinode.analyse.prediction.evidence import Evidence
+from multinode.analyse.prediction.network_model import UncertaintySource
 from multinode.analyse.prediction.predict import predict
-from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.prediction.variants import method_of, vary
 from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.errors import UsageError
+from multinode.units import format_count, format_rate
 
-__all__ = ["GRAD_COMPRESS", "Forecast", "ForecastRequest", "PredictedScenario", "gradient_factor", "predict_scenario"]
+__all__ = [
+    "GRAD_COMPRESS",
+    "USUAL_LINKS",
+    "BackTest",
+    "Forecast",
+    "ForecastRequest",
+    "PredictedScenario",
+    "Trial",
+    "back_test",
+    "back_tested",
+    "gradient_factor",
+    "make_forecast",
+    "predict_scenario",
+    "refuse_unusable",
+    "trusted",
+]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One prediction and what was measured afterwards, or was known and kept from it; all in samples/s.
+
+    Attributes:
+        name: of what was predicted, in a few words.
+        interval: low, high.
+    """
+
+    name: str
+    predicted: float
+    interval: tuple[float, float]
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the step time, relative to what was measured; negative where the model was too fast."""
+        return self.measured / self.predicted - 1
+
+    @property
+    def miss(self) -> float:
+        """The same as a factor, less 1: an interval of so much up and down has what was measured."""
+        return max(self.measured / self.predicted, self.predicted / self.measured) - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval has what was measured."""
+        low, high = self.interval
+        return low <= self.measured <= high
+
+
+class BackTest(msgspec.Struct, frozen=True, kw_only=True):
+    """The model against stored runs.
+
+    Attributes:
+        median_error: of the errors' magnitudes; None of nothing, likewise the others.
+        worst: the trial that is furthest off.
+        coverage: part of the trials whose interval has what was measured.
+        sentence: the same for people.
+    """
+
+    tested: tuple[Trial, ...] = ()
+    median_error: float | None = None
+    worst: Trial | None = None
+    coverage: float | None = None
+    sentence: str = "the model has not been held against any run"
+
+
+def back_test(tested: Sequence[Trial]) -> BackTest:
+    """Errors and coverage; pairs without a speed on either side are left out."""
+    known = tuple(one for one in tested if one.predicted > 0 and one.measured > 0)
+    if not known:
+        return BackTest()
+    median = statistics.median(abs(one.error) for one in known)
+    worst = max(known, key=lambda one: abs(one.error))
+    covered = sum(one.is_covered for one in known)
+    runs = format_count(len(known), "measured run")
+    return BackTest(
+        tested=known,
+        median_error=median,
+        worst=worst,
+        coverage=covered / len(known),
+        sentence=f"of {runs} the step time was off by {median:.1%} in the median, by {abs(worst.error):.1%} at worst "
+        f"({worst.name}); {covered} within the interval",
+    )
+
 
 GRAD_COMPRESS = ("fp16", "bf16")
 """What a hook of DDP may send gradients as."""
@@ -167,4 +254,232 @@ def predict_scenario(
         bottleneck=found.bottleneck,
         doubts=found.doubts,
         measured=measured,
+    )
+
+
+USUAL_LINKS = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
+"""Rates of cards that are sold, Gbit/s."""
+_MOST_SCENARIOS = 10_000
+_MOST_NODES = _MOST_WORKERS = 1024
+_MOST_ACCUMULATION = 1 << 16
+_GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
+_ALIKE = 1e-6
+_SHARDED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
+
+
+class _Point(NamedTuple):
+    """One combination of the axes; None is as measured."""
+
+    strategy: Strategy
+    method: str | None
+    grad_compress: str | None
+    bucket_mib: float | None
+    overlap: bool | None
+    per_device_batch: float
+    accumulation: int
+    workers_per_node: int
+    nodes: int
+    link_gbit_per_s: float
+
+
+def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
+    """All that was asked for.
+
+    Raises:
+        UsageError: a value cannot be, there are too many combinations, or what one would send is not known.
+    """
+    refuse_unusable(request)
+    tested = back_tested(evidence)
+    evidence = trusted(evidence, tested)
+    variants = _Variants(evidence)
+    try:
+        outlooks = tuple(variants.outlook(point) for point in _points(evidence, request))
+        return Forecast(
+            sources=evidence.sources,
+            scenarios=outlooks,
+            break_even=break_even(evidence.calibration, _compressed(evidence), target=request.target),
+            break_even_of=_told(evidence.today),
+            back_test=tested,
+            notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
+        )
+    except ValueError as error:
+        raise UsageError(str(error), hint="name its parameters, or leave that strategy out") from None
+
+
+def back_tested(evidence: Evidence) -> BackTest:
+    """The model against every stored run that it can be held against."""
+    tested = []
+    for held in evidence.holdouts:
+        found = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
+        tested.append(
+            Trial(
+                name=held.name,
+                predicted=found.samples_per_s,
+                interval=found.interval,
+                measured=held.samples_per_s,
+            )
+        )
+    return back_test(tested)
+
+
+def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
+    """The same evidence with the doubt that its own error on stored runs brings: no interval is narrower than that."""
+    if not tested.median_error:
+        return evidence
+    miss = statistics.median(one.miss for one in tested.tested)
+    told = f"{miss:.1%}" if miss < 1 else f"a factor of {1 + miss:.3g}"
+    why = f"stored runs were missed by {told} in the median"
+    doubt = UncertaintySource(part="step", relative=miss, why=why)
+    calibration = evidence.calibration
+    doubted = msgspec.structs.replace(calibration, doubts=(*calibration.doubts, doubt))
+    return msgspec.structs.replace(evidence, calibration=doubted)
+
+
+class _Variants:
+    """Calibrations by strategy and method, each made once."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.made: dict[tuple[Strategy, str | None], Calibration] = {}
+
+    def outlook(self, point: _Point) -> PredictedScenario:
+        scenario = self._scenario(point)
+        return predict_scenario(
+            self._calibration(point),
+            scenario,
+            method=point.method or method_of(self.evidence.subject.settings),
+            grad_compress=point.grad_compress,
+            measured=self._is_measured(scenario, point),
+        )
+
+    def _calibration(self, point: _Point) -> Calibration:
+        key = (point.strategy, point.method)
+        if key not in self.made:
+            evidence = self.evidence
+            self.made[key] = vary(evidence.calibration, evidence.subject, strategy=point.strategy, method=point.method)
+        return self.made[key]
+
+    def _scenario(self, point: _Point) -> Scenario:
+        today = self.evidence.today
+        overlap = point.overlap
+        if overlap is None:
+            # Of another strategy as LLaMA-Factory's examples have it: DeepSpeed's stages with overlap_comm: false.
+            overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
+        return Scenario(
+            link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
+            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node),
+            per_device_batch=point.per_device_batch,
+            accumulation=point.accumulation,
+            strategy=point.strategy,
+            bucket_bytes=None if point.bucket_mib is None else point.bucket_mib * _MIB,
+            overlap=overlap,
+        )
+
+    def _is_measured(self, scenario: Scenario, point: _Point) -> bool:
+        evidence = self.evidence
+        return (
+            evidence.today_samples_per_s is not None
+            and point.method in {None, method_of(evidence.subject.settings)}
+            and point.grad_compress == evidence.grad_compress
+            and scenario == evidence.today
+        )
+
+
+def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
+    """Nodes by nodes, link by link; of one node, which uses none, one."""
+    today = evidence.today
+    axes = (
+        request.strategies or (today.strategy,),
+        request.methods or (None,),
+        request.grad_compress or (evidence.grad_compress,),
+        request.bucket_mib or (None,),
+        request.overlaps or (None,),
+        request.per_device_batches or (today.per_device_batch,),
+        request.accumulations or (today.accumulation,),
+        request.workers_per_node or (today.layout.workers_per_node,),
+        request.nodes or (today.layout.nodes,),
+        request.links or _with_measured(today.link.gbit_per_s),
+    )
+    count = math.prod(len(axis) for axis in axes)
+    if count > _MOST_SCENARIOS:
+        raise UsageError(f"{count} scenarios are more than {_MOST_SCENARIOS}", hint="name fewer values")
+    seen = set()
+    for values in itertools.product(*axes):
+        point = _Point._make(values)
+        if point.nodes == 1:
+            point = point._replace(link_gbit_per_s=today.link.gbit_per_s)
+        if point.strategy is not Strategy.DDP and (not request.grad_compress or None in request.grad_compress):
+            # The hook is one of DDP: that others have none is no contradiction where it was not asked of them alone.
+            point = point._replace(grad_compress=None)
+        if point not in seen:
+            seen.add(point)
+            _refuse_compression(point)
+            yield point
+
+
+def _with_measured(gbit_per_s: float) -> tuple[float, ...]:
+    others = [one for one in USUAL_LINKS if abs(one - gbit_per_s) > _ALIKE * one]
+    return tuple(sorted([*others, gbit_per_s]))
+
+
+def refuse_unusable(request: ForecastRequest) -> None:
+    """Refuse numbers that no training has.
+
+    Raises:
+        UsageError: there is one; it names the option.
+    """
+    for option, values, (least, most) in (
+        ("--link", request.links, _GBIT_PER_S),
+        ("--link-measured", () if request.link_measured is None else (request.link_measured,), _GBIT_PER_S),
+        ("--nodes", request.nodes, (1, _MOST_NODES)),
+        ("--workers-per-node", request.workers_per_node, (1, _MOST_WORKERS)),
+        ("--batch", request.per_device_batches, _BATCH),
+        ("--accumulation", request.accumulations, (1, _MOST_ACCUMULATION)),
+        ("--bucket-mib", request.bucket_mib, _MIBS),
+    ):
+        for value in values:
+            if not least <= value <= most:
+                raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
+    unknown = next((one for one in request.grad_compress if one not in {None, *GRAD_COMPRESS}), None)
+    if unknown is not None:
+        raise UsageError(f"--grad-compress {unknown} is not known", hint=f"one of {', '.join(GRAD_COMPRESS)}, none")
+    if not 0 < request.target < 1:
+        raise UsageError(f"--target {request.target:g} is no efficiency to reach", hint="between 0 and 1: --target 0.9")
+
+
+def _refuse_compression(point: _Point) -> None:
+    if point.grad_compress is not None and point.strategy is not Strategy.DDP:
+        raise UsageError(
+            f"gradients of {point.strategy} cannot be sent as {point.grad_compress}: the hook is one of DDP",
+            hint="leave out --grad-compress, or --strategy",
+        )
+
+
+def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
+    """What is asked for with more workers on a node than any run had leaves out what such nodes cost themselves."""
+    more = [one for one in outlooks if one.workers_per_node > calibration.known_workers(one.nodes)]
+    if more:
+        known = min(calibration.known_workers(one.nodes) for one in more)
+        told = format_count(known, "worker")
+        yield (
+            f"no run had more than {told} on a node: what more of them exchange there, and take from each other, is "
+            "not in the figures, and widens their intervals"
+        )
+
+
+def _compressed(evidence: Evidence) -> Scenario:
+    """What was measured, with its gradients as they were sent."""
+    if evidence.grad_compress is None:
+        return evidence.today
+    factor = gradient_factor(evidence.calibration.work.load)
+    return msgspec.structs.replace(evidence.today, gradient_factor=factor)
+
+
+def _told(scenario: Scenario) -> str:
+    layout = scenario.layout
+    workers = format_count(layout.workers_per_node, "worker")
+    return (
+        f"{scenario.strategy} on {layout.nodes} nodes with {workers} each, "
+        f"{format_rate(scenario.link.gbit_per_s)}, batch {scenario.per_device_batch:g}, "
+        f"accumulation {scenario.accumulation}"
     )

@@ -10,11 +10,9 @@ from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate
-from multinode.analyse.prediction.carried_network import Link
-from multinode.analyse.prediction.evidence import Evidence
-from multinode.analyse.prediction.holdout_runs import HoldoutRun
-from multinode.analyse.prediction.measured_network import stated_network
-from multinode.analyse.prediction.scenario import Scenario
+from multinode.analyse.prediction.cost_model import Scenario
+from multinode.analyse.prediction.evidence import Evidence, HoldoutRun
+from multinode.analyse.prediction.network_model import Link, stated_network
 from multinode.analyse.prediction.variants import Subject
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit

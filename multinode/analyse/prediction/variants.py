@@ -16,7 +16,7 @@ from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_
 from multinode.analyse.job.step_calls import Work, passing_bytes
 from multinode.analyse.job.workload import Settings, read_work
 from multinode.analyse.prediction.calibration import Calibration
-from multinode.analyse.prediction.carried_network import UncertaintySource
+from multinode.analyse.prediction.network_model import UncertaintySource
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError

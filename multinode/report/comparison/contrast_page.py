@@ -1,28 +1,223 @@
-"""contrast_page: what a page shows of a contrast: verdict and key figures, charts, then every table.
-
-The page itself and its style are `page`'s; several runs beside each other are `run_page`'s.
-"""
+"""contrast_page: what a page shows of a contrast: verdict and key figures, charts, then every table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from plotly.graph_objects import Bar, Figure, Scatter
 
-from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.report.comparison.contrast_charts import bandwidth_chart, scaling_chart, step_chart
+from multinode.analyse.comparison.contrast_figures import Contrast, Side
+from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.report.comparison.contrast_sheets import (
     contrast_verdict_sheet,
+    cost_sheet,
     each_node_sheet,
+    measured_sides,
     missing_sheet,
+    nodes_and_workers,
     settings_sheet,
+    side_name,
+    side_sheet,
 )
-from multinode.report.comparison.contrast_sides import cost_sheet, measured_sides, side_sheet
 from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
-from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
+from multinode.report.render.page import PALETTE, chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent
+from multinode.report.steps.summary_sheets import PARTS
+from multinode.units import format_rate
 
-__all__ = ["contrast_html"]
+__all__ = ["bandwidth_chart", "contrast_html", "scaling_chart", "step_chart"]
+
+_COLOURS = dict(zip(PARTS, PALETTE, strict=False))
+_LINE, _OTHER, _THIRD = PALETTE[:3]
+_BAND = "rgba(0, 114, 178, 0.22)"
+_GREY = "#808080"
+
+
+def step_chart(contrast: Contrast) -> Figure | None:
+    """A bar a side, stacked of the parts of its step; None where no side's step was split."""
+    split = [side for side in measured_sides(contrast) if side.split is not None]
+    chart = Figure()
+    # The baseline stands on top.
+    sides = list(reversed(split))
+    for field, name in PARTS.items():
+        parts_ms = [getattr(side.split, field) for side in sides]
+        if any(part_ms is not None for part_ms in parts_ms):
+            bars = Bar(
+                y=[f"{side_name(side)}<br>{nodes_and_workers(side)}" for side in sides],
+                x=parts_ms,
+                name=name,
+                orientation="h",
+                marker={"color": _COLOURS[field]},
+                hovertemplate="%{x:.1f} ms",
+            )
+            chart.add_trace(bars)
+    if not chart.data:
+        return None
+    chart.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    chart.update_xaxes(title_text="ms of a step, mean")
+    return chart
+
+
+def scaling_chart(contrast: Contrast) -> Figure | None:
+    """Samples/s over nodes with their spread, beside what they would be if nothing were lost; None without a curve."""
+    curve = contrast.curve
+    if len(curve) < 2:  # noqa: PLR2004 - a line has two ends
+        return None
+    nodes = [point.nodes for point in curve]
+    measured = [point.samples_per_s for point in curve]
+    # With the same workers on all, nothing is to be gained either.
+    ideal = [curve[0].samples_per_s.value * point.world_size / max(1, curve[0].world_size) for point in curve]
+    chart = Figure()
+    chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="nothing lost", line={"dash": "dash", "color": _GREY}))
+    chart.add_trace(
+        Scatter(
+            x=nodes,
+            y=[one.value for one in measured],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [one.high - one.value for one in measured],
+                "arrayminus": [one.value - one.low for one in measured],
+            },
+            customdata=[[f"{100 * point.efficiency:.0f} %"] for point in curve],
+            hovertemplate="%{y:.2f} samples/s, efficiency %{customdata[0]}",
+            mode="lines+markers",
+            name="measured",
+            line={"color": _LINE},
+        )
+    )
+    chart.update_xaxes(title_text="nodes", tickvals=nodes)
+    chart.update_yaxes(title_text="samples/s", rangemode="tozero")
+    return chart
+
+
+def bandwidth_chart(contrast: Contrast) -> Figure | None:
+    """Predicted samples/s over the link of the candidate's nodes, the interval as a band; None without two links.
+
+    Beside them what was measured on one node and on the candidate, and the link from which on several nodes beat one.
+    """
+    drawn = _over_links(contrast)
+    if len(drawn) < 2:  # noqa: PLR2004 - a line has two ends
+        return None
+    chart = Figure(list(_predicted(drawn)))
+    links = [one.link_gbit_per_s for one in drawn]
+    for name, samples_per_s in _levels(contrast, drawn[0]).items():
+        chart.add_trace(_level(name, samples_per_s, links))
+    measured = next((one for one in drawn if one.measured), None)
+    if measured is not None:
+        chart.add_trace(_measured(contrast.candidate, measured))
+    _mark_break_even(chart, contrast, drawn)
+    chart.update_xaxes(
+        title_text="link of a node (Gbit/s)",
+        type="log",
+        tickvals=links,
+        ticktext=[f"{link:g}" for link in links],
+    )
+    chart.update_yaxes(title_text="samples/s", rangemode="tozero")
+    return chart
+
+
+def _over_links(contrast: Contrast) -> list[PredictedScenario]:
+    """Scenarios on the candidate's nodes, all in the settings of the one that was measured, else of the first."""
+    forecast = contrast.forecast
+    there = (contrast.candidate.nodes, contrast.candidate.workers_per_node)
+    on_nodes = [
+        one
+        for one in (forecast.scenarios if forecast is not None else ())
+        if (one.nodes, one.workers_per_node) == there and one.link_gbit_per_s is not None and one.link_gbit_per_s > 0
+    ]
+    if not on_nodes:
+        return []
+    settings = _settings(next((one for one in on_nodes if one.measured), on_nodes[0]))
+    alike = {one.link_gbit_per_s: one for one in reversed(on_nodes) if _settings(one) == settings}
+    return [alike[link] for link in sorted(alike, key=lambda link: link or 0.0)]
+
+
+def _settings(one: PredictedScenario) -> tuple[object, ...]:
+    named = msgspec.structs.asdict(one)
+    names = ("per_device_batch", "accumulation", "strategy", "method", "grad_compress", "bucket_mib", "overlap")
+    return tuple(named[name] for name in names)
+
+
+def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
+    links = [one.link_gbit_per_s for one in drawn]
+    low, high = ([one.interval[end] for one in drawn] for end in (0, 1))
+    edge = {"x": links, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    yield Scatter(y=high, showlegend=False, name="high", **edge)
+    yield Scatter(y=low, fill="tonexty", fillcolor=_BAND, name="interval", **edge)
+    yield Scatter(
+        x=links,
+        y=[one.samples_per_s for one in drawn],
+        customdata=[[f"{one.interval[0]:.3g} to {one.interval[1]:.3g}"] for one in drawn],
+        hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s, %{customdata[0]}",
+        mode="lines+markers",
+        name=f"{drawn[0].nodes} x {drawn[0].workers_per_node}, predicted",
+        line={"color": _LINE},
+    )
+
+
+def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
+    """The baseline as it was measured, and one node in the drawn settings where the baseline has other workers."""
+    baseline = contrast.baseline
+    levels = {f"{nodes_and_workers(baseline)}, measured": baseline.samples_per_s.value}
+    wanted = (1, drawn.workers_per_node)
+    if (baseline.nodes, baseline.workers_per_node) != wanted and contrast.forecast is not None:
+        for one in contrast.forecast.scenarios:
+            if (one.nodes, one.workers_per_node) == wanted and _settings(one) == _settings(drawn):
+                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = one.samples_per_s
+    return levels
+
+
+def _level(name: str, samples_per_s: float, links: Sequence[float | None]) -> Scatter:
+    return Scatter(
+        x=[links[0], links[-1]],
+        y=[samples_per_s] * 2,
+        mode="lines",
+        name=name,
+        line={"dash": "dash", "color": _THIRD if name.endswith("measured") else _GREY},
+        hovertemplate="%{y:.2f} samples/s",
+    )
+
+
+def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
+    speed = candidate.samples_per_s
+    return Scatter(
+        x=[there.link_gbit_per_s],
+        y=[speed.value],
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [speed.high - speed.value],
+            "arrayminus": [speed.value - speed.low],
+        },
+        mode="markers",
+        name=f"{nodes_and_workers(candidate)}, measured",
+        marker={"color": _OTHER, "size": 11, "symbol": "diamond"},
+        hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s",
+    )
+
+
+def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
+    """Where it lies among the links that are drawn: a mark far from them would press all else together."""
+    found = contrast.forecast.break_even if contrast.forecast is not None else None
+    if found is None or found.beats_one.always:
+        return
+    link = found.beats_one.value
+    first, last = drawn[0].link_gbit_per_s or 0.0, drawn[-1].link_gbit_per_s or 0.0
+    if link is None or not first <= link <= last:
+        return
+    chart.add_trace(
+        Scatter(
+            x=[link, link],
+            y=[0, max(max(trace.y) for trace in chart.data)],
+            mode="lines",
+            name=f"beats 1 x {found.one_node_workers} from {format_rate(link)}",
+            line={"dash": "dot", "color": _GREY},
+            hoverinfo="name",
+        )
+    )
+
 
 # The height of a plot, in bars.
 _BARS_A_PLOT = 4

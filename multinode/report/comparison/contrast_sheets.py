@@ -1,33 +1,182 @@
-"""contrast_sheets: verdict, settings, nodes and gaps of a Contrast as tables of text.
-
-What terminal, page and Markdown all show; the sides' figures are `contrast_sides`'. No figure is made here.
-"""
+"""A contrast as tables of text: verdict, sides, settings, nodes and gaps. No figure is made here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.report.comparison.contrast_sides import (
-    DIFFERS,
-    is_marked,
-    marked_cells,
-    measured_sides,
-    range_text,
-    side_name,
-    tells,
-)
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
+from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Side
+from multinode.analyse.stats.spread import Ranged
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
+from multinode.units import format_duration
 
 __all__ = [
+    "DIFFERS",
     "contrast_verdict_sheet",
+    "cost_sheet",
     "differing_settings_sheet",
     "each_node_sheet",
+    "is_marked",
+    "marked_cells",
+    "measured_sides",
     "missing_sheet",
+    "nodes_and_workers",
+    "range_text",
     "settings_sheet",
+    "side_name",
+    "side_sheet",
+    "tells",
 ]
+
+# What differs between the sides stands beside this.
+_MARK = "!"
+DIFFERS = f"{_MARK} differs between the sides"
+
+_Row = tuple[str, tuple[str, ...]]
+_Told = Callable[[Side], str]
+
+
+def measured_sides(contrast: Contrast) -> tuple[Side, ...]:
+    """Baseline, points of the curve, candidate, by their nodes; the sides of one node alone are in `each_node`."""
+    points = sorted((one for one in contrast.others if one.role == "point"), key=lambda side: side.nodes)
+    return (contrast.baseline, *points, contrast.candidate)
+
+
+def side_name(side: Side) -> str:
+    """What it is called above its figures."""
+    return f"{side.nodes} nodes" if side.role == "point" else side.role
+
+
+def nodes_and_workers(side: Side) -> str:
+    """Nodes x workers on each."""
+    return f"{side.nodes} x {side.workers_per_node}"
+
+
+def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True) -> Sheet:
+    """A column a side, a row a figure that at least one of them has; what was asked for and differs is marked.
+
+    Args:
+        contrast: whose figures.
+        sides: some of its `measured_sides`.
+        costs: whether the rows of `cost_sheet` are among them.
+    """
+    asked = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
+    found = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
+    return Sheet(
+        title="side by side",
+        columns=_side_columns(sides),
+        rows=(*asked, *((name, *cells) for name, cells in found if tells(cells))),
+        notes=_notes(contrast, marked=is_marked(asked)),
+    )
+
+
+def cost_sheet(contrast: Contrast) -> Sheet:
+    """What the user's whole job takes and costs, and the energy of a sample; empty where nothing of it is known."""
+    sides = measured_sides(contrast)
+    rows = tuple((name, *cells) for name, cells in _cost_rows(sides) if tells(cells))
+    return Sheet(title="time, cost and energy", columns=_side_columns(sides), rows=rows)
+
+
+def range_text(measured: Ranged) -> str:
+    """From the least to the greatest of its repeats."""
+    return f"{format_sig(measured.low)} to {format_sig(measured.high)}"
+
+
+def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:
+    """A row of what was asked for: marked where the sides differ."""
+    return (f"{name} {_MARK}" if len(set(cells)) > 1 else name, *cells)
+
+
+def is_marked(rows: Sequence[tuple[str, ...]]) -> bool:
+    """Whether one of the rows is."""
+    return any(row[0].endswith(f" {_MARK}") for row in rows)
+
+
+def tells(cells: Sequence[str]) -> bool:
+    """Whether any of them is known."""
+    return set(cells) != {UNKNOWN}
+
+
+def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
+    yield _row(sides, "global batch (samples)", lambda side: _whole(side.global_batch))
+    for label, name in (
+        ("per-device batch", "per_device_batch"),
+        ("accumulation", "accumulation"),
+        ("sequence length (tokens)", "sequence_length"),
+    ):
+        yield label, tuple(_whole(getattr(side.settings, name, None)) for side in sides)
+
+
+def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
+    yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
+    yield _row(sides, "samples/s, from to", lambda side: range_text(side.samples_per_s))
+    yield _row(sides, "tokens/s", lambda side: _value(side.tokens_per_s))
+    yield _row(sides, "TGS (tokens/s a worker)", lambda side: _value(side.tgs))
+    yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
+    yield _row(sides, "step time, from to (ms)", lambda side: range_text(side.step_time_ms))
+    yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
+    yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
+    yield _row(sides, "exposed, of the step", lambda side: percent(side.exposed_share))
+    yield _row(sides, "calls send a step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
+    yield _row(sides, "card sends a step (MB)", lambda side: megabytes(side.bytes_per_step.card))
+    points = [_point(contrast, side) for side in sides]
+    yield "speed-up", tuple(UNKNOWN if one is None else format_sig(one.speedup.value) for one in points)
+    yield "speed-up, from to", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)
+    yield f"efficiency ({contrast.scaling})", tuple(percent(one.efficiency if one else None, ".0f") for one in points)
+    yield _row(sides, "steps that count", lambda side: f"{side.steady_steps:,}")
+
+
+def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
+    yield _row(sides, "power of the GPUs (W)", lambda side: figure(side.power_w, ",.0f"))
+    yield _row(sides, "energy (J a sample)", lambda side: format_sig(side.energy_j_per_sample))
+    yield _row(sides, "price an hour", lambda side: figure(side.price_per_hour, ",.2f"))
+    yield _row(sides, "whole job takes", _whole_time)
+    yield _row(sides, "whole job costs", lambda side: figure(side.whole_cost, ",.2f"))
+    yield _row(sides, "a million tokens cost", lambda side: format_sig(side.cost_per_million_tokens))
+
+
+def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
+    """A side's speed-up and efficiency; None for the baseline, which has none, and where they are not known."""
+    if side.role == "baseline":
+        return None
+    if side.role == "candidate":
+        return CurvePoint(
+            nodes=side.nodes,
+            world_size=side.world_size,
+            samples_per_s=side.samples_per_s,
+            speedup=contrast.speedup,
+            efficiency=contrast.efficiency,
+        )
+    same = (point for point in contrast.curve if (point.nodes, point.world_size) == (side.nodes, side.world_size))
+    return next(same, None)
+
+
+def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
+    told = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule]
+    return tuple(one for one in (*told, DIFFERS if marked else "") if one)
+
+
+def _side_columns(sides: Sequence[Side]) -> tuple[Column, ...]:
+    heads = (Column(side_name(side), nodes_and_workers(side)) for side in sides)
+    return (Column("", "nodes x workers", words=True), *heads)
+
+
+def _row(sides: Sequence[Side], name: str, told: _Told) -> _Row:
+    return name, tuple(told(side) for side in sides)
+
+
+def _whole_time(side: Side) -> str:
+    return UNKNOWN if side.whole_s is None else format_duration(side.whole_s.value)
+
+
+def _whole(value: int | None) -> str:
+    return figure(value, ",d")
+
+
+def _value(measured: Ranged | None) -> str:
+    return format_sig(measured.value if measured is not None else None)
+
 
 # Settings that the table of figures has already.
 _SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})

@@ -1,4 +1,4 @@
-"""The contrast in a terminal of 100 columns: sides beside each other, then the verdict and what stands behind it."""
+"""The contrast in a terminal of 100 columns, and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from multinode.report.comparison.contrast_sheets import (
     contrast_verdict_sheet,
     differing_settings_sheet,
     each_node_sheet,
+    measured_sides,
+    side_sheet,
 )
-from multinode.report.comparison.contrast_sides import measured_sides, side_sheet
-from multinode.report.prediction.contrast_outlook import break_even_sheet
+from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
 from multinode.report.render.escaping import sanitize
+from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.report.render.sheet import Sheet
 from multinode.report.render.table import sheet_table
 
-__all__ = ["contrast_lines", "contrast_table"]
+__all__ = ["contrast_lines", "contrast_markdown", "contrast_table"]
 
 # So many columns of figures beside their names fit into 100.
 _MOST_ADVICE = 3
@@ -56,3 +58,17 @@ def _sheets(contrast: Contrast) -> Iterator[Sheet]:
         yield side_sheet(contrast, (baseline, *others[first : first + _MOST_SIDES - 1]))
     yield differing_settings_sheet(contrast)
     yield each_node_sheet(contrast)
+
+
+def contrast_markdown(contrast: Contrast) -> Iterator[str]:
+    """Its parts, without the heading of the run that it is."""
+    yield sheet_markdown(contrast_verdict_sheet(contrast))
+    yield sheet_markdown(side_sheet(contrast, measured_sides(contrast)))
+    yield sheet_markdown(differing_settings_sheet(contrast))
+    yield sheet_markdown(each_node_sheet(contrast))
+    yield sheet_markdown(advice_sheet(contrast.advice))
+    for one in contrast.advice:
+        if one.command:
+            yield f"{text_markdown(one.name)}:\n\n{code_markdown(one.command)}\n"
+    yield sheet_markdown(what_if_sheet(contrast.forecast))
+    yield sheet_markdown(break_even_sheet(contrast.forecast))

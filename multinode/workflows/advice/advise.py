@@ -14,8 +14,8 @@ from multinode.analyse.advice.advice import Recommendations, advise, advise_note
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
-from multinode.analyse.prediction.record import Record, job_of, settings_of
-from multinode.analyse.prediction.scenarios import back_tested, trusted
+from multinode.analyse.prediction.forecast import back_tested, trusted
+from multinode.analyse.prediction.run_selection import Record, job_of, settings_of
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed

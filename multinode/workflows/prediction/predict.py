@@ -11,10 +11,9 @@ import msgspec
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.evidence import Evidence, gather
-from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
-from multinode.analyse.prediction.record import Record, job_of
-from multinode.analyse.prediction.scenarios import make_forecast, refuse_unusable
+from multinode.analyse.prediction.run_selection import Record, job_of
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.plan import LaunchPlan
 from multinode.decoding import decode_json

@@ -1,4 +1,4 @@
-"""NetworkModel: what collectives take on a network that was measured, and on others, by the measured one. Pure.
+"""NetworkModel: what collectives take on the network that was measured, and on others by the measured one. Pure.
 
 Owns how a time carries over to another link and to other workers, and how far that may be trusted; no computation.
 """
@@ -10,14 +10,27 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import Layout, algorithms_of, card_factor, link_share, node_flows
-from multinode.analyse.collectives.traffic import GroupScope
+from multinode.analyse.collectives.algorithms import algorithms_of, card_factor, link_share, node_flows
+from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import StepCall
-from multinode.analyse.nccl_test.size_curve import SizeCurve
-from multinode.analyse.prediction.cost_model import CommTimes
+from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
+from multinode.analyse.nccl_test.size_scan import ScanReport
+from multinode.errors import UsageError
 from multinode.units import format_count, goodput_gb_per_s
 
-__all__ = ["USUAL", "Assumed", "Link", "NetworkModel", "UncertaintySource", "comm_times", "network_doubts", "widest"]
+__all__ = [
+    "USUAL",
+    "Assumed",
+    "CommTimes",
+    "Link",
+    "NetworkModel",
+    "UncertaintySource",
+    "comm_times",
+    "network_doubts",
+    "network_of_scan",
+    "stated_network",
+    "widest",
+]
 
 _US_PER_MS = 1e3
 _GB_PER_S = 1e-3  # of bytes in a microsecond
@@ -98,6 +111,19 @@ class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
     part: str
     relative: float
     why: str
+
+
+class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the calls of a step take alone, in ms.
+
+    Attributes:
+        micro_batch_ms: of each micro-batch, hideable; likewise `step_ms` once a step.
+        after_ms: once a step, of calls beside which nothing is computed.
+    """
+
+    micro_batch_ms: float = 0.0
+    step_ms: float = 0.0
+    after_ms: float = 0.0
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,3 +266,57 @@ def _steps(collective: str, ranks: int) -> float:
     if collective in {"all_gather", "reduce_scatter", "all_to_all"}:
         return float(max(1, ranks - 1))
     return max(1.0, math.log2(max(2, ranks)))
+
+
+_ETHERNET_MTU = 1500
+# Smaller messages take what every message costs, whatever they carry.
+_LEAST_BYTES = 1 << 20
+
+
+def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> NetworkModel:
+    """What the sweep measured.
+
+    Args:
+        report: of an nccl-test on several nodes.
+        link_gbit_per_s: rate of a node's card; None is unknown.
+
+    Raises:
+        UsageError: it ran on one node, its link's rate is not known, or it has no times that can be.
+    """
+    nodes = len(report.nodes)
+    if nodes <= 1:
+        raise UsageError(
+            f"nccl-test {report.run_id} ran on one node: that tells nothing of a network",
+            hint="measure on several: multinode nccl-test --hosts H",
+        )
+    if link_gbit_per_s is None:
+        raise UsageError(
+            f"nccl-test {report.run_id} does not tell the rate of its link: no other link can be told from it",
+            hint="name it, in Gbit/s: --link-measured 1",
+        )
+    curves = {name: _again(curve, report.run_id) for name, curve in report.curves.items()}
+    errors = [median_error(held_back(curve.points, _LEAST_BYTES)) for curve in curves.values()]
+    over_rdma = report.path is not None and report.path.over_rdma
+    rdma = over_rdma or (report.nccl is not None and report.nccl.network == "IB")
+    return NetworkModel(
+        link=Link(gbit_per_s=link_gbit_per_s, mtu=report.mtu or _ETHERNET_MTU, rdma=rdma),
+        layout=Layout(nodes=nodes, workers_per_node=max(1, report.world_size // nodes)),
+        backend=report.backend,
+        curves=curves,
+        error=max((error for error in errors if error is not None), default=0.0),
+    )
+
+
+def stated_network(link: Link, layout: Layout, backend: str) -> NetworkModel:
+    """Of a link whose rate is all that is known."""
+    return NetworkModel(link=link, layout=layout, backend=backend)
+
+
+def _again(curve: SizeCurve, run_id: str) -> SizeCurve:
+    """Through the same points: a file may hold anything."""
+    try:
+        return fit_curve(curve.points)
+    except ValueError as error:
+        raise UsageError(
+            f"nccl-test {run_id} cannot be used: {error}", hint="measure anew: multinode nccl-test"
+        ) from None
