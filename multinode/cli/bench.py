@@ -73,7 +73,7 @@ def bench(
     from multinode.core.measure.benchmark import PHASES, make_device_test
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
-    from multinode.transport.archive import load_archive
+    from multinode.transport.agent import load_archive
     from multinode.workflows.bench.bench import bench as run_bench
     from multinode.workflows.run.context import Launch
 

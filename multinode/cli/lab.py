@@ -11,8 +11,8 @@ from multinode.cli import lab_fault
 from multinode.cli.options import Json
 
 if TYPE_CHECKING:
-    from multinode.lab.speed import LinkSpeed
-    from multinode.lab.status import LabStatus
+    from multinode.lab.cluster import LabStatus
+    from multinode.lab.network import LinkSpeed
 
 __all__ = ["app"]
 
@@ -48,9 +48,8 @@ def up(
     """Make the lab, and measure what its links carry."""
     from multinode.cli.inputs import parse_option
     from multinode.cli.output import print_document
-    from multinode.lab.cluster import LabSpec, up_lab
-    from multinode.lab.shaping import parse_lab_rate
-    from multinode.lab.status import LabUp, describe_lab
+    from multinode.lab.cluster import LabSpec, LabUp, describe_lab, up_lab
+    from multinode.lab.network import parse_lab_rate
     from multinode.units import parse_size
 
     spec = LabSpec(
@@ -76,9 +75,8 @@ def status(as_json: Json = False) -> None:
     """Say which nodes there are and whether they live."""
     from multinode.cli.output import print_document
     from multinode.errors import MultinodeError
-    from multinode.lab.cluster import explain_missing, load_lab
+    from multinode.lab.cluster import describe_lab, explain_missing, load_lab
     from multinode.lab.faults import list_faults
-    from multinode.lab.status import describe_lab
 
     lab = load_lab()
     described = describe_lab(lab)
@@ -102,9 +100,8 @@ def rate(
     """Give a node's training network another line rate, both directions, while jobs run."""
     from multinode.cli.inputs import parse_option
     from multinode.cli.output import print_document
-    from multinode.lab.cluster import require_lab, set_rate
-    from multinode.lab.shaping import parse_lab_rate, rate_text
-    from multinode.lab.status import describe_lab
+    from multinode.lab.cluster import describe_lab, require_lab, set_rate
+    from multinode.lab.network import parse_lab_rate, rate_text
 
     rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
     names = [one.name for one in require_lab().nodes] if node == "all" else [node]
@@ -154,7 +151,7 @@ def _say(text: str) -> None:
 
 
 def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
-    from multinode.lab.shaping import rate_text
+    from multinode.lab.network import rate_text
 
     if not links:
         typer.echo(_LINK_ROW.format("link", "line rate", "TCP at most", "TCP measured"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,8 @@ app = typer.Typer(
 )
 
 _SCHEMA = "multinode.lab-fault/1"
+_OFFSET = re.compile(r"(?P<number>[+-]\d+(?:\.\d+)?)(?P<unit>s|m|h|d)")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Node = Annotated[str, typer.Argument(metavar="NODE|all", help="Whom to take it from.")]
 OneNode = Annotated[str, typer.Argument(metavar="NODE", help="Whom to take it from.")]
@@ -93,10 +96,10 @@ def link(
     if rate is None:
         if way != "both":
             raise UsageError("a link that is down carries nothing either way", hint="--way belongs to --rate")
-        _make(node, lambda name: LinkDown(node=name, ifname=interface), as_json)
+        _make(node, LinkDown(node=node, ifname=interface), as_json)
     else:
         value = parse_option("--rate", rate, parse_rate)
-        _make(node, lambda name: LinkSlow(node=name, ifname=interface, rate_gbit_per_s=value, way=way), as_json)
+        _make(node, LinkSlow(node=node, ifname=interface, rate_gbit_per_s=value, way=way), as_json)
 
 
 @app.command()
@@ -111,7 +114,7 @@ def mtu(
     """
     from multinode.lab.faults import Mtu
 
-    _make(node, lambda name: Mtu(node=name, mtu=size), as_json)
+    _make(node, Mtu(node=node, mtu=size), as_json)
 
 
 @app.command()
@@ -124,15 +127,11 @@ def ports(
     """Turn away TCP connections to these ports that come in on the training card, as a firewall does."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Ports
-    from multinode.lab.faults.parsing import parse_ports
 
     _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
-    if drop is not None:
-        first, last = parse_option("--drop", drop, parse_ports)
-        _make(node, lambda name: Ports(node=name, first=first, last=last, action="drop"), as_json)
-    elif reject is not None:
-        first, last = parse_option("--reject", reject, parse_ports)
-        _make(node, lambda name: Ports(node=name, first=first, last=last, action="reject"), as_json)
+    action, given = ("reject", reject or "") if drop is None else ("drop", drop)
+    first, last = parse_option(f"--{action}", given, _parse_ports)
+    _make(node, Ports(node=node, first=first, last=last, action=action), as_json)
 
 
 @app.command()
@@ -147,7 +146,7 @@ def sshd(
     """
     from multinode.lab.faults import SshdState
 
-    _make(node, lambda name: SshdState(node=name, how=how), as_json)
+    _make(node, SshdState(node=node, how=how), as_json)
 
 
 @app.command(name="node")
@@ -159,7 +158,7 @@ def node_(
     """Kill the node without a farewell, or freeze all its processes."""
     from multinode.lab.faults import NodeState
 
-    _make(node, lambda name: NodeState(node=name, how=how), as_json)
+    _make(node, NodeState(node=node, how=how), as_json)
 
 
 @app.command()
@@ -171,7 +170,7 @@ def cpu(
     """Have all processes of the node together get a part of a core, as in a container with a small limit."""
     from multinode.lab.faults import Cpu
 
-    _make(node, lambda name: Cpu(node=name, share=share), as_json)
+    _make(node, Cpu(node=node, share=share), as_json)
 
 
 @app.command()
@@ -189,7 +188,7 @@ def memory(
     from multinode.units import parse_size
 
     limit_bytes = parse_option("--limit", limit, parse_size)
-    _make(node, lambda name: Memory(node=name, limit_bytes=limit_bytes), as_json)
+    _make(node, Memory(node=node, limit_bytes=limit_bytes), as_json)
 
 
 @app.command()
@@ -204,7 +203,7 @@ def disk(
 
     if how != "full":
         raise UsageError(f"a disk cannot be {how!r}", hint=f"multinode lab fault disk {node} full")
-    _make(node, lambda name: DiskFull(node=name), as_json)
+    _make(node, DiskFull(node=node), as_json)
 
 
 @app.command()
@@ -216,10 +215,9 @@ def package(
     """Have the job's interpreter report another version of a package."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Package
-    from multinode.lab.faults.parsing import parse_pair
 
-    package_name, version = parse_option("NAME=VERSION", requirement, parse_pair)
-    _make(node, lambda name: Package(node=name, name=package_name, version=version), as_json)
+    package_name, version = parse_option("NAME=VERSION", requirement, _parse_pair)
+    _make(node, Package(node=node, name=package_name, version=version), as_json)
 
 
 @app.command()
@@ -237,10 +235,10 @@ def file(
     options = {"--missing": missing or None, "--text": text, "--append": append}
     _require_one(options, f"multinode lab fault file {node} {path} --missing")
     if missing:
-        _make(node, lambda name: FileMissing(node=name, path=path), as_json)
+        _make(node, FileMissing(node=node, path=path), as_json)
     else:
         content = _line((append if text is None else text) or "")
-        _make(node, lambda name: FileText(node=name, path=path, text=content, append=text is None), as_json)
+        _make(node, FileText(node=node, path=path, text=content, append=text is None), as_json)
 
 
 @app.command()
@@ -252,10 +250,9 @@ def variable(
     """Set a variable in the environment of every SSH session that begins."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Variable
-    from multinode.lab.faults.parsing import parse_pair
 
-    variable_name, value = parse_option("NAME=VALUE", assignment, parse_pair)
-    _make(node, lambda name: Variable(node=name, name=variable_name, value=value), as_json)
+    variable_name, value = parse_option("NAME=VALUE", assignment, _parse_pair)
+    _make(node, Variable(node=node, name=variable_name, value=value), as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -267,10 +264,9 @@ def clock(
     """Have the wall clock of every SSH session that begins be wrong."""
     from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Clock
-    from multinode.lab.faults.parsing import parse_offset
 
-    offset_s = parse_option("OFFSET", offset, parse_offset)
-    _make(node, lambda name: Clock(node=name, offset_s=offset_s), as_json)
+    offset_s = parse_option("OFFSET", offset, _parse_offset)
+    _make(node, Clock(node=node, offset_s=offset_s), as_json)
 
 
 @app.command()
@@ -282,7 +278,7 @@ def address(
     """Add a second card ens1f1 with this address: two cards in one subnet."""
     from multinode.lab.faults import Address
 
-    _make_all([Address(node=node, address=network)], as_json)
+    _make(node, Address(node=node, address=network), as_json, for_all=False)
 
 
 @app.command()
@@ -297,7 +293,7 @@ def interface(
     """Add an interface that is up, has an address, and leads nowhere."""
     from multinode.lab.faults import Interface
 
-    _make(node, lambda name: Interface(node=name, name=ifname, address=network), as_json)
+    _make(node, Interface(node=node, name=ifname, address=network), as_json)
 
 
 @app.command()
@@ -309,23 +305,20 @@ def route(
     """Send to a peer's training address through the management card; the answers come as before."""
     from multinode.lab.faults import Route
 
-    _make_all([Route(node=node, peer=peer)], as_json)
+    _make(node, Route(node=node, peer=peer), as_json, for_all=False)
 
 
-def _make(node: str, fault_of: Callable[[str], Fault], as_json: bool) -> None:
-    """Make one fault on a node, or the same on all."""
-    from multinode.lab.cluster import require_lab
+def _make(node: str, fault: Fault, as_json: bool, *, for_all: bool = True) -> None:
+    """Make one fault on a node, or the same on all where `all` means that."""
+    from msgspec.structs import replace
 
-    names = [one.name for one in require_lab().nodes] if node == "all" else [node]
-    _make_all([fault_of(name) for name in names], as_json)
-
-
-def _make_all(faults: Sequence[Fault], as_json: bool) -> None:
     from multinode.cli.output import print_document
     from multinode.lab.cluster import require_lab
     from multinode.lab.faults import list_faults, make_fault
 
-    for one in faults:
+    names = [one.name for one in require_lab().nodes] if node == "all" and for_all else [node]
+    for name in names:
+        one = replace(fault, node=name)
         make_fault(require_lab(), one)
         if not as_json:
             _print_faults([one])
@@ -355,3 +348,27 @@ def _require_one(options: Mapping[str, object], example: str) -> None:
     if len(given) != 1:
         said = " and ".join(given) or "nothing"
         raise UsageError(f"{said} was given, and it is one of {', '.join(options)}", hint=example)
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    """One port or a range, `29500` or `30000-60999`, as its first and its last."""
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal()):
+        raise ValueError(f"{text!r} is not a range of ports; write it as 29500 or 30000-60999")
+    return int(first), int(last or first)
+
+
+def _parse_offset(text: str) -> float:
+    """How far a clock is off, `+90s`, `-5m`, `+2h` or `+1d`, in seconds."""
+    match = _OFFSET.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} does not say how far a clock is off; write it as +90s, -5m, +2h or +1d")
+    return float(match["number"]) * _UNIT_S[match["unit"]]
+
+
+def _parse_pair(text: str) -> tuple[str, str]:
+    """`NAME=VALUE` as its two parts."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"{text!r} has no name and value; write it as NAME=VALUE")
+    return name, value

@@ -105,7 +105,7 @@ def nccl_test(
     from multinode.errors import UsageError
     from multinode.launch.request import ExecuteOptions
     from multinode.store.text_file import require_directory
-    from multinode.transport.archive import load_archive
+    from multinode.transport.agent import load_archive
     from multinode.units import parse_size
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test

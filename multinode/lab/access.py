@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.lab.programs import run_all
-from multinode.lab.spec import LabSpec, NodeAddresses, node_addresses, node_name
-from multinode.lab.state import STATE_DIR, node_dir, write_file
+from multinode.lab.processes import run_all
+from multinode.lab.state import STATE_DIR, LabSpec, NodeAddresses, node_addresses, node_dir, node_name
+from multinode.store.run_directory import replace_file
 
 __all__ = [
     "HOSTFILE",
@@ -83,9 +83,13 @@ def make_keys(spec: LabSpec) -> None:
 
 def write_access_files(spec: LabSpec) -> None:
     """Write what the controller needs to reach the nodes: hostfile, ssh_config and known_hosts."""
-    write_file(HOSTFILE, _hostfile(spec))
-    write_file(SSH_CONFIG, _ssh_config(spec, str(_CLIENT_KEY), str(_KNOWN_HOSTS)))
-    write_file(_KNOWN_HOSTS, _known_hosts(spec))
+    texts = {
+        HOSTFILE: _hostfile(spec),
+        SSH_CONFIG: _ssh_config(spec, str(_CLIENT_KEY), str(_KNOWN_HOSTS)),
+        _KNOWN_HOSTS: _known_hosts(spec),
+    }
+    for path, text in texts.items():
+        replace_file(path, text.encode(), 0o600)
 
 
 def node_files(spec: LabSpec, node_rank: int, machine_id: str) -> list[NodeFile]:

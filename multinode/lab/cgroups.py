@@ -27,25 +27,16 @@ __all__ = [
     "group_path",
     "is_disabled",
     "join_command",
-    "lift_limit",
-    "limit_cpu",
-    "limit_memory",
     "members",
     "move_process",
     "remove_group",
+    "set_limit",
 ]
 
 Controller = Literal["cpu", "memory"]
 
 # A kernel that does not account for swap has neither.
 _SWAP_FILES = {"memory.swap.max", "memory.memsw.limit_in_bytes"}
-_NO_LIMIT = {
-    ("cpu", True): {"cpu.max": "max"},
-    ("cpu", False): {"cpu.cfs_quota_us": "-1"},
-    ("memory", True): {"memory.swap.max": "max", "memory.max": "max"},
-    # The sum of memory and swap may never be the lower one of the two.
-    ("memory", False): {"memory.memsw.limit_in_bytes": "-1", "memory.limit_in_bytes": "-1"},
-}
 # The kernel's own choice, and that of every container runtime.
 _PERIOD_US = 100_000
 _DEADLINE_S = 10.0
@@ -93,42 +84,27 @@ def find_groups() -> list[Path]:
     return sorted(path for place in places for path in place.iterdir() if name.fullmatch(path.name))
 
 
-def limit_cpu(top: Top, node: str, share: float) -> Path:
-    """Make a node's group, or change it, so that its processes together get this much of a core.
+def set_limit(top: Top, node: str, limit: float | None) -> Path:
+    """Make a node's group, or change it, so that its processes together have so many cores, or bytes and no swap.
+
+    None lets them have all, in a group that stays where there is one.
 
     Raises:
-        MultinodeError: the kernel refused.
+        MultinodeError: the kernel refused, or they hold more memory already and can give none back.
     """
-    quota_us = str(round(share * _PERIOD_US))
-    if top.unified:
-        return _make_group(top, node, {"cpu.max": f"{quota_us} {_PERIOD_US}"})
-    return _make_group(top, node, {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota_us})
-
-
-def limit_memory(top: Top, node: str, limit_bytes: int) -> Path:
-    """Make a node's group, or change it, so that its processes together have this much memory and no swap beside it.
-
-    Raises:
-        MultinodeError: the kernel refused, or they hold more already and can give none back.
-    """
-    limit = str(limit_bytes)
-    if top.unified:
-        return _make_group(top, node, {"memory.max": limit, "memory.swap.max": "0"})
-    names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-    # The sum of memory and swap may never be the lower one: it is raised first and lowered last.
-    if limit_bytes > _number(group_path(top, node) / names[0]):
-        names.reverse()
-    return _make_group(top, node, dict.fromkeys(names, limit))
-
-
-def lift_limit(top: Top, node: str) -> None:
-    """Let a group that stays be without a limit by this controller; one that is not there is fine.
-
-    Raises:
-        MultinodeError: the kernel refused.
-    """
-    if group_path(top, node).is_dir():
-        _make_group(top, node, _NO_LIMIT[top.controller, top.unified])
+    group = group_path(top, node)
+    if limit is None and not group.is_dir():
+        return group
+    try:
+        if top.unified:
+            _hand_down(top)
+        group.mkdir(exist_ok=True)
+        for name, text in _limit_files(top, group, limit).items():
+            if name not in _SWAP_FILES or (group / name).exists():
+                (group / name).write_text(text)
+    except OSError as error:
+        raise _refusal(group, error) from error
+    return group
 
 
 def is_disabled(controller: Controller, table: Path = Path("/proc/cgroups")) -> bool:
@@ -216,19 +192,24 @@ def _offered(place: Path) -> list[str]:
         return []
 
 
-def _make_group(top: Top, node: str, files: dict[str, str]) -> Path:
-    """Make the group, or take the one that is there, and write its files in this order."""
-    group = group_path(top, node)
-    try:
+def _limit_files(top: Top, group: Path, limit: float | None) -> dict[str, str]:
+    """What is written to which files, in this order."""
+    if top.controller == "cpu":
+        quota_us = None if limit is None else round(limit * _PERIOD_US)
         if top.unified:
-            _hand_down(top)
-        group.mkdir(exist_ok=True)
-        for name, text in files.items():
-            if name not in _SWAP_FILES or (group / name).exists():
-                (group / name).write_text(text)
-    except OSError as error:
-        raise _refusal(group, error) from error
-    return group
+            return {"cpu.max": "max" if quota_us is None else f"{quota_us} {_PERIOD_US}"}
+        return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(-1 if quota_us is None else quota_us)}
+    if top.unified:
+        return (
+            {"memory.max": "max", "memory.swap.max": "max"}
+            if limit is None
+            else {"memory.max": str(limit), "memory.swap.max": "0"}
+        )
+    names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+    # The sum of memory and swap may never be the lower one: it is raised first and lowered last.
+    if limit is None or limit > _number(group / names[0]):
+        names.reverse()
+    return dict.fromkeys(names, str(-1 if limit is None else limit))
 
 
 def _hand_down(top: Top) -> None:

@@ -1,4 +1,4 @@
-"""The lab's verbs for the other layers: up, down, rate, exec, refresh. There is one lab a machine."""
+"""The lab's verbs for the other layers: up, down, status, rate, exec, refresh. There is one lab a machine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,34 @@ import msgspec
 from multinode.errors import Interrupted, NodeFailed, UsageError
 from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
 from multinode.lab.cgroups import join_command
-from multinode.lab.network import make_links, make_namespaces, shape_node
+from multinode.lab.network import LinkSpeed, make_links, make_namespaces, measure_links, rate_text, shape_node
 from multinode.lab.nodes import start_nodes, write_speed
-from multinode.lab.processes import is_alive
-from multinode.lab.programs import run_all
+from multinode.lab.processes import is_alive, run_all
 from multinode.lab.requirements import check_free_network, check_requirements
-from multinode.lab.spec import Lab, LabNode, LabSpec, assign_cores, node_addresses, node_name
-from multinode.lab.speed import LinkSpeed, measure_links
-from multinode.lab.state import STATE_DIR, controller_boot_id, load_lab, lock_lab, node_dir, save_lab
+from multinode.lab.state import (
+    STATE_DIR,
+    Lab,
+    LabNode,
+    LabSpec,
+    assign_cores,
+    controller_boot_id,
+    load_lab,
+    lock_lab,
+    node_addresses,
+    node_dir,
+    node_name,
+    save_lab,
+)
 from multinode.lab.teardown import Remains, find_remains, sweep
 
 __all__ = [
     "Lab",
     "LabNode",
     "LabSpec",
+    "LabStatus",
+    "LabUp",
+    "NodeStatus",
+    "describe_lab",
     "down_lab",
     "exec_in_node",
     "explain_missing",
@@ -41,6 +55,56 @@ __all__ = [
 _DIR_MODE = 0o700
 _DOWN_HINT = "take it down first: multinode lab down"
 _SIGNAL_EXIT = 128
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as it is now.
+
+    Attributes:
+        state: `up`; `down` when its first process or its sshd is gone.
+        addr: on the training network.
+        management_addr: where SSH reaches it.
+        ifname: its training interface.
+        rate: line rate of that interface, as `lab rate` takes it; `none` is unshaped.
+        rate_gbit_per_s: the same as a number; None is unshaped.
+        cores: the cores it is pinned to; None is all of them.
+        init_pid: process 1 of the node, as the controller numbers it; None is gone.
+        sshd_pid: its sshd, likewise.
+    """
+
+    name: str
+    state: str
+    addr: str
+    management_addr: str
+    ifname: str
+    rate: str
+    rate_gbit_per_s: float | None
+    cores: tuple[int, ...] | None
+    init_pid: int | None
+    sshd_pid: int | None
+
+
+class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The lab as it is now.
+
+    Attributes:
+        hostfile: its path; None where no lab stands.
+        nodes: in node-rank order.
+    """
+
+    schema: str = "multinode.lab/1"
+    hostfile: str | None
+    nodes: tuple[NodeStatus, ...]
+
+
+class LabUp(LabStatus, frozen=True, kw_only=True):
+    """A lab that was just made.
+
+    Attributes:
+        links: what each link carries, node 0 to the others and back.
+    """
+
+    links: tuple[LinkSpeed, ...]
 
 
 def up_lab(
@@ -116,6 +180,13 @@ def explain_missing() -> tuple[str, str]:
     if not os.access(STATE_DIR, os.R_OK):
         return "the lab of this machine is root's", "run it with sudo"
     return "no lab stands; there are remains of one that was never finished, or did not survive a reboot", _DOWN_HINT
+
+
+def describe_lab(lab: Lab | None) -> LabStatus:
+    """Look at every node of the lab."""
+    if lab is None:
+        return LabStatus(hostfile=None, nodes=())
+    return LabStatus(hostfile=lab.hostfile, nodes=tuple(_describe_node(node) for node in lab.nodes))
 
 
 def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
@@ -195,6 +266,22 @@ def refresh(lab: Lab | None = None) -> None:
     if lab is not None:
         alive = [node for node in lab.nodes if is_alive(node.init)]
         run_all([[*ns_command(node), "sh", REFRESH_SCRIPT] for node in alive])
+
+
+def _describe_node(node: LabNode) -> NodeStatus:
+    init_alive, sshd_alive = is_alive(node.init), is_alive(node.sshd)
+    return NodeStatus(
+        name=node.name,
+        state="up" if init_alive and sshd_alive else "down",
+        addr=node.addr,
+        management_addr=node.management_addr,
+        ifname=node.ifname,
+        rate=rate_text(node.rate_gbit_per_s),
+        rate_gbit_per_s=node.rate_gbit_per_s,
+        cores=node.cores,
+        init_pid=node.init.pid if init_alive else None,
+        sshd_pid=node.sshd.pid if sshd_alive else None,
+    )
 
 
 def _check_spec(spec: LabSpec) -> None:

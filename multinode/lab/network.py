@@ -1,33 +1,54 @@
-"""The lab's two networks: a switch in a namespace of its own, and a link from it to each node and to the controller.
+"""The lab's two networks: a switch in a namespace of its own, a link to each node and to the controller, their rates.
 
 The switch stands apart so that no firewall rule of the controller touches what nodes send each other, and so that the
 controller has but one interface of ours, `mn-mgmt`. Nothing here routes: nodes reach nodes and the controller.
+
+A token bucket makes a virtual link as fast as a card of a given line rate; what a link then carries is measured.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from multinode.lab.programs import run_batch, run_program
-from multinode.lab.shaping import shape_lines
-from multinode.lab.spec import (
+import msgspec
+
+from multinode.errors import NodeFailed
+from multinode.lab.processes import run_batch, run_program
+from multinode.lab.state import (
     DATA_IFNAME,
     MANAGEMENT_IFNAME,
+    Lab,
     LabNode,
     LabSpec,
     controller_address,
     node_addresses,
     node_name,
 )
+from multinode.units import goodput_gb_per_s, parse_rate
 
 __all__ = [
     "CONTROLLER_IFNAME",
     "SWITCH_NAMESPACE",
+    "LinkSpeed",
     "make_links",
     "make_namespaces",
+    "measure_links",
+    "measure_stream",
+    "parse_lab_rate",
+    "rate_text",
     "set_port",
+    "shape_lines",
     "shape_link",
     "shape_node",
+    "speed_text",
 ]
 
 SWITCH_NAMESPACE = "mn-switch"
@@ -36,6 +57,28 @@ CONTROLLER_IFNAME = "mn-mgmt"
 DATA_BRIDGE = "data"
 
 _DOCKER_ADDRESS = "172.17.0.1/16"
+
+# tbf counts 14 of the 38 bytes that Ethernet adds to each packet of 1500; a card spends its line rate on all of them.
+_COUNTED_BYTES = 1514
+_ON_THE_WIRE_BYTES = 1538
+
+# A bucket of 16 kB costs gloo a third at 1 Gbit/s; segments of up to 64 kB must fit whole. Beyond that a millisecond of
+# the rate: at 25 Gbit/s a bucket of 128 kB carries 3 % less.
+_LEAST_BURST_BYTES = 128 * 1024
+_BURST_S = 1e-3
+_QUEUE_MS = 50
+
+_VETH_SPEED = "10000"
+
+# Below this part of what the rate leaves for payload, the link is not what was asked for.
+_ENOUGH = 0.95
+# Not measured: slow start.
+_SKIP_S = 0.12
+_WINDOW_S = 0.3
+_STREAM_DEADLINE_S = 10.0
+_CHUNK_BYTES = 1 << 20
+_CLONE_NEWNET = 0x40000000
+_BITS_PER_BYTE = 8
 
 
 def make_namespaces(spec: LabSpec) -> None:
@@ -66,8 +109,7 @@ def make_links(spec: LabSpec) -> None:
     run_batch(["ip", "-netns", SWITCH_NAMESPACE], ["link set controller master mgmt up"])
     for rank in range(spec.node_count):
         run_batch(["ip", "-netns", f"mn-{node_name(rank)}"], _node_lines(spec, rank))
-    if spec.rate_gbit_per_s is not None:
-        for rank in range(spec.node_count):
+        if spec.rate_gbit_per_s is not None:
             shape_node(rank, spec.rate_gbit_per_s)
 
 
@@ -81,24 +123,21 @@ def shape_node(node_rank: int, rate_gbit_per_s: float | None) -> None:
     _shape_end(SWITCH_NAMESPACE, f"data{node_rank}", rate_gbit_per_s)
 
 
-def shape_link(
-    node: LabNode, ifname: str, rate_gbit_per_s: float | None, *, sends: bool = True, receives: bool = True
-) -> None:
+def shape_link(node: LabNode, ifname: str, rate_gbit_per_s: float | None, way: str) -> None:
     """Give one of a node's links this rate, for now; None takes the shaping away.
 
     Args:
         node: whose link.
         ifname: the node's end of it.
         rate_gbit_per_s: line rate.
-        sends: whether what the node sends is shaped: it passes the node's end first.
-        receives: whether what it receives is: it passes the switch's end first.
+        way: what is shaped: `send`, which passes the node's end first, `receive`, the switch's end first, or `both`.
 
     Raises:
         MultinodeError: `tc` refused, or the namespace is gone.
     """
-    if sends:
+    if way != "receive":
         _shape_end(node.namespace, ifname, rate_gbit_per_s)
-    if receives:
+    if way != "send":
         _shape_end(SWITCH_NAMESPACE, node.port_of(ifname), rate_gbit_per_s)
 
 
@@ -109,6 +148,160 @@ def set_port(node: LabNode, ifname: str, *, up: bool) -> None:
         MultinodeError: `ip` refused, or the namespace is gone.
     """
     run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", node.port_of(ifname), "up" if up else "down"])
+
+
+def parse_lab_rate(text: str) -> float | None:
+    """A line rate in Gbit/s; None for `none` or `0`: unshaped.
+
+    Raises:
+        ValueError: it is not a rate; the message says how to write one.
+    """
+    return None if text.strip().lower() in {"0", "none"} else parse_rate(text)
+
+
+def rate_text(rate_gbit_per_s: float | None) -> str:
+    """A line rate as the command line takes it: `1gbit`, `100mbit`, `none`."""
+    if rate_gbit_per_s is None:
+        return "none"
+    if rate_gbit_per_s < 1:
+        return f"{rate_gbit_per_s * 1e3:.6g}mbit"
+    return f"{rate_gbit_per_s:.6g}gbit"
+
+
+def speed_text(rate_gbit_per_s: float | None) -> str:
+    """What a card of this line rate says in /sys/class/net/X/speed, in Mbit/s; unshaped is what veth says itself."""
+    return str(round(rate_gbit_per_s * 1000)) if rate_gbit_per_s is not None else _VETH_SPEED
+
+
+def shape_lines(ifname: str, rate_gbit_per_s: float | None) -> list[str]:
+    """What `tc` has to do to give the sending side of an interface this line rate, whatever it had before."""
+    if rate_gbit_per_s is None:
+        # Deleting fails where there is nothing to delete: put something there first.
+        return [f"qdisc replace dev {ifname} root pfifo", f"qdisc del dev {ifname} root"]
+    bits_per_s = round(rate_gbit_per_s * 1e9 * _COUNTED_BYTES / _ON_THE_WIRE_BYTES)
+    bucket = f"rate {bits_per_s}bit burst {_burst_bytes(rate_gbit_per_s)}b latency {_QUEUE_MS}ms"
+    return [f"qdisc replace dev {ifname} root tbf {bucket}"]
+
+
+class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction between two nodes.
+
+    Attributes:
+        rate_gbit_per_s: line rate that was asked for, the lower of the two ends; None is unshaped.
+        expected_gbit_per_s: what of it is left for TCP payload at an MTU of 1500; None is unshaped.
+        goodput_gbit_per_s: TCP payload that arrived.
+    """
+
+    source: str
+    target: str
+    rate_gbit_per_s: float | None
+    expected_gbit_per_s: float | None
+    goodput_gbit_per_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the link carries more than 5 % less than it should."""
+        return self.expected_gbit_per_s is not None and self.goodput_gbit_per_s < _ENOUGH * self.expected_gbit_per_s
+
+
+def measure_links(lab: Lab) -> Iterator[LinkSpeed]:
+    """Measure node 0 to each other node and back, one after the other: about a second a node.
+
+    A slow link is measured once more and the better figure counts: the question is what the link can carry, and all
+    nodes share this machine with whatever else runs on it.
+
+    Raises:
+        NodeFailed: no connection came about.
+    """
+    first, *others = lab.nodes
+    for other in others:
+        for source, target in ((first, other), (other, first)):
+            speed = measure_stream(source, target)
+            if speed.is_slow:
+                speed = max(speed, measure_stream(source, target), key=lambda one: one.goodput_gbit_per_s)
+            yield speed
+
+
+def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
+    """Send from one node to another for a moment.
+
+    Both ends are sockets of this process, each made in its node's network namespace.
+
+    Raises:
+        NodeFailed: no connection came about.
+    """
+    rates = [node.rate_gbit_per_s for node in (source, target) if node.rate_gbit_per_s is not None]
+    rate = min(rates, default=None)
+    # Two buckets lie on the way, and both begin full.
+    skip_bytes = 0 if rate is None else 4 * _burst_bytes(rate)
+    try:
+        with _socket_in(target) as server, _socket_in(source) as sender:
+            server.bind((target.addr, 0))
+            server.listen()
+            sender.connect(server.getsockname())
+            receiver, _ = server.accept()
+            with receiver:
+                threading.Thread(target=_send, args=(sender,), daemon=True).start()
+                goodput = _receive(receiver, skip_bytes)
+    except OSError as error:
+        raise NodeFailed(
+            f"no stream from {source.name} to {target.addr} came about: {error}",
+            node=target.name,
+            hint="take the lab down and up again: multinode lab down",
+        ) from error
+    return LinkSpeed(
+        source=source.name,
+        target=target.name,
+        rate_gbit_per_s=rate,
+        expected_gbit_per_s=None if rate is None else goodput_gb_per_s(rate) * _BITS_PER_BYTE,
+        goodput_gbit_per_s=goodput,
+    )
+
+
+def _socket_in(node: LabNode) -> socket.socket:
+    """A TCP socket of the node's network, made by a thread that enters its namespace and then ends."""
+
+    def make() -> socket.socket:
+        with Path("/run/netns", node.namespace).open("rb") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        made = socket.socket()
+        made.settimeout(_STREAM_DEADLINE_S)
+        return made
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(make).result()
+
+
+def _send(connection: socket.socket) -> None:
+    """Send until the receiver has had enough."""
+    chunk = bytes(_CHUNK_BYTES)
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(chunk)
+
+
+def _receive(connection: socket.socket, skip_bytes: int) -> float:
+    """What arrives, in Gbit/s, after `_SKIP_S` seconds and `skip_bytes` bytes, whichever takes longer."""
+    connection.settimeout(_STREAM_DEADLINE_S)
+    buffer = bytearray(_CHUNK_BYTES)
+    began = time.monotonic()
+    total = counted_from = 0
+    window_began = None
+    while size := connection.recv_into(buffer):
+        now = time.monotonic()
+        total += size
+        if window_began is None:
+            if now - began >= _SKIP_S and total >= skip_bytes:
+                window_began, counted_from = now, total
+        elif now - window_began >= _WINDOW_S:
+            return (total - counted_from) * _BITS_PER_BYTE / (now - window_began) / 1e9
+    raise ConnectionAbortedError("it ended early")
+
+
+def _burst_bytes(rate_gbit_per_s: float) -> int:
+    """How much may pass at once at this rate."""
+    return max(_LEAST_BURST_BYTES, round(rate_gbit_per_s * 1e9 / 8 * _BURST_S))
 
 
 def _shape_end(namespace: str, end: str, rate_gbit_per_s: float | None) -> None:

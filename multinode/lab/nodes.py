@@ -15,11 +15,10 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, NodeFailed
 from multinode.lab.access import NodeFile, node_files
+from multinode.lab.network import speed_text
 from multinode.lab.processes import children_of, init_environment, poll, process_ref
 from multinode.lab.requirements import SSHD
-from multinode.lab.shaping import speed_text
-from multinode.lab.spec import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_name
-from multinode.lab.state import node_dir
+from multinode.lab.state import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_dir, node_name
 
 __all__ = ["log_path", "start_nodes", "write_speed"]
 

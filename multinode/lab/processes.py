@@ -1,15 +1,21 @@
-"""Processes of the lab as /proc shows them to the controller: who lives in which namespace, and who is still who."""
+"""Run the system's programs (ip, tc, ssh-keygen), and see the processes of the lab as /proc shows them.
+
+Programs are run by argv with a deadline, and their failures become our errors.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from multinode.lab.spec import ProcessRef
+from multinode.errors import MultinodeError
+from multinode.lab.state import LabNode, ProcessRef
 
 __all__ = [
     "NamespaceId",
@@ -18,13 +24,15 @@ __all__ = [
     "init_environment",
     "is_alive",
     "is_stopped",
-    "kill_all",
-    "kill_process",
     "namespace_id",
+    "node_processes",
     "poll",
     "process_ref",
     "processes_in",
     "processes_of_lab",
+    "run_all",
+    "run_batch",
+    "run_program",
     "signal_all",
 ]
 
@@ -32,8 +40,56 @@ _MARKER = "MULTINODE_LAB_OF"
 
 _PROC = Path("/proc")
 _POLL_S = 0.01
+_PROGRAM_DEADLINE_S = 60.0
 
 NamespaceId = tuple[int, int]
+
+
+def run_program(argv: Sequence[str], *, stdin: str = "") -> str:
+    """Run a program to its end and return its standard output.
+
+    Raises:
+        MultinodeError: it failed, or did not end within a minute.
+    """
+    return run_all([argv], stdin=stdin)[0]
+
+
+def run_batch(argv: Sequence[str], lines: Sequence[str]) -> None:
+    """Run `ip` or `tc` once for many commands, one a line.
+
+    Raises:
+        MultinodeError: one of the lines failed; those before it were carried out.
+    """
+    run_program([*argv, "-batch", "-"], stdin="".join(f"{line}\n" for line in lines))
+
+
+def run_all(commands: Sequence[Sequence[str]], *, stdin: str = "") -> list[str]:
+    """Run several programs at the same time and return their standard outputs, in order.
+
+    Raises:
+        MultinodeError: the first that failed, after all have ended.
+    """
+    started: list[subprocess.Popen[str]] = []
+    failures: list[MultinodeError] = []
+    outputs: list[str] = []
+    try:
+        for argv in commands:
+            started.append(_start(argv))  # noqa: PERF401 - those before one that fails must be known to `finally`
+        for argv, process in zip(commands, started, strict=True):
+            stdout, stderr = process.communicate(stdin, timeout=_PROGRAM_DEADLINE_S)
+            outputs.append(stdout)
+            if process.returncode != 0:
+                failures.append(_failure(argv, stderr, f"ended with {process.returncode}"))
+    except subprocess.TimeoutExpired as error:
+        raise _failure(error.cmd, "", f"did not end within {_PROGRAM_DEADLINE_S:.0f} s") from error
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(timeout=_PROGRAM_DEADLINE_S)
+    if failures:
+        raise failures[0]
+    return outputs
 
 
 def init_environment() -> dict[str, str]:
@@ -55,13 +111,8 @@ def namespace_id(path: Path) -> NamespaceId | None:
 
 def process_ref(pid: int) -> ProcessRef | None:
     """This process and when it started; None when it is gone or has ended."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    # The second field, the name, may hold anything; the fields after it are counted from its closing parenthesis.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else ProcessRef(pid=pid, start_ticks=int(fields[19]))
+    found = _read_stat(pid)
+    return None if found is None or found.state in "ZX" else ProcessRef(pid=pid, start_ticks=found.start_ticks)
 
 
 def is_alive(process: ProcessRef) -> bool:
@@ -73,14 +124,9 @@ def children_of(parents: set[int], name: str) -> dict[int, ProcessRef]:
     """For each of these processes that has one, a child of this name."""
     found = {}
     for pid in _pids():
-        try:
-            text = (_PROC / str(pid) / "stat").read_text()
-        except OSError:
-            continue
-        parent = int(text.rpartition(")")[2].split()[1])
-        child = process_ref(pid)
-        if parent in parents and f"({name})" in text and child is not None:
-            found[parent] = child
+        stat, child = _read_stat(pid), process_ref(pid)
+        if stat is not None and child is not None and stat.name == name and stat.parent in parents:
+            found[stat.parent] = child
     return found
 
 
@@ -96,8 +142,10 @@ def processes_of_lab(network_namespaces: set[NamespaceId]) -> list[int]:
     ]
 
 
-def processes_in(kind: Literal["net", "pid"], namespace: NamespaceId) -> list[int]:
+def processes_in(kind: Literal["net", "pid"], namespace: NamespaceId | None) -> list[int]:
     """Every process in this network or PID namespace; those that have ended and wait to be collected do not count."""
+    if namespace is None:
+        return []
     return [
         pid
         for pid in _pids()
@@ -105,13 +153,15 @@ def processes_in(kind: Literal["net", "pid"], namespace: NamespaceId) -> list[in
     ]
 
 
+def node_processes(node: LabNode) -> list[int]:
+    """Every process of a node; one whose first process has ended has none."""
+    return processes_in("pid", namespace_id(_PROC / str(node.init.pid) / "ns/pid"))
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, or gone."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] in "TZX"
+    found = _read_stat(pid)
+    return found is None or found.state in "TZX"
 
 
 def has_environment(pid: int, entry: bytes) -> bool:
@@ -120,19 +170,6 @@ def has_environment(pid: int, entry: bytes) -> bool:
         return entry in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
-
-
-def kill_process(process: ProcessRef) -> bool:
-    """SIGKILL to the very process; returns whether it was still there."""
-    if not is_alive(process):
-        return False
-    kill_all([process.pid])
-    return True
-
-
-def kill_all(pids: list[int]) -> None:
-    """SIGKILL to each; those that have gone meanwhile are passed over."""
-    signal_all(pids, signal.SIGKILL)
 
 
 def signal_all(pids: list[int], number: signal.Signals) -> None:
@@ -152,5 +189,40 @@ def poll(seconds: float) -> Iterator[None]:
         time.sleep(_POLL_S)
 
 
+class _Stat(NamedTuple):
+    """Of /proc/PID/stat."""
+
+    name: str
+    state: str
+    parent: int
+    start_ticks: int
+
+
+def _read_stat(pid: int) -> _Stat | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # The second field, the name, may hold anything; the fields after it are counted from its closing parenthesis.
+    before, _, after = text.rpartition(")")
+    fields = after.split()
+    return _Stat(before.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
+
+
 def _pids() -> list[int]:
     return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+
+
+def _start(argv: Sequence[str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise _failure(argv, "", f"cannot be started: {error.strerror}") from error
+
+
+def _failure(argv: Sequence[str], stderr: str, otherwise: str) -> MultinodeError:
+    lines = stderr.strip().splitlines()
+    said = lines[-1] if lines else otherwise
+    return MultinodeError(f"{argv[0]}: {said}", ran=shlex.join(argv), detail=stderr)

@@ -12,8 +12,8 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.lab.programs import run_program
-from multinode.lab.spec import LabSpec
+from multinode.lab.processes import run_program
+from multinode.lab.state import LabSpec
 
 __all__ = ["SSHD", "check_free_network", "check_requirements"]
 

@@ -1,8 +1,12 @@
-"""Where the lab keeps its files, state.json and the lock. The directory exists as long as anything of a lab may."""
+"""LabSpec, LabNode and Lab: what was asked for and what stands; and where the lab keeps it on disk.
+
+Names and addresses follow from the spec. The state directory exists as long as anything of a lab may.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +15,191 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.lab.spec import Lab
 from multinode.store.run_directory import replace_file
 
-__all__ = ["STATE_DIR", "controller_boot_id", "load_lab", "lock_lab", "node_dir", "save_lab", "write_file"]
+__all__ = [
+    "DATA_IFNAME",
+    "DEFAULT_NETWORK",
+    "MANAGEMENT_IFNAME",
+    "STATE_DIR",
+    "Lab",
+    "LabNode",
+    "LabSpec",
+    "NodeAddresses",
+    "ProcessRef",
+    "assign_cores",
+    "controller_address",
+    "controller_boot_id",
+    "load_lab",
+    "lock_lab",
+    "node_addresses",
+    "node_dir",
+    "node_name",
+    "save_lab",
+    "write_json",
+]
 
 STATE_DIR = Path("/run/multinode/lab")
 
 _STATE_FILE = "state.json"
+
+MANAGEMENT_IFNAME = "eth0"
+DATA_IFNAME = "ens1f0"
+DEFAULT_NETWORK = "10.213.0.0/23"
+
+_PREFIX_LENGTH = 23
+_MAX_NODES = 200
+_GIB = 1 << 30
+
+
+class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a lab shall be.
+
+    Attributes:
+        node_count: nodes, 1 to 200.
+        rate_gbit_per_s: line rate of each training interface; None leaves it unshaped.
+        slots: workers a node offers in the hostfile.
+        cores_per_node: pins each node to this many cores of its own; None lets all nodes share all cores.
+        python: interpreter of the training environment, as the nodes see it.
+        disk_bytes: what a node may write, in memory; its /dev/shm is as large again.
+        network: an IPv4 /23 of the lab's own; the lower half is management, the upper half training.
+    """
+
+    node_count: int = 2
+    rate_gbit_per_s: float | None = 1.0
+    slots: int = 2
+    cores_per_node: int | None = None
+    python: str
+    disk_bytes: int = 4 * _GIB
+    network: str = DEFAULT_NETWORK
+
+
+class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process that cannot be taken for another one that has its number later.
+
+    Attributes:
+        pid: as the controller numbers it.
+        start_ticks: when it started, in clock ticks since boot (field 22 of /proc/PID/stat).
+    """
+
+    pid: int
+    start_ticks: int
+
+
+class NodeAddresses(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node is reached: `management` by SSH, `data` by its jobs."""
+
+    management: str
+    data: str
+
+
+class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One virtual node.
+
+    Attributes:
+        name: `node<rank>`, also its hostname.
+        node_rank: its place in the hostfile.
+        addr: on the training network, shaped.
+        management_addr: on the management network, where its sshd listens.
+        ifname: the training interface.
+        rate_gbit_per_s: line rate of that interface, both directions; None is unshaped.
+        cores: the cores it is pinned to; None is all of them.
+        boot_id: what the node reads as its kernel's boot id.
+        init: process 1 of the node; killing it kills the node.
+    """
+
+    name: str
+    node_rank: int
+    addr: str
+    management_addr: str
+    ifname: str = DATA_IFNAME
+    rate_gbit_per_s: float | None
+    cores: tuple[int, ...] | None = None
+    boot_id: str
+    init: ProcessRef
+    sshd: ProcessRef
+
+    @property
+    def namespace(self) -> str:
+        """Its network namespace, as `ip netns` names it."""
+        return f"mn-{self.name}"
+
+    def port_of(self, ifname: str) -> str:
+        """The switch's end of the link of one of its cards, in the namespace `mn-switch`."""
+        return f"{'data' if ifname == self.ifname else 'mgmt'}{self.node_rank}"
+
+
+class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lab that stands.
+
+    Attributes:
+        controller_boot_id: of the machine that it was made on; after a reboot nothing of it stands.
+        hostfile: path of the hostfile that names its nodes.
+        nodes: in node-rank order.
+    """
+
+    schema: str = "multinode.lab/1"
+    spec: LabSpec
+    controller_boot_id: str
+    hostfile: str
+    nodes: tuple[LabNode, ...]
+
+    def node(self, name: str) -> LabNode:
+        """The node of this name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        names = f"{self.nodes[0].name} to {self.nodes[-1].name}"
+        raise UsageError(f"the lab has no node {name!r}", hint=f"its nodes are {names}")
+
+    def with_node(self, node: LabNode) -> Lab:
+        """The same lab with this node in place of the one of its name."""
+        nodes = tuple(node if one.name == node.name else one for one in self.nodes)
+        return msgspec.structs.replace(self, nodes=nodes)
+
+
+def node_name(node_rank: int) -> str:
+    """The name of the node of this rank."""
+    return f"node{node_rank}"
+
+
+def node_addresses(spec: LabSpec, node_rank: int) -> NodeAddresses:
+    """Both addresses of a node.
+
+    Raises:
+        UsageError: the spec's network is not an IPv4 /23, or the lab is larger than it.
+    """
+    management, data = _halves(spec)
+    if not 1 <= spec.node_count <= _MAX_NODES:
+        raise UsageError(f"a lab of {spec.node_count} nodes cannot be made", hint=f"ask for 1 to {_MAX_NODES}")
+    return NodeAddresses(management=str(management[node_rank + 1]), data=str(data[node_rank + 1]))
+
+
+def controller_address(spec: LabSpec) -> str:
+    """The controller's address on the management network: the last one."""
+    return str(_halves(spec)[0][-2])
+
+
+def assign_cores(spec: LabSpec, available: tuple[int, ...], node_rank: int) -> tuple[int, ...] | None:
+    """The cores of a node's own; None where all nodes share all cores.
+
+    Raises:
+        UsageError: there are fewer cores than the lab would need.
+    """
+    if spec.cores_per_node is None:
+        return None
+    needed = spec.cores_per_node * spec.node_count
+    if spec.cores_per_node < 1 or needed > len(available):
+        raise UsageError(
+            f"{spec.node_count} nodes of {spec.cores_per_node} cores do not fit on {len(available)} cores",
+            hint="ask for fewer nodes or cores, or leave --cores-per-node out: nodes then share all cores",
+        )
+    first = node_rank * spec.cores_per_node
+    return available[first : first + spec.cores_per_node]
 
 
 def node_dir(name: str) -> Path:
@@ -42,12 +223,12 @@ def load_lab() -> Lab | None:
 
 def save_lab(lab: Lab) -> None:
     """Write state.json, all of it or nothing."""
-    write_file(STATE_DIR / _STATE_FILE, msgspec.json.format(msgspec.json.encode(lab), indent=2).decode() + "\n")
+    write_json(STATE_DIR / _STATE_FILE, lab)
 
 
-def write_file(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file, all of it or nothing, with this mode from the start."""
-    replace_file(path, text.encode(), mode)
+def write_json(path: Path, value: object) -> None:
+    """Write a file that is root's alone, all of it or nothing."""
+    replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n", 0o600)
 
 
 @contextlib.contextmanager
@@ -67,3 +248,18 @@ def lock_lab() -> Iterator[None]:
                 "another `multinode lab` command is at work", hint="wait for its end, or stop it with Ctrl-C"
             ) from error
         yield
+
+
+def _halves(spec: LabSpec) -> tuple[ipaddress.IPv4Network, ipaddress.IPv4Network]:
+    try:
+        network = ipaddress.IPv4Network(spec.network)
+    except ValueError as error:
+        raise UsageError(
+            f"{spec.network!r} is not a network: {error}", hint=f"for example {DEFAULT_NETWORK}"
+        ) from error
+    if network.prefixlen != _PREFIX_LENGTH or not network.is_private:
+        raise UsageError(
+            f"{spec.network} is not a private /{_PREFIX_LENGTH} network", hint=f"for example {DEFAULT_NETWORK}"
+        )
+    management, data = network.subnets(prefixlen_diff=1)
+    return management, data

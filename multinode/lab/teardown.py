@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,7 @@ import msgspec
 from multinode.errors import MultinodeError
 from multinode.lab.cgroups import find_groups, remove_group
 from multinode.lab.network import CONTROLLER_IFNAME, SWITCH_NAMESPACE
-from multinode.lab.processes import NamespaceId, kill_all, namespace_id, poll, processes_of_lab
-from multinode.lab.programs import run_program
+from multinode.lab.processes import NamespaceId, namespace_id, poll, processes_of_lab, run_program, signal_all
 from multinode.lab.state import STATE_DIR
 
 __all__ = ["Remains", "find_remains", "sweep"]
@@ -108,7 +108,7 @@ def _kill(namespaces: frozenset[NamespaceId]) -> None:
         pids = processes_of_lab(set(namespaces))
         if not pids:
             return
-        kill_all(pids)
+        signal_all(pids, signal.SIGKILL)
     raise MultinodeError(
         f"processes of the lab do not die: {', '.join(map(str, pids))}",
         hint="one of them may wait for a disk: see their state in `ps`, then run again: multinode lab down",

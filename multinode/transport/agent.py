@@ -1,27 +1,41 @@
-"""Talking to the agent on a node: one JSON request in, JSON records out; the archive is sent when the node lacks it."""
+"""Talking to the agent on a node: one JSON request in, JSON records out; the archive is sent when the node lacks it.
+
+The archive is a zipapp of the agent's sources, byte for byte the same each time, and named by its content.
+"""
 
 from __future__ import annotations
 
 import binascii
 import contextlib
+import functools
+import hashlib
+import importlib.util
+import io
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+import multinode
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.command import quote_path
 from multinode.decoding import convert, decode_json
 from multinode.errors import ContactLost, NodeFailed, printable
-from multinode.transport.archive import AgentArchive, load_archive
 from multinode.transport.base import Completed, Stream, Transport
 
-__all__ = ["AgentStream", "AgentTransport", "Record", "read_answer"]
+__all__ = ["AgentArchive", "AgentStream", "AgentTransport", "Record", "build_archive", "load_archive", "read_answer"]
 
 Record = dict[str, Any]
 _Kind = TypeVar("_Kind")
+
+_PACKAGE = "multinode_agent"
+_MAIN = f"from {_PACKAGE}.main import main\n\nmain()\n"
+# Zip needs a date; one for all keeps the archive's hash a function of its content alone.
+_EPOCH = (2000, 1, 1, 0, 0, 0)
 
 _NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
@@ -40,6 +54,43 @@ def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answe
         return convert(answer, kind, strict=False, str_keys=True)
     except (msgspec.ValidationError, binascii.Error) as error:
         raise NodeFailed(f"its {what} cannot be read: {error}", node=node) from error
+
+
+class AgentArchive:
+    """The zipapp: its bytes, and the path under which a node keeps it.
+
+    Attributes:
+        digest: the first 16 hex digits of its SHA-256.
+        path: where it lies on a node, relative to the user's home directory.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.digest = hashlib.sha256(data).hexdigest()[:16]
+        self.path = f".multinode/agent/{self.digest}.pyz"
+
+
+@functools.cache
+def load_archive() -> AgentArchive:
+    """The archive of the agent that belongs to this multinode, built once a process."""
+    return AgentArchive(build_archive())
+
+
+def build_archive() -> bytes:
+    """Pack `multinode/agent` (and pynvml, one pure-Python module, where it is installed) into a zipapp.
+
+    Files are stored uncompressed: a worker imports from it before zlib is sure to be there, and it is small.
+    """
+    source = Path(multinode.__file__).parent / "agent"
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, "__main__.py", _MAIN.encode())
+        for path in sorted(source.rglob("*.py")):
+            _add(archive, f"{_PACKAGE}/{path.relative_to(source).as_posix()}", path.read_bytes())
+        pynvml = importlib.util.find_spec("pynvml")
+        if pynvml is not None and pynvml.origin is not None:
+            _add(archive, "pynvml.py", Path(pynvml.origin).read_bytes())
+    return buffer.getvalue()
 
 
 class AgentTransport:
@@ -268,3 +319,9 @@ def _no_agent(node: Node, verb: str, ended: Completed) -> Exception:
         f"the agent's {verb} ended with code {ended.exit_code}: {_shown(ended.stderr) or 'it printed nothing'}",
         node=node.name,
     )
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    info = zipfile.ZipInfo(name, date_time=_EPOCH)
+    info.external_attr = 0o600 << 16
+    archive.writestr(info, data)

@@ -1,14 +1,21 @@
-"""The seam between multinode and the network: a Transport runs commands on nodes. SSH and the fake implement it."""
+"""The seam between multinode and the network: a Transport runs commands on nodes. SSH, this machine, and the fake."""
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Protocol
 
 import msgspec
 
 from multinode.core.cluster.cluster import Node
+from multinode.errors import ContactLost
 
-__all__ = ["Completed", "Stream", "Transport"]
+__all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport"]
+
+# A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
+MAX_ANSWER_BYTES = 64 << 20
+_MAX_STDERR_BYTES = 1 << 16
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +66,14 @@ class Transport(Protocol):
         Raises:
             NodeError: the node cannot be reached, or did not answer within `deadline_s` seconds.
         """
+        end = time.monotonic() + deadline_s
+        stream = self.open(node, command, deadline_s=deadline_s)
+        try:
+            stream.send(stdin)
+            stream.close_stdin()
+            return stream.finish(max(0.0, end - time.monotonic()))
+        finally:
+            stream.close()
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> Stream:
         """Start a command and talk to it.
@@ -69,3 +84,63 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close every connection."""
+
+
+class BufferedStream(Stream):
+    """What streams have in common that read their output in chunks.
+
+    Args:
+        node: the node's name, for messages.
+        send_deadline_s: how long the command may leave unread what is sent to it.
+    """
+
+    def __init__(self, node: str, *, send_deadline_s: float) -> None:
+        self._node = node
+        self._send_deadline_s = send_deadline_s
+        self._pending = bytearray()
+        self._stderr = bytearray()
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        """The next line of its output; None at the end. See `Stream.read_line`."""
+        end = time.monotonic() + deadline_s
+        searched = 0
+        with self._reading:
+            while (newline := self._pending.find(b"\n", searched)) < 0:
+                searched = len(self._pending)
+                if not self._read_more(end):
+                    return self._take() or None
+            line = bytes(self._pending[:newline])
+            del self._pending[: newline + 1]
+            return line
+
+    def finish(self, deadline_s: float) -> Completed:
+        """Wait for the end. See `Stream.finish`."""
+        end = time.monotonic() + deadline_s
+        with self._reading:
+            while self._read_more(end):
+                pass
+            exit_code = self._wait(end)
+            return Completed(exit_code=exit_code, stdout=self._take(), stderr=bytes(self._stderr))
+
+    def _receive(self, end: float) -> bool:
+        """Read once into `_pending`; False at the end of the output. Takes what is on stderr meanwhile."""
+        raise NotImplementedError
+
+    def _wait(self, end: float) -> int:
+        """The command's exit code, once its output has ended."""
+        raise NotImplementedError
+
+    def _keep_stderr(self, data: bytes) -> None:
+        self._stderr += data[: _MAX_STDERR_BYTES - len(self._stderr)]
+
+    def _read_more(self, end: float) -> bool:
+        if len(self._pending) > MAX_ANSWER_BYTES:
+            raise ContactLost("its answer is longer than any of ours", node=self._node)
+        return self._receive(end)
+
+    def _take(self) -> bytes:
+        taken = bytes(self._pending)
+        self._pending.clear()
+        return taken

@@ -1,33 +1,34 @@
-"""Opening one SSH connection as an OpenSSH user expects it: configuration, keys, jump hosts, strict host keys."""
+"""Opening one SSH connection as an OpenSSH user expects it: configuration, keys, jump hosts, strict host keys.
+
+The configuration is read by OpenSSH itself (`ssh -G`): `Include`, `Match` and all, which paramiko knows in part.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
+import os
+import pwd
+import re
 import shlex
+import shutil
 import socket
+import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fabric
 import paramiko
+from fabric.connection import derive_shorthand
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import NodeError, UsageError
-from multinode.transport.deadline import closing_at
-from multinode.transport.refusals import (
-    LOCKED_KEY,
-    NO_NAME,
-    explain_changed_key,
-    explain_no_connection,
-    explain_refused_key,
-    explain_silence,
-    explain_unknown_key,
-)
-from multinode.transport.ssh_config import resolve_ssh_config
+from multinode.transport import refusals
 
-__all__ = ["KEEPALIVE_S", "close_connection", "make_connection", "open_connection"]
+__all__ = ["KEEPALIVE_S", "close_connection", "closing_at", "make_connection", "open_connection"]
 
 # sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
 KEEPALIVE_S = 15
@@ -39,6 +40,24 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _STAGES = 3
 
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+
+_CONFIG_DEADLINE_S = 10.0
+# What a connection is made from; OpenSSH tells every other setting too, with words that paramiko does not know.
+_READ = frozenset(
+    {
+        "forwardagent",
+        "hostname",
+        "identitiesonly",
+        "identityfile",
+        "port",
+        "proxycommand",
+        "proxyjump",
+        "user",
+        "userknownhostsfile",
+    }
+)
+_UNSET = "none"
+_DEFAULT_KEY = re.compile(r"~/\.ssh/id_(?:rsa|dsa|ecdsa|ed25519|xmss)(?:_sk)?")
 
 
 class _UnknownHostKey(paramiko.SSHException):
@@ -108,11 +127,11 @@ def open_connection(
     end = time.monotonic() + _STAGES * connect_timeout_s
     with closing_at(end, connection.client.get_transport) as passed:
         try:
-            _open(connection, node, target or connection)
-        except NodeError as error:
+            connection.open()
+        except (OSError, EOFError, UnicodeError, paramiko.SSHException) as error:
             if passed.is_set():
-                raise explain_silence(connection, node) from error
-            raise
+                raise refusals.NO_BANNER.error(node, where=_where(connection)) from error
+            raise _explain(connection, node, target or connection, error) from error
 
 
 def close_connection(connection: fabric.Connection) -> None:
@@ -123,32 +142,107 @@ def close_connection(connection: fabric.Connection) -> None:
         close_connection(connection.gateway)
 
 
-def _open(connection: fabric.Connection, node: Node, target: fabric.Connection) -> None:
+@contextlib.contextmanager
+def closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -> Iterator[threading.Event]:
+    """Close the connection if the block still runs at `end`; the event is set then.
+
+    Paramiko waits without end for the answer to an exec request (paramiko#2599), for a socket that takes no more bytes,
+    and on a lock that another thread holds in either of these. What waits raises once its connection is closed.
+
+    Args:
+        end: on the monotonic clock.
+        transport: the connection, asked for at `end`: while one is being opened it comes into being.
+    """
+    passed = threading.Event()
+
+    def close() -> None:
+        found = transport()
+        if found is not None:
+            passed.set()
+            found.close()
+
+    timer = threading.Timer(max(0.0, end - time.monotonic()), close)
+    timer.daemon = True
+    timer.start()
     try:
-        connection.open()
-    except paramiko.BadHostKeyException as error:
-        raise explain_changed_key(connection, node, error) from error
-    except _UnknownHostKey as error:
-        raise explain_unknown_key(target, node, error.hostname, error.key) from error
-    except paramiko.PasswordRequiredException as error:
-        raise LOCKED_KEY.error(node) from error
-    except paramiko.AuthenticationException as error:
-        raise explain_refused_key(connection, node) from error
-    except (socket.gaierror, UnicodeError) as error:
-        raise NO_NAME.error(node, host=connection.host) from error
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        transport = connection.client.get_transport()
-        if transport is not None and transport.is_active() and transport.initial_kex_done:
-            # Paramiko reads the file of a refused key as one of every other kind, too, and raises what comes last.
-            raise explain_refused_key(connection, node) from error
-        raise explain_no_connection(connection, node, error) from error
+        yield passed
+    finally:
+        timer.cancel()
+
+
+def _explain(connection: fabric.Connection, node: Node, target: fabric.Connection, error: Exception) -> NodeError:
+    """Why it could not be opened: its host key, our key, its name, or nothing that speaks SSH."""
+    if isinstance(error, paramiko.BadHostKeyException):
+        return refusals.CHANGED_KEY.error(
+            node,
+            shown=error.key.fingerprint,
+            known=error.expected_key.fingerprint,
+            file=shlex.split(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts"))[0],
+            name=shlex.quote(_known_name(connection)),
+        )
+    if isinstance(error, _UnknownHostKey):
+        own = error.hostname == _known_name(target)
+        whose = "its host key" if own else f"the host key of its jump host {error.hostname}"
+        fingerprint = f"{error.key.get_name()} {error.key.fingerprint}"
+        return refusals.UNKNOWN_KEY.error(node, whose=whose, fingerprint=fingerprint)
+    if isinstance(error, paramiko.PasswordRequiredException):
+        return refusals.LOCKED_KEY.error(node)
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        return refusals.NO_NAME.error(node, host=connection.host)
+    transport = connection.client.get_transport()
+    # Paramiko reads the file of a refused key as one of every other kind, too, and raises what comes last.
+    let_in = transport is not None and transport.is_active() and transport.initial_kex_done
+    if let_in or isinstance(error, paramiko.AuthenticationException):
+        return _refused_key(connection, node)
+    first: Exception = error
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        first = next(iter(error.errors.values()))
+    reason = str(first) or type(first).__name__
+    return _refusal(error, first).error(node, where=_where(connection), reason=reason)
+
+
+def _refused_key(connection: fabric.Connection, node: Node) -> NodeError:
+    tried = list(connection.connect_kwargs.get("key_filename") or [])
+    if connection.connect_kwargs.get("look_for_keys", True):
+        tried.append("the keys in ~/.ssh")
+    if connection.connect_kwargs.get("allow_agent", True) and os.environ.get("SSH_AUTH_SOCK"):
+        tried.append("the agent's keys")
+    return refusals.REFUSED_KEY.error(
+        node,
+        user=connection.user,
+        tried=", ".join(tried) or "none, there is no key",
+        port="" if connection.port == paramiko.config.SSH_PORT else f"-p {connection.port} ",
+        destination=shlex.quote(f"{connection.user}@{connection.host}"),
+    )
+
+
+def _refusal(error: Exception, first: Exception) -> refusals.Refusal:
+    if isinstance(first, ConnectionRefusedError):
+        return refusals.REFUSED
+    # The second in paramiko's words for a jump host that waits for the node itself.
+    if isinstance(first, TimeoutError) or "Timeout opening channel" in str(error):
+        return refusals.TIMED_OUT
+    if isinstance(first, OSError) and first.errno in {101, 113}:
+        return refusals.NO_ROUTE
+    # Paramiko's words for a handshake that never came, and for one that ended before it was over.
+    if isinstance(error, (EOFError, ConnectionResetError)) or re.search("banner|No existing session", str(error)):
+        return refusals.NO_BANNER
+    return refusals.OTHERWISE
+
+
+def _where(connection: fabric.Connection) -> str:
+    return f"{connection.host} port {connection.port}"
+
+
+def _known_name(connection: fabric.Connection) -> str:
+    return connection.host if connection.port == paramiko.config.SSH_PORT else f"[{connection.host}]:{connection.port}"
 
 
 def _load_config(node: Node) -> fabric.Config:
     try:
         path = None if node.ssh_config is None else Path(node.ssh_config).expanduser()
         text = None if path is None else path.read_text()
-        resolved = resolve_ssh_config(node.name, node.jump, path)
+        resolved = _resolve_ssh_config(node.name, node.jump, path)
         if resolved is None and text is not None:
             resolved = paramiko.SSHConfig.from_text(text)
         return fabric.Config() if resolved is None else fabric.Config(ssh_config=resolved)
@@ -187,3 +281,63 @@ def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> None:
         client.load_system_host_keys(str(path))
     except (UnicodeDecodeError, paramiko.hostkeys.InvalidHostKey) as error:
         raise UsageError(f"{path} has a line that is no host key: {error}") from error
+
+
+def _resolve_ssh_config(host: str, jump: str | None, path: Path | None) -> paramiko.SSHConfig | None:
+    """What `ssh -G` says of a host and of all hosts that it is reached through; None where there is no OpenSSH.
+
+    Args:
+        host: as a person would name it to `ssh`.
+        jump: the jump host that is named for it, if any.
+        path: the configuration file; None is the user's and the system's.
+
+    Raises:
+        paramiko.ConfigParseError: OpenSSH refuses the configuration.
+    """
+    program = shutil.which("ssh")
+    if program is None:
+        return None
+    command = [program, "-G", *(["-F", str(path)] if path is not None else []), "--"]
+    left = [host, *_hops(jump)]
+    settings: dict[str, list[tuple[str, str]]] = {}
+    while left:
+        name = left.pop()
+        if name not in settings:
+            settings[name] = _ask(command, name)
+            left += _hops(dict(settings[name]).get("proxyjump"))
+    lines = (f"Host {name}\n" + "".join(f" {key} {value}\n" for key, value in of) for name, of in settings.items())
+    return paramiko.SSHConfig.from_text("".join(lines))
+
+
+def _ask(command: list[str], host: str) -> list[tuple[str, str]]:
+    try:
+        ended = subprocess.run(
+            [*command, host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CONFIG_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise paramiko.ConfigParseError(f"ssh -G {host} did not answer within {_CONFIG_DEADLINE_S:.0f} s") from None
+    if ended.returncode != 0:
+        raise paramiko.ConfigParseError(" ".join(ended.stderr.split()) or f"ssh -G {host} failed")
+    found = [(key, value) for key, _, value in (line.partition(" ") for line in ended.stdout.splitlines())]
+    told = [(key, value) for key, value in found if key in _READ and value != _UNSET]
+    only = ("identitiesonly", "yes") in told
+    return [(key, value) for key, value in told if not _is_default(key, value) or (only and key == "identityfile")]
+
+
+def _is_default(key: str, value: str) -> bool:
+    """Whether it is what holds without a configuration, too: those keys are looked for anyway, and tried once."""
+    if key == "identityfile":
+        return _DEFAULT_KEY.fullmatch(value) is not None
+    own = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh" / "known_hosts"
+    return key == "userknownhostsfile" and value == f"{own} {own}2"
+
+
+def _hops(jump: str | None) -> list[str]:
+    hops = [] if jump is None or jump == _UNSET else jump.split(",")
+    return [host for host in (derive_shorthand(hop)["host"] for hop in hops) if host]

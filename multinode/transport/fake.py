@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from multinode.core.cluster.cluster import Node
-from multinode.transport.base import Completed
+from multinode.transport.base import Completed, Stream, Transport
 
 __all__ = ["FakeStream", "FakeTransport"]
 
 Handler = Callable[[Node, str, bytes], "Completed | Iterable[bytes]"]
 
 
-class FakeTransport:
+class FakeTransport(Transport):
     """Answers with `handler(node, command, stdin)`: a Completed, or the lines that a stream yields; it may raise.
 
     Attributes:
@@ -37,7 +37,7 @@ class FakeTransport:
         """Nothing is open."""
 
 
-class FakeStream:
+class FakeStream(Stream):
     """What `FakeTransport.open` gives.
 
     Attributes:

@@ -17,14 +17,11 @@ from typing import IO
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, NodeFailed
-from multinode.transport.base import Completed
+from multinode.transport.base import MAX_ANSWER_BYTES, BufferedStream, Transport
 
 __all__ = ["LocalStream", "LocalTransport"]
 
 _CHUNK_BYTES = 1 << 16
-# As over SSH: an answer is read into memory, and none of ours comes near this.
-_MAX_ANSWER_BYTES = 64 << 20
-_MAX_STDERR_BYTES = 1 << 16
 # How soon a wait notices that the stream was closed, and that a full pipe has room again.
 _LOOK_UP_S = 0.2
 _DRAIN_EVERY_S = 0.02
@@ -33,7 +30,7 @@ _MS_PER_S = 1000
 _NOT_PASSED_ON = frozenset({"SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"})
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Runs commands here, whatever the node's name. There is no connection that could be opened or lost.
 
     Args:
@@ -42,17 +39,6 @@ class LocalTransport:
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home
-
-    def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
-        """Run a constant command line with `stdin`, and wait for its end. See `Transport.run`."""
-        end = time.monotonic() + deadline_s
-        stream = self.open(node, command, deadline_s=deadline_s)
-        try:
-            stream.send(stdin)
-            stream.close_stdin()
-            return stream.finish(max(0.0, end - time.monotonic()))
-        finally:
-            stream.close()
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> LocalStream:
         """Start a command and talk to it. See `Transport.open`.
@@ -84,7 +70,7 @@ class LocalTransport:
         """Nothing is kept open."""
 
 
-class LocalStream:
+class LocalStream(BufferedStream):
     """A command that is running here. See `Stream`.
 
     Args:
@@ -94,21 +80,15 @@ class LocalStream:
     """
 
     def __init__(self, process: subprocess.Popen[bytes], node: str, *, send_deadline_s: float) -> None:
+        super().__init__(node, send_deadline_s=send_deadline_s)
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ValueError("the process needs pipes")
         self._process = process
-        self._node = node
-        self._send_deadline_s = send_deadline_s
-        self._stdin: IO[bytes] = process.stdin
-        self._stdout: IO[bytes] = process.stdout
-        self._stderr: IO[bytes] = process.stderr
-        self._pending = bytearray()
-        self._kept_stderr = bytearray()
+        self._pipes: tuple[IO[bytes], ...] = (process.stdin, process.stdout, process.stderr)
+        self._stdin, self._stdout, self._stderr_pipe = self._pipes
         self._ended: set[IO[bytes]] = set()
         self._closed = False
-        self._sending = threading.Lock()
-        self._reading = threading.Lock()
-        for pipe in (self._stdin, self._stdout, self._stderr):
+        for pipe in self._pipes:
             os.set_blocking(pipe.fileno(), False)
 
     def send(self, data: bytes) -> None:
@@ -127,46 +107,19 @@ class LocalStream:
         with self._sending:
             self._stdin.close()
 
-    def read_line(self, deadline_s: float) -> bytes | None:
-        """The next line of its output; None at the end. See `Stream.read_line`."""
-        end = time.monotonic() + deadline_s
-        searched = 0
-        with self._reading:
-            while (newline := self._pending.find(b"\n", searched)) < 0:
-                searched = len(self._pending)
-                if not self._receive(end):
-                    return self._take() or None
-            line = bytes(self._pending[:newline])
-            del self._pending[: newline + 1]
-            return line
-
-    def finish(self, deadline_s: float) -> Completed:
-        """Wait for the end. See `Stream.finish`."""
-        end = time.monotonic() + deadline_s
-        with self._reading:
-            while self._receive(end):
-                pass
-            exit_code = self._wait(end)
-            if exit_code < 0:
-                raise ContactLost(f"the command was killed by {_signal_name(-exit_code)}", node=self._node)
-            return Completed(exit_code=exit_code, stdout=self._take(), stderr=bytes(self._kept_stderr))
-
     def close(self) -> None:
         """Let go of the command; it is not stopped."""
         self._closed = True
         with self._sending, self._reading:
-            for pipe in (self._stdin, self._stdout, self._stderr):
+            for pipe in self._pipes:
                 pipe.close()
         if self._process.poll() is None:
             # Its parent has to take note of its end, whenever that is, or a zombie stays.
             threading.Thread(target=self._process.wait, name=f"reap-{self._process.pid}", daemon=True).start()
 
     def _receive(self, end: float) -> bool:
-        """Read once into the buffer; False at the end of the output."""
         before = len(self._pending)
         while self._stdout not in self._ended:
-            if before > _MAX_ANSWER_BYTES:
-                raise ContactLost("its answer is longer than any of ours", node=self._node)
             self._read_outputs()
             if len(self._pending) > before:
                 return True
@@ -176,7 +129,7 @@ class LocalStream:
 
     def _poll_outputs(self, wait_s: float) -> None:
         poll = select.poll()
-        for pipe in {self._stdout, self._stderr} - self._ended:
+        for pipe in {self._stdout, self._stderr_pipe} - self._ended:
             poll.register(pipe, select.POLLIN)
         poll.poll(wait_s * _MS_PER_S)
 
@@ -185,7 +138,7 @@ class LocalStream:
         left_s = self._left(end, "the command does not read what is sent to it")
         if self._reading.acquire(blocking=False):
             try:
-                if len(self._pending) <= _MAX_ANSWER_BYTES:
+                if len(self._pending) <= MAX_ANSWER_BYTES:
                     self._read_outputs()
             finally:
                 self._reading.release()
@@ -194,16 +147,18 @@ class LocalStream:
         poll.poll(min(left_s, _DRAIN_EVERY_S) * _MS_PER_S)
 
     def _wait(self, end: float) -> int:
-        """The exit code; stderr is taken until then, for a full pipe would keep the command from its end."""
+        # stderr is taken until then: a full pipe would keep the command from its end.
         while (exit_code := self._process.poll()) is None:
             left_s = min(self._left(end, "the command did not end in time"), _DRAIN_EVERY_S)
-            if self._stderr in self._ended:
+            if self._stderr_pipe in self._ended:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(left_s)
             else:
                 self._poll_outputs(left_s)
                 self._read_outputs()
         self._read_outputs()
+        if exit_code < 0:
+            raise ContactLost(f"the command was killed by {_signal_name(-exit_code)}", node=self._node)
         return exit_code
 
     def _left(self, end: float, trouble: str) -> float:
@@ -221,8 +176,7 @@ class LocalStream:
 
     def _read_outputs(self) -> None:
         self._pending += self._read_from(self._stdout)
-        data = self._read_from(self._stderr)
-        self._kept_stderr += data[: _MAX_STDERR_BYTES - len(self._kept_stderr)]
+        self._keep_stderr(self._read_from(self._stderr_pipe))
 
     def _read_from(self, pipe: IO[bytes]) -> bytes:
         """What is there now; its end is noted."""
@@ -230,11 +184,6 @@ class LocalStream:
         if data == b"":
             self._ended.add(pipe)
         return data or b""
-
-    def _take(self) -> bytes:
-        taken = bytes(self._pending)
-        self._pending.clear()
-        return taken
 
 
 def _signal_name(number: int) -> str:

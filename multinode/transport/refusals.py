@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 
-import fabric
 import msgspec
-import paramiko
 
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.command import destination, ssh_words
 from multinode.errors import AuthError, ConnectError, HostKeyError, NodeError, ResolveError
 
 __all__ = [
+    "CHANGED_KEY",
     "LOCKED_KEY",
+    "NO_BANNER",
     "NO_NAME",
+    "NO_ROUTE",
+    "OTHERWISE",
     "REFUSALS",
+    "REFUSED",
+    "REFUSED_KEY",
+    "TIMED_OUT",
+    "UNKNOWN_KEY",
     "Refusal",
-    "explain_changed_key",
-    "explain_no_connection",
-    "explain_refused_key",
-    "explain_silence",
-    "explain_unknown_key",
 ]
 
 
@@ -126,78 +125,9 @@ REFUSALS = (
 )
 
 
-def explain_unknown_key(connection: fabric.Connection, node: Node, hostname: str, key: paramiko.PKey) -> NodeError:
-    """The host, or its jump host, shows a key that known_hosts does not have."""
-    own = hostname == _known_name(connection)
-    whose = "its host key" if own else f"the host key of its jump host {hostname}"
-    return UNKNOWN_KEY.error(node, whose=whose, fingerprint=f"{key.get_name()} {key.fingerprint}")
-
-
-def explain_changed_key(connection: fabric.Connection, node: Node, error: paramiko.BadHostKeyException) -> NodeError:
-    """The host shows another key than known_hosts has."""
-    return CHANGED_KEY.error(
-        node,
-        shown=error.key.fingerprint,
-        known=error.expected_key.fingerprint,
-        file=shlex.split(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts"))[0],
-        name=shlex.quote(_known_name(connection)),
-    )
-
-
-def explain_refused_key(connection: fabric.Connection, node: Node) -> NodeError:
-    """The host takes none of our keys."""
-    tried = list(connection.connect_kwargs.get("key_filename") or [])
-    if connection.connect_kwargs.get("look_for_keys", True):
-        tried.append("the keys in ~/.ssh")
-    if connection.connect_kwargs.get("allow_agent", True) and os.environ.get("SSH_AUTH_SOCK"):
-        tried.append("the agent's keys")
-    return REFUSED_KEY.error(
-        node,
-        user=connection.user,
-        tried=", ".join(tried) or "none, there is no key",
-        port="" if connection.port == paramiko.config.SSH_PORT else f"-p {connection.port} ",
-        destination=shlex.quote(f"{connection.user}@{connection.host}"),
-    )
-
-
-def explain_no_connection(connection: fabric.Connection, node: Node, error: Exception) -> NodeError:
-    """Nothing that speaks SSH was reached."""
-    first = error
-    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        first = next(iter(error.errors.values()))
-    return _refusal(error, first).error(node, where=_where(connection), reason=str(first) or type(first).__name__)
-
-
-def explain_silence(connection: fabric.Connection, node: Node) -> NodeError:
-    """What was reached stopped answering before we were let in."""
-    return NO_BANNER.error(node, where=_where(connection))
-
-
-def _where(connection: fabric.Connection) -> str:
-    return f"{connection.host} port {connection.port}"
-
-
-def _refusal(error: Exception, first: Exception) -> Refusal:
-    if isinstance(first, ConnectionRefusedError):
-        return REFUSED
-    # The second in paramiko's words for a jump host that waits for the node itself.
-    if isinstance(first, TimeoutError) or "Timeout opening channel" in str(error):
-        return TIMED_OUT
-    if isinstance(first, OSError) and first.errno in {101, 113}:
-        return NO_ROUTE
-    # Paramiko's words for a handshake that never came, and for one that ended before it was over.
-    if isinstance(error, (EOFError, ConnectionResetError)) or re.search("banner|No existing session", str(error)):
-        return NO_BANNER
-    return OTHERWISE
-
-
 def _typed(node: Node, *, accept: bool = False) -> str:
     """The ssh command that a person would type to see the same."""
     words = ssh_words(node, "ssh")
     if accept:
         words += ["-o", "StrictHostKeyChecking=ask"]
     return shlex.join([*words, destination(node), "true"])
-
-
-def _known_name(connection: fabric.Connection) -> str:
-    return connection.host if connection.port == paramiko.config.SSH_PORT else f"[{connection.host}]:{connection.port}"

@@ -15,17 +15,19 @@ import paramiko
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError
-from multinode.transport.base import Completed
-from multinode.transport.connection import KEEPALIVE_S, close_connection, make_connection, open_connection
-from multinode.transport.deadline import closing_at
+from multinode.transport.base import BufferedStream, Transport
+from multinode.transport.connection import (
+    KEEPALIVE_S,
+    close_connection,
+    closing_at,
+    make_connection,
+    open_connection,
+)
 from multinode.transport.outcomes import MAX_THREADS
 
 __all__ = ["SshStream", "SshTransport"]
 
 _CHUNK_BYTES = 1 << 16
-# A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
-_MAX_ANSWER_BYTES = 64 << 20
-_MAX_STDERR_BYTES = 1 << 16
 _DRAIN_EVERY_S = 0.5
 # For the few bytes which say that no more follows.
 _CLOSE_S = 2.0
@@ -34,7 +36,7 @@ _CLOSE_S = 2.0
 _Lock = contextlib.AbstractContextManager[bool]  # threading.RLock is a function, not a type
 
 
-class SshTransport:
+class SshTransport(Transport):
     """Runs commands on nodes over SSH. Connections are opened at first use and kept.
 
     Args:
@@ -53,17 +55,6 @@ class SshTransport:
         """Begin to open the connections to these nodes in the background; what goes wrong is told at the first use."""
         for node in nodes[:MAX_THREADS]:
             threading.Thread(target=self._open_early, args=(node,), name=f"open-{node.name}", daemon=True).start()
-
-    def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
-        """Run a constant command line with `stdin`, and wait for its end. See `Transport.run`."""
-        end = time.monotonic() + deadline_s
-        stream = self.open(node, command, deadline_s=deadline_s)
-        try:
-            stream.send(stdin)
-            stream.close_stdin()
-            return stream.finish(max(0.0, end - time.monotonic()))
-        finally:
-            stream.close()
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> SshStream:
         """Start a command and talk to it. See `Transport.open`."""
@@ -126,7 +117,7 @@ class SshTransport:
             close_connection(connection)
 
 
-class SshStream:
+class SshStream(BufferedStream):
     """A remote command that is running, on a channel of its own. See `Stream`.
 
     Args:
@@ -136,12 +127,8 @@ class SshStream:
     """
 
     def __init__(self, channel: paramiko.Channel, node: str, *, send_deadline_s: float) -> None:
+        super().__init__(node, send_deadline_s=send_deadline_s)
         self._channel = channel
-        self._node = node
-        self._send_deadline_s = send_deadline_s
-        self._pending = bytearray()
-        self._stderr = bytearray()
-        self._sending = threading.Lock()
 
     def send(self, data: bytes) -> None:
         """Write to its standard input. See `Stream.send`."""
@@ -159,38 +146,6 @@ class SshStream:
         """Tell the command that no more input follows."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException), self._closing_at():
             self._channel.shutdown_write()
-
-    def read_line(self, deadline_s: float) -> bytes | None:
-        """The next line of its output; None at the end. See `Stream.read_line`."""
-        end = time.monotonic() + deadline_s
-        searched = 0
-        while (newline := self._pending.find(b"\n", searched)) < 0:
-            searched = len(self._pending)
-            if len(self._pending) > _MAX_ANSWER_BYTES:
-                raise ContactLost("its answer is longer than any of ours", node=self._node)
-            if not self._receive(end):
-                rest = bytes(self._pending)
-                self._pending.clear()
-                return rest or None
-        line = bytes(self._pending[:newline])
-        del self._pending[: newline + 1]
-        return line
-
-    def finish(self, deadline_s: float) -> Completed:
-        """Wait for the end. See `Stream.finish`."""
-        end = time.monotonic() + deadline_s
-        while self._receive(end):
-            if len(self._pending) > _MAX_ANSWER_BYTES:
-                raise ContactLost("its answer is longer than any of ours", node=self._node)
-        if not self._channel.status_event.wait(max(0.0, end - time.monotonic())):
-            raise ContactLost("the command did not end in time", node=self._node)
-        self._drain_stderr()
-        exit_code = self._channel.recv_exit_status()
-        if exit_code < 0:
-            raise ContactLost("the SSH connection was lost before the command ended", node=self._node)
-        stdout = bytes(self._pending)
-        self._pending.clear()
-        return Completed(exit_code=exit_code, stdout=stdout, stderr=bytes(self._stderr))
 
     def close(self) -> None:
         """Let go of the channel; what runs on the node is not stopped."""
@@ -213,8 +168,16 @@ class SshStream:
                 raise EOFError
             rest = rest[sent:]
 
+    def _wait(self, end: float) -> int:
+        if not self._channel.status_event.wait(max(0.0, end - time.monotonic())):
+            raise ContactLost("the command did not end in time", node=self._node)
+        self._drain_stderr()
+        exit_code = self._channel.recv_exit_status()
+        if exit_code < 0:
+            raise ContactLost("the SSH connection was lost before the command ended", node=self._node)
+        return exit_code
+
     def _receive(self, end: float) -> bool:
-        """Read once into the buffer; False at the end of the output."""
         while True:
             self._drain_stderr()
             left_s = max(0.0, end - time.monotonic())
@@ -231,5 +194,4 @@ class SshStream:
     def _drain_stderr(self) -> None:
         # Unread stderr fills the channel's window and would stop stdout too.
         while self._channel.recv_stderr_ready():
-            data = self._channel.recv_stderr(_CHUNK_BYTES)
-            self._stderr += data[: _MAX_STDERR_BYTES - len(self._stderr)]
+            self._keep_stderr(self._channel.recv_stderr(_CHUNK_BYTES))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.transport.archive import build_archive
+from multinode.transport.agent import build_archive
 
 from .localnode import LocalNode
 

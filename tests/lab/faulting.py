@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 from multinode.lab.access import SSH_CONFIG
 from multinode.lab.faults import Fault
-from multinode.lab.spec import LabNode
+from multinode.lab.state import LabNode
 
 from .conftest import DEADLINE_S
 

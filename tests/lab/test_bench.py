@@ -14,7 +14,7 @@ import pytest
 
 from multinode.lab.cluster import LabNode, ns_command
 from multinode.lab.faults import Cpu, SshdState, make_fault
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from tests.lab.faulting import Make
 from tests.lab.launching import DEADLINE_S, Command, agents
 

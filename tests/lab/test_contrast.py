@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import Lab, ns_command, set_rate
-from multinode.lab.faults import Fault
-from multinode.lab.faults.kinds import Cpu
+from multinode.lab.faults import Cpu, Fault
 from tests.lab.launching import DEADLINE_S, Command, agents, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from tests.lab.launching import (
     SCRIPT,
     Command,

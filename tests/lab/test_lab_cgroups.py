@@ -13,9 +13,7 @@ from multinode.lab.cgroups import (
     find_top,
     group_path,
     is_disabled,
-    lift_limit,
-    limit_cpu,
-    limit_memory,
+    set_limit,
 )
 
 LIMIT = 700 << 20
@@ -41,15 +39,15 @@ def mountinfo(folder: Path, *lines: str) -> Path:
 
 def test_version_2_has_both_limits_in_one_group_and_takes_one_of_them_off(tmp_path: Path) -> None:
     cpu, memory = top_of(tmp_path, "cpu", unified=True), top_of(tmp_path, "memory", unified=True)
-    group = limit_cpu(cpu, "node0", 0.5)
-    assert limit_memory(memory, "node0", LIMIT) == group
+    group = set_limit(cpu, "node0", 0.5)
+    assert set_limit(memory, "node0", LIMIT) == group
     # The kernel puts it there where it accounts for swap.
     (group / "memory.swap.max").write_text("max")
-    limit_memory(memory, "node0", LIMIT)
+    set_limit(memory, "node0", LIMIT)
     limits = {"cpu.max": "50000 100000", "memory.max": str(LIMIT), "memory.swap.max": "0"}
     assert texts(group) == limits
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
-    lift_limit(memory, "node0")
+    set_limit(memory, "node0", None)
     assert texts(group) == limits | {"memory.max": "max", "memory.swap.max": "max"}
 
 
@@ -58,24 +56,24 @@ def test_version_1_has_a_limit_for_memory_alone_and_one_together_with_swap(tmp_p
     group = group_path(top, "node0")
     group.mkdir()
     (group / "memory.memsw.limit_in_bytes").write_text("9223372036854771712")
-    limit_memory(top, "node0", LIMIT)
+    set_limit(top, "node0", LIMIT)
     assert texts(group) == {"memory.limit_in_bytes": str(LIMIT), "memory.memsw.limit_in_bytes": str(LIMIT)}
 
 
 def test_a_kernel_that_does_not_account_for_swap_is_asked_for_no_limit_of_it(tmp_path: Path) -> None:
     top = top_of(tmp_path, "memory", unified=False)
-    assert texts(limit_memory(top, "node0", LIMIT)) == {"memory.limit_in_bytes": str(LIMIT)}
+    assert texts(set_limit(top, "node0", LIMIT)) == {"memory.limit_in_bytes": str(LIMIT)}
 
 
 def test_a_group_that_is_not_there_has_no_limit_to_lift(tmp_path: Path) -> None:
-    lift_limit(top_of(tmp_path, "memory", unified=True), "node0")
+    set_limit(top_of(tmp_path, "memory", unified=True), "node0", None)
     assert not group_path(top_of(tmp_path, "memory", unified=True), "node0").exists()
 
 
 def test_a_refusal_names_the_group_and_what_mends_it(tmp_path: Path) -> None:
     top = Top(controller="memory", unified=False, root="/", place=tmp_path / "nowhere")
     with pytest.raises(MultinodeError, match=r"nowhere/mn-node0-\d+ cannot be changed: No such file") as refused:
-        limit_memory(top, "node0", LIMIT)
+        set_limit(top, "node0", LIMIT)
     assert "--privileged" in str(refused.value.hint)
 
 

@@ -29,11 +29,10 @@ from multinode.lab.faults import (
     list_faults,
     make_fault,
 )
-from multinode.lab.faults.records import add_record
+from multinode.lab.faults.making import add_record
+from multinode.lab.network import measure_stream
 from multinode.lab.processes import is_alive
-from multinode.lab.spec import Lab
-from multinode.lab.speed import measure_stream
-from multinode.lab.state import STATE_DIR
+from multinode.lab.state import STATE_DIR, Lab
 from multinode.lab.teardown import find_remains
 
 from .faulting import Command, Make, quick_ssh

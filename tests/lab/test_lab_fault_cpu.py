@@ -12,8 +12,7 @@ from multinode.errors import UsageError
 from multinode.lab.cgroups import find_groups, find_top
 from multinode.lab.cluster import down_lab, exec_in_node
 from multinode.lab.faults import Cpu, NodeState, SshdState, clear_faults, make_fault
-from multinode.lab.spec import Lab
-from multinode.lab.state import STATE_DIR
+from multinode.lab.state import STATE_DIR, Lab
 from multinode.lab.teardown import find_remains
 
 from . import launching

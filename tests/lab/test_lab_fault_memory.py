@@ -17,8 +17,7 @@ from multinode.lab.cgroups import find_groups, find_top
 from multinode.lab.cluster import down_lab
 from multinode.lab.faults import Cpu, Memory, NodeState, clear_faults, make_fault
 from multinode.lab.processes import is_alive
-from multinode.lab.spec import Lab
-from multinode.lab.state import STATE_DIR
+from multinode.lab.state import STATE_DIR, Lab
 from multinode.lab.teardown import find_remains
 
 from . import launching

@@ -12,8 +12,8 @@ from multinode.lab.faults import (
     Route,
     clear_faults,
 )
-from multinode.lab.spec import Lab, LabNode
-from multinode.lab.speed import measure_stream
+from multinode.lab.network import measure_stream
+from multinode.lab.state import Lab, LabNode
 
 from .faulting import CONNECTED, DROPPED, REFUSED, Command, Make, connect, quick_ssh, send, server
 from .launching import call_here

@@ -18,7 +18,7 @@ from multinode.lab.faults import (
     clear_faults,
 )
 from multinode.lab.processes import poll
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 
 from .conftest import DEADLINE_S
 from .faulting import Command, Make, quick_ssh

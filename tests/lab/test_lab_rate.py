@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from multinode.lab.cluster import Lab, require_lab, set_rate
-from multinode.lab.speed import measure_links
+from multinode.lab.network import measure_links
 
 from .launching import call_here
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.lab.shaping import parse_lab_rate, rate_text, shape_lines
+from multinode.lab.network import parse_lab_rate, rate_text, shape_lines
 
 
 @pytest.mark.parametrize(

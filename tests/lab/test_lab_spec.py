@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.errors import UsageError
-from multinode.lab.spec import LabSpec, assign_cores, controller_address, node_addresses
+from multinode.lab.state import LabSpec, assign_cores, controller_address, node_addresses
 
 
 def test_addresses_follow_from_the_node_rank() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from tests.lab.launching import REPOSITORY, SCRIPT, agents, call_here, listener
 
 pytestmark = [pytest.mark.lab]

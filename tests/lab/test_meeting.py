@@ -7,7 +7,7 @@ import pytest
 
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.lab.faults import LinkSlow
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from multinode.preflight.network.reach import Agenda, Hall
 from multinode.transport.agent import AgentTransport
 from multinode.transport.ssh import SshTransport

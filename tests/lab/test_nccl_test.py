@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from multinode.lab.faults import LinkSlow, NodeState
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from multinode.units import goodput_gb_per_s
 from tests.lab.faulting import Make
 from tests.lab.launching import Command, agents, call_here, processes_of, wait_for

@@ -10,7 +10,7 @@ import pytest
 
 from multinode.lab.cluster import LabSpec, down_lab
 from multinode.lab.faults import LinkSlow, clear_faults, make_fault
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, agents
 

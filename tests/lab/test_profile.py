@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from multinode.core.run.plan import LaunchPlan
-from multinode.lab.faults import Fault, clear_faults, make_fault
-from multinode.lab.faults.kinds import Cpu, LinkSlow
-from multinode.lab.spec import Lab
+from multinode.lab.faults import Cpu, Fault, LinkSlow, clear_faults, make_fault
+from multinode.lab.state import Lab
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import observe_run
 from tests.analyse.seen_theory import theory

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
 from multinode.lab.cluster import ns_command
-from multinode.lab.spec import Lab
+from multinode.lab.state import Lab
 from tests.lab.launching import DEADLINE_S, Command, command_line, processes_of, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 

@@ -24,8 +24,7 @@ from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
 from multinode.launch.stop_request import StopRequest
 from multinode.store.run_directory import RunDirectory
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import AgentArchive
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Completed
 
 DEADLINE_S = 20.0

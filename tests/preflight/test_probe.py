@@ -9,8 +9,7 @@ import pytest
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import AuthError, NodeFailed
 from multinode.preflight.probe import Questions, peer_addresses, probe
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import AgentArchive
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 
 CLUSTER = Cluster(nodes=(Node(name="a", python="~/env/bin/python", addr="10.0.0.1"), Node(name="b")), source="hosts")

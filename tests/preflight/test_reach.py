@@ -9,8 +9,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, MultinodeError, NodeFailed
 from multinode.preflight.network.meeting import Attempted, Listening, Meeting, Pinged, Streamed
 from multinode.preflight.network.reach import MAX_PINGS, Agenda, Hall, hold_meeting
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import AgentArchive
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 
 NODES = tuple(Node(name=name) for name in "ab")

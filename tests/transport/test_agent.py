@@ -8,8 +8,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import AgentArchive
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Completed
 from multinode.transport.fake import FakeStream, FakeTransport
 

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from multinode.transport.archive import AgentArchive, build_archive, load_archive
+from multinode.transport.agent import AgentArchive, build_archive, load_archive
 
 
 def test_it_is_the_same_byte_for_byte_each_time_and_named_by_its_content() -> None:

@@ -15,8 +15,7 @@ from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import ContactLost, NodeFailed
 from multinode.preflight.probe import Questions, probe
-from multinode.transport.agent import AgentStream, AgentTransport, Record
-from multinode.transport.archive import load_archive
+from multinode.transport.agent import AgentStream, AgentTransport, Record, load_archive
 from multinode.transport.local import LocalTransport
 
 DEADLINE_S = 20.0

@@ -11,8 +11,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import load_archive
+from multinode.transport.agent import AgentTransport, load_archive
 from multinode.transport.ssh import SshTransport
 
 from .sshd import Sshd, free_port, make_key

@@ -20,7 +20,7 @@ from multinode.core.run.run import Run
 from multinode.errors import ConnectError, Interrupted, RunFailed
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
-from multinode.transport.archive import load_archive
+from multinode.transport.agent import load_archive
 from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
 from multinode.workflows.bench.bench import bench

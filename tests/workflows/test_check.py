@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import AgentArchive
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.check.check import CheckOptions, CheckReport, check_cluster
 

@@ -9,8 +9,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import MultinodeError
-from multinode.transport.agent import AgentTransport
-from multinode.transport.archive import AgentArchive
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.run.fetch import Fetched, Wanted, fetch_files
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.lab.cluster import login_environment
-from multinode.lab.faults.kinds import DiskFull, FileMissing, FileText, Package
-from multinode.lab.faults.scene import Scene, run_in_node
+from multinode.lab.faults.fault import AnyFault, Scene, require, run_in_node
 from multinode.lab.processes import poll
-from multinode.lab.spec import Lab, LabNode
+from multinode.lab.state import Lab, LabNode
 
-__all__ = [
-    "check_package",
-    "fill_disk",
-    "free_disk",
-    "hide",
-    "restore",
-    "restore_version",
-    "set_version",
-    "write",
-]
+__all__ = ["DiskFull", "FileMissing", "FileText", "Package"]
 
+_PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+# PEP 440 in outline: release, then pre-, post- and development release, then the local part.
+_VERSION = re.compile(
+    r"(?:\d+!)?\d+(?:\.\d+)*(?:[-_.]?(?:a|b|c|rc|alpha|beta|pre|post|rev|r|dev)[-_.]?\d*)*(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
+    re.IGNORECASE,
+)
 _PROGRAM = Path(__file__).with_name("node_files.py")
 _DEADLINE_S = 10.0
 # On the node's disk, and not below its overlays.
@@ -35,72 +32,114 @@ print(next(file.locate() for file in files if file.name == "METADATA"))
 """
 
 
-class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node is told to do with a file (node_files reads it)."""
+class DiskFull(AnyFault, frozen=True, kw_only=True, tag="disk"):
+    """Nothing more can be written to the node's disk."""
 
-    verb: str
+    def describe(self) -> str:
+        return "its disk is full"
+
+    def make(self, scene: Scene) -> None:
+        """No larger than what is on it: full to the last byte, and no memory is spent on filling it."""
+        error: NodeFailed | None = None
+        for _ in poll(_DEADLINE_S):
+            blocks, free, size_bytes = map(
+                int, run_in_node(scene.node, ["stat", "-f", "-c", "%b %f %S", _DISK]).split()
+            )
+            try:
+                _resize(scene.node, (blocks - free) * size_bytes)
+            except NodeFailed as grown:
+                # It was written to since we looked.
+                error = grown
+            else:
+                return
+        raise error or NodeFailed("its disk cannot be filled", node=scene.node.name)
+
+    def undo(self, scene: Scene) -> None:
+        if scene.is_same_boot:
+            _resize(scene.node, scene.lab.spec.disk_bytes)
+
+
+class Package(AnyFault, frozen=True, kw_only=True, tag="package"):
+    """The job's interpreter finds another version of a package installed; its code is unchanged."""
+
+    name: str
+    version: str
+
+    def __post_init__(self) -> None:
+        require(_PACKAGE.fullmatch(self.name), f"{self.name!r} is not the name of a package", "for example torch")
+        good = _VERSION.fullmatch(self.version)
+        require(good, f"{self.version!r} is not a version", "for example 2.4.1 or 2.4.1+cpu")
+
+    def describe(self) -> str:
+        return f"{self.name} says it is {self.version}"
+
+    def check(self, lab: Lab) -> None:
+        self._find_metadata(lab, lab.node(self.node))
+
+    def make(self, scene: Scene) -> None:
+        _order(scene, "set_version", self._find_metadata(scene.lab, scene.node), text=self.version)
+
+    def undo(self, scene: Scene) -> None:
+        if scene.is_same_boot:
+            _order(scene, "restore", self._find_metadata(scene.lab, scene.node))
+
+    def _find_metadata(self, lab: Lab, node: LabNode) -> str:
+        environment = [f"{name}={value}" for name, value in login_environment({}).items()]
+        python = lab.spec.python
+        ask = ["env", "--ignore-environment", "--chdir=/root", *environment, python, "-c", _FIND_METADATA, self.name]
+        try:
+            return run_in_node(node, ask).strip()
+        except MultinodeError as error:
+            raise UsageError(
+                f"{self.name} is not installed for {python}",
+                node=node.name,
+                hint="name an installed package as pip does",
+            ) from error
+
+
+class FileMissing(AnyFault, frozen=True, kw_only=True, tag="file-missing"):
+    """A file or directory is gone."""
+
     path: str
-    number: int
-    text: str = ""
+
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+
+    def describe(self) -> str:
+        return f"{self.path} is missing"
+
+    def make(self, scene: Scene) -> None:
+        _order(scene, "hide", self.path)
+
+    def undo(self, scene: Scene) -> None:
+        if scene.is_same_boot:
+            _order(scene, "restore", self.path)
+
+
+class FileText(AnyFault, frozen=True, kw_only=True, tag="file-text"):
+    """A file has another content, or has more at its end, or is there at all."""
+
+    path: str
+    text: str
     append: bool = False
 
+    def __post_init__(self) -> None:
+        _check_path(self.path)
 
-def fill_disk(scene: Scene, fault: DiskFull) -> None:
-    """Make the disk no larger than what is on it: full to the last byte, and no memory is spent on filling it."""
-    del fault
-    error: NodeFailed | None = None
-    for _ in poll(_DEADLINE_S):
-        blocks, free, size_bytes = map(int, run_in_node(scene.node, ["stat", "-f", "-c", "%b %f %S", _DISK]).split())
-        try:
-            _resize(scene.node, (blocks - free) * size_bytes)
-        except NodeFailed as grown:
-            # It was written to since we looked.
-            error = grown
-        else:
-            return
-    raise error or NodeFailed("its disk cannot be filled", node=scene.node.name)
+    def describe(self) -> str:
+        return f"{self.path} {'ends with' if self.append else 'is'} {self.text!r}"
+
+    def make(self, scene: Scene) -> None:
+        _order(scene, "write", self.path, text=self.text, append=self.append)
+
+    def undo(self, scene: Scene) -> None:
+        if scene.is_same_boot:
+            _order(scene, "restore", self.path)
 
 
-def free_disk(scene: Scene, fault: DiskFull) -> None:
-    """Make the disk as large as the lab has it."""
-    del fault
-    if scene.is_same_boot:
-        _resize(scene.node, scene.lab.spec.disk_bytes)
-
-
-def hide(scene: Scene, fault: FileMissing) -> None:
-    """Move a file or directory out of sight."""
-    _order(scene, verb="hide", path=fault.path)
-
-
-def write(scene: Scene, fault: FileText) -> None:
-    """Put a file in place of what is there, if anything."""
-    _work(
-        scene, _Order(verb="write", path=fault.path, number=scene.record.number, text=fault.text, append=fault.append)
-    )
-
-
-def restore(scene: Scene, fault: FileMissing | FileText) -> None:
-    """Put back what was there."""
-    if scene.is_same_boot:
-        _order(scene, verb="restore", path=fault.path)
-
-
-def check_package(lab: Lab, fault: Package) -> None:
-    """See that the package is installed on the node."""
-    _find_metadata(lab, lab.node(fault.node), fault)
-
-
-def set_version(scene: Scene, fault: Package) -> None:
-    """Change what the package's metadata says."""
-    path = _find_metadata(scene.lab, scene.node, fault)
-    _work(scene, _Order(verb="set_version", path=path, number=scene.record.number, text=fault.version))
-
-
-def restore_version(scene: Scene, fault: Package) -> None:
-    """Let the metadata say what it said."""
-    if scene.is_same_boot:
-        _order(scene, verb="restore", path=_find_metadata(scene.lab, scene.node, fault))
+def _check_path(path: str) -> None:
+    good = path.startswith("/") and path.rstrip("/") != "" and "\0" not in path
+    require(good, f"{path!r} is not a path from the root", "for example /etc/nccl.conf")
 
 
 def _resize(node: LabNode, size_bytes: int) -> None:
@@ -108,33 +147,8 @@ def _resize(node: LabNode, size_bytes: int) -> None:
     run_in_node(node, ["mount", "-t", "tmpfs", "-o", f"remount,size={max(size_bytes, 1)}", "none", _DISK])
 
 
-def _order(scene: Scene, *, verb: str, path: str) -> None:
-    _work(scene, _Order(verb=verb, path=path, number=scene.record.number))
-
-
-def _work(scene: Scene, order: _Order) -> None:
-    # The program goes along: a checkout of ours need not be on the node's disk.
+def _order(scene: Scene, verb: str, path: str, **details: str | bool) -> None:
+    """Have node_files do something with a file. The program goes along: the node need not have a checkout of ours."""
     argv = [scene.lab.spec.python, "-I", "-S", "-c", _PROGRAM.read_text()]
+    order = {"verb": verb, "path": path, "number": scene.number, **details}
     run_in_node(scene.node, argv, stdin=msgspec.json.encode(order).decode())
-
-
-def _find_metadata(lab: Lab, node: LabNode, fault: Package) -> str:
-    environment = [f"{name}={value}" for name, value in login_environment({}).items()]
-    ask = [
-        "env",
-        "--ignore-environment",
-        "--chdir=/root",
-        *environment,
-        lab.spec.python,
-        "-c",
-        _FIND_METADATA,
-        fault.name,
-    ]
-    try:
-        return run_in_node(node, ask).strip()
-    except MultinodeError as error:
-        raise UsageError(
-            f"{fault.name} is not installed for {lab.spec.python}",
-            node=node.name,
-            hint="name an installed package as pip does",
-        ) from error

@@ -2,164 +2,248 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+
 import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.lab.faults.kinds import (
-    PORT_MTU,
-    SECOND_IFNAME,
-    Address,
-    Interface,
-    LinkDown,
-    LinkSlow,
-    Mtu,
-    Ports,
-    Route,
-)
-from multinode.lab.faults.scene import Scene
-from multinode.lab.network import DATA_BRIDGE, SWITCH_NAMESPACE, set_port, shape_link
-from multinode.lab.programs import run_batch, run_program
-from multinode.lab.spec import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
+from multinode.lab.faults.fault import AnyFault, Scene, require, require_one_of
+from multinode.lab.network import DATA_BRIDGE, SWITCH_NAMESPACE, rate_text, set_port, shape_link
+from multinode.lab.processes import run_batch, run_program
+from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
 
-__all__ = [
-    "add_card",
-    "add_interface",
-    "check_interface",
-    "check_route",
-    "close_ports",
-    "divert",
-    "enlarge",
-    "open_ports",
-    "plug",
-    "pull",
-    "remove_interface",
-    "slow",
-    "undivert",
-    "unenlarge",
-    "unslow",
-]
+__all__ = ["Address", "Interface", "LinkDown", "LinkSlow", "Mtu", "Ports", "Route"]
 
+# What every port of the switch passes.
+_PORT_MTU = 1500
+# The second port of the card whose first is the training interface.
+_SECOND_IFNAME = "ens1f1"
 # What the kernel gives a virtual link.
 _GSO_SEGMENTS = 65535
+
+_MAX_MTU = 65535
+_MAX_PORT = 65535
+_MAX_IFNAME = 15
+_CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
+_WAY_WORDS = {"both": "carries", "send": "sends", "receive": "receives"}
+_FIREWALL_WORDS = {"drop": "dropped", "reject": "rejected"}
+_FIREWALL_VERDICTS = {"drop": "drop", "reject": "reject with tcp reset"}
+
+
+class LinkDown(AnyFault, frozen=True, kw_only=True, tag="link-down"):
+    """The cable of a card is pulled, at the switch's end, so that the node's own settings stand: no carrier."""
+
+    ifname: str = DATA_IFNAME
+
+    def __post_init__(self) -> None:
+        _check_card(self.ifname)
+
+    def describe(self) -> str:
+        return f"{self.ifname} has no carrier"
+
+    def make(self, scene: Scene) -> None:
+        set_port(scene.node, self.ifname, up=False)
+
+    def undo(self, scene: Scene) -> None:
+        set_port(scene.node, self.ifname, up=True)
+
+
+class LinkSlow(AnyFault, frozen=True, kw_only=True, tag="link-slow"):
+    """A card carries less than it says, both ways or one: `send` is what the node sends, the other way is as it was."""
+
+    ifname: str = DATA_IFNAME
+    rate_gbit_per_s: float
+    way: str = "both"
+
+    def __post_init__(self) -> None:
+        _check_card(self.ifname)
+        require(self.rate_gbit_per_s > 0, "a link that carries nothing is down", "ask for --down")
+        require(self.way in _WAY_WORDS, f"{self.way!r} is no way of a link", f"one of {', '.join(_WAY_WORDS)}")
+
+    def describe(self) -> str:
+        return f"{self.ifname} {_WAY_WORDS[self.way]} {rate_text(self.rate_gbit_per_s)}"
+
+    def make(self, scene: Scene) -> None:
+        shape_link(scene.node, self.ifname, self.rate_gbit_per_s, self.way)
+
+    def undo(self, scene: Scene) -> None:
+        """As the lab has it."""
+        rate = scene.node.rate_gbit_per_s if self.ifname == DATA_IFNAME else None
+        shape_link(scene.node, self.ifname, rate, self.way)
+
+
+class Mtu(AnyFault, frozen=True, kw_only=True, tag="mtu"):
+    """The training card sends larger frames than its switch port passes: they vanish, small ones arrive.
+
+    Two nodes agree on the smaller of their TCP segments, so a stream suffers only where both ends have the fault.
+    Virtual links pass a batch of segments whatever the MTU says, for a card would have cut it; the node is told to send
+    one segment at a time, or some would get through.
+    """
+
+    mtu: int
+
+    def __post_init__(self) -> None:
+        good = _PORT_MTU < self.mtu <= _MAX_MTU
+        require(good, f"an MTU of {self.mtu} is no fault here", f"{_PORT_MTU + 1} to {_MAX_MTU}, for example 9000")
+
+    def describe(self) -> str:
+        return f"{DATA_IFNAME} has an MTU of {self.mtu}, its switch port passes {_PORT_MTU}"
+
+    def make(self, scene: Scene) -> None:
+        _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {self.mtu} gso_max_segs 1")
+
+    def undo(self, scene: Scene) -> None:
+        _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {_PORT_MTU} gso_max_segs {_GSO_SEGMENTS}")
+
+
+class Ports(AnyFault, frozen=True, kw_only=True, tag="ports"):
+    """A firewall turns away TCP connections to these ports that come in on the training card.
+
+    As behind most firewalls, connections that stand are let be.
+    """
+
+    first: int
+    last: int
+    action: str
+
+    def __post_init__(self) -> None:
+        good = 1 <= self.first <= self.last <= _MAX_PORT
+        require(good, f"{self.first}-{self.last} is not a range of ports", "for example 29500 or 30000-60999")
+        require_one_of(self.action, _FIREWALL_WORDS)
+
+    def describe(self) -> str:
+        ports = f"{self.first}-{self.last} on {DATA_IFNAME}"
+        return f"connections to ports {ports} are {_FIREWALL_WORDS[self.action]}"
+
+    def make(self, scene: Scene) -> None:
+        hook = "type filter hook input priority 0; policy accept"
+        opens = f'iifname "{DATA_IFNAME}" tcp dport {self.first}-{self.last} tcp flags & (syn | ack) == syn'
+        rule = f"{opens} {_FIREWALL_VERDICTS[self.action]}"
+        _nft(scene, f"table {_table(scene)} {{\nchain input {{\n{hook}\n{rule}\n}}\n}}\n")
+
+    def undo(self, scene: Scene) -> None:
+        # Deleting fails where there is nothing to delete: make it first.
+        _nft(scene, f"add table {_table(scene)}\ndelete table {_table(scene)}\n")
+
+
+class Interface(AnyFault, frozen=True, kw_only=True, tag="interface"):
+    """There is one more interface, up, with a carrier and an address, and nobody behind it."""
+
+    name: str
+    address: str = "172.18.0.1/16"
+
+    def __post_init__(self) -> None:
+        good = 0 < len(self.name) <= _MAX_IFNAME and not re.search(r"[\s/:%]", self.name)
+        require(good, f"{self.name!r} is not the name of an interface", "up to 15 characters, for example br-1234")
+        _check_address(self.address)
+
+    def describe(self) -> str:
+        return f"an interface {self.name} with {self.address}"
+
+    def check(self, lab: Lab) -> None:
+        _check_new(lab, self.node, self.name, self.address)
+
+    def make(self, scene: Scene) -> None:
+        """Its other end is in no bridge."""
+        _add_interface(scene, self.name, self.address, "up")
+
+    def undo(self, scene: Scene) -> None:
+        _remove_interface(scene, self.name)
+
+
+class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
+    """There is a second card, with this address: two cards in one subnet when it is of the training network."""
+
+    address: str
+
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+
+    def describe(self) -> str:
+        return f"a second card {_SECOND_IFNAME} with {self.address}"
+
+    def check(self, lab: Lab) -> None:
+        _check_new(lab, self.node, _SECOND_IFNAME, self.address)
+
+    def make(self, scene: Scene) -> None:
+        _add_interface(scene, _SECOND_IFNAME, self.address, "master", DATA_BRIDGE, "up")
+
+    def undo(self, scene: Scene) -> None:
+        _remove_interface(scene, _SECOND_IFNAME)
+
+
+class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
+    """What the node sends to a peer's training address leaves through the management card; answers come as before."""
+
+    peer: str
+
+    def __post_init__(self) -> None:
+        require(self.peer != self.node, f"{self.node} has no route to itself", "name another node as the peer")
+
+    def describe(self) -> str:
+        return f"sends to {self.peer} through {MANAGEMENT_IFNAME}"
+
+    def check(self, lab: Lab) -> None:
+        lab.node(self.peer)
+
+    def make(self, scene: Scene) -> None:
+        """Still from the node's own training address."""
+        peer, node = scene.lab.node(self.peer), scene.node
+        _ip(
+            node,
+            f"route replace {peer.addr}/32 via {peer.management_addr} dev {MANAGEMENT_IFNAME} src {node.addr}",
+        )
+
+    def undo(self, scene: Scene) -> None:
+        # Unlike `del`, `flush` is content when nothing is there.
+        _ip(scene.node, f"route flush {scene.lab.node(self.peer).addr}/32")
+
+
+def _check_card(ifname: str) -> None:
+    require(ifname in _CARDS, f"a node has no card {ifname!r}", f"its cards are {' and '.join(_CARDS)}")
+
+
+def _check_address(text: str) -> None:
+    try:
+        ipaddress.IPv4Interface(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} is not an address with its network: {error}", hint="write it as 172.18.0.1/16"
+        ) from error
+    require("/" in text, f"{text!r} does not say its network", "write it as 172.18.0.1/16")
+
+
+def _check_new(lab: Lab, node: str, name: str, network: str) -> None:
+    """See that neither the interface nor the address is there already."""
+    taken = name in _interfaces(lab.node(node))
+    require(not taken, f"{node} has an interface {name} already", "name another one, or clear its fault")
+    address = network.partition("/")[0]
+    for other in lab.nodes:
+        used = address in {other.addr, other.management_addr}
+        require(not used, f"{address} is an address of {other.name}", "give one that no node has")
+
+
+def _add_interface(scene: Scene, name: str, address: str, *port_words: str) -> None:
+    port = f"fault{scene.number}"
+    _ip(scene.node, f"link add {name} type veth peer name {port} netns {SWITCH_NAMESPACE}")
+    run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", port, *port_words])
+    _ip(scene.node, f"addr add {address} brd + dev {name}", f"link set {name} up")
+
+
+def _remove_interface(scene: Scene, name: str) -> None:
+    """Take it away, and have everybody ask again who has which address: a second card may have answered."""
+    if name in _interfaces(scene.node):
+        _ip(scene.node, f"link del {name}")
+    for node in scene.lab.nodes:
+        _ip(node, f"neigh flush dev {DATA_IFNAME}")
 
 
 class _Named(msgspec.Struct):
     """An entry of `ip -json link`; the rest of it does not matter here."""
 
     ifname: str
-
-
-def pull(scene: Scene, fault: LinkDown) -> None:
-    """Take the carrier away, as a pulled cable does: at the switch's end, so that the node's own settings stand."""
-    set_port(scene.node, fault.ifname, up=False)
-
-
-def plug(scene: Scene, fault: LinkDown) -> None:
-    """Put the cable back."""
-    set_port(scene.node, fault.ifname, up=True)
-
-
-def slow(scene: Scene, fault: LinkSlow) -> None:
-    """Shape the end that sends what is to be slow; what the card says of its speed stays as it was."""
-    shape_link(scene.node, fault.ifname, fault.rate_gbit_per_s, sends=fault.sends, receives=fault.receives)
-
-
-def unslow(scene: Scene, fault: LinkSlow) -> None:
-    """Shape what was slow as the lab has it."""
-    rate = scene.node.rate_gbit_per_s if fault.ifname == DATA_IFNAME else None
-    shape_link(scene.node, fault.ifname, rate, sends=fault.sends, receives=fault.receives)
-
-
-def enlarge(scene: Scene, fault: Mtu) -> None:
-    """Let the card send frames that its switch port drops.
-
-    Virtual links pass a batch of segments whatever the MTU says, for a card would have cut it; the node is told to send
-    one segment at a time, or some would get through.
-    """
-    _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {fault.mtu} gso_max_segs 1")
-
-
-def unenlarge(scene: Scene, fault: Mtu) -> None:
-    """Let the card be as it was made."""
-    del fault
-    _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {PORT_MTU} gso_max_segs {_GSO_SEGMENTS}")
-
-
-def close_ports(scene: Scene, fault: Ports) -> None:
-    """Turn away what opens a connection; as behind most firewalls, connections that stand are let be."""
-    table = _table(scene)
-    verdict = {"drop": "drop", "reject": "reject with tcp reset"}[fault.action]
-    rule = f'iifname "{DATA_IFNAME}" tcp dport {fault.first}-{fault.last} tcp flags & (syn | ack) == syn {verdict}'
-    hook = "type filter hook input priority 0; policy accept"
-    _nft(scene.node, f"table {table} {{\nchain input {{\n{hook}\n{rule}\n}}\n}}\n")
-
-
-def open_ports(scene: Scene, fault: Ports) -> None:
-    """Take the firewall away."""
-    del fault
-    # Deleting fails where there is nothing to delete: make it first.
-    _nft(scene.node, f"add table {_table(scene)}\ndelete table {_table(scene)}\n")
-
-
-def check_interface(lab: Lab, fault: Interface | Address) -> None:
-    """See that neither the interface nor the address is there already."""
-    name, node = _name(fault), lab.node(fault.node)
-    if name in _interfaces(node):
-        raise UsageError(f"{node.name} has an interface {name} already", hint="name another one, or clear its fault")
-    address = fault.address.partition("/")[0]
-    for other in lab.nodes:
-        if address in {other.addr, other.management_addr}:
-            raise UsageError(f"{address} is an address of {other.name}", hint="give one that no node has")
-
-
-def add_interface(scene: Scene, fault: Interface) -> None:
-    """Add a virtual interface that is up, has a carrier and leads nowhere: its other end is in no bridge."""
-    _add_link(scene, fault, ["up"])
-
-
-def add_card(scene: Scene, fault: Address) -> None:
-    """Add a card that is joined to the training network."""
-    _add_link(scene, fault, ["master", DATA_BRIDGE, "up"])
-
-
-def remove_interface(scene: Scene, fault: Interface | Address) -> None:
-    """Take the interface away, and have everybody ask again who has which address: a second card may have answered."""
-    if _name(fault) in _interfaces(scene.node):
-        _ip(scene.node, f"link del {_name(fault)}")
-    for node in scene.lab.nodes:
-        _ip(node, f"neigh flush dev {DATA_IFNAME}")
-
-
-def check_route(lab: Lab, fault: Route) -> None:
-    """See that there is such a peer."""
-    lab.node(fault.peer)
-
-
-def divert(scene: Scene, fault: Route) -> None:
-    """Send to the peer's training address through the management network, still from our own training address."""
-    peer, node = scene.lab.node(fault.peer), scene.node
-    _ip(
-        node,
-        f"route replace {peer.addr}/32 via {peer.management_addr} dev {MANAGEMENT_IFNAME} src {node.addr}",
-    )
-
-
-def undivert(scene: Scene, fault: Route) -> None:
-    """Send to the peer over the training network again."""
-    # Unlike `del`, `flush` is content when nothing is there.
-    _ip(scene.node, f"route flush {scene.lab.node(fault.peer).addr}/32")
-
-
-def _name(fault: Interface | Address) -> str:
-    return fault.name if isinstance(fault, Interface) else SECOND_IFNAME
-
-
-def _add_link(scene: Scene, fault: Interface | Address, port_words: list[str]) -> None:
-    name, port = _name(fault), f"fault{scene.record.number}"
-    _ip(scene.node, f"link add {name} type veth peer name {port} netns {SWITCH_NAMESPACE}")
-    run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", port, *port_words])
-    _ip(scene.node, f"addr add {fault.address} brd + dev {name}", f"link set {name} up")
 
 
 def _interfaces(node: LabNode) -> set[str]:
@@ -172,8 +256,8 @@ def _ip(node: LabNode, *lines: str) -> None:
 
 
 def _table(scene: Scene) -> str:
-    return f"inet mn-fault-{scene.record.number}"
+    return f"inet mn-fault-{scene.number}"
 
 
-def _nft(node: LabNode, text: str) -> None:
-    run_program(["ip", "netns", "exec", node.namespace, "nft", "-f", "-"], stdin=text)
+def _nft(scene: Scene, text: str) -> None:
+    run_program(["ip", "netns", "exec", scene.node.namespace, "nft", "-f", "-"], stdin=text)

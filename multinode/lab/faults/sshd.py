@@ -1,39 +1,48 @@
-"""Faults of a node's SSH daemon, and of the sessions it begins. Its configuration follows from what is in force."""
+"""Faults of a node's SSH daemon, and of the sessions it begins: their variables, their clock.
+
+Its configuration follows from what is in force. A clock is libfaketime, preloaded: the kernel has one for all nodes.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import msgspec
 
-from multinode.errors import NodeFailed
+from multinode.errors import NodeFailed, UsageError
 from multinode.lab.access import SSHD_CONFIG, sshd_config
 from multinode.lab.cluster import ns_command
-from multinode.lab.faults.clock import clock_variables, install_library
-from multinode.lab.faults.kinds import Clock, Fault, SshdState, Variable
-from multinode.lab.faults.scene import Scene, run_in_node
+from multinode.lab.faults.fault import AnyFault, Scene, require, require_one_of, run_in_node
 from multinode.lab.nodes import log_path
 from multinode.lab.processes import (
     has_environment,
     is_alive,
     is_stopped,
-    kill_all,
-    namespace_id,
+    node_processes,
     poll,
     process_ref,
-    processes_in,
     signal_all,
 )
 from multinode.lab.requirements import SSHD
-from multinode.lab.spec import LabNode, ProcessRef
+from multinode.lab.state import Lab, LabNode, ProcessRef
 
-__all__ = ["configure", "deconfigure", "disturb", "fault_config", "mend"]
+__all__ = ["Clock", "SshdState", "Variable", "fault_config"]
 
+_SSHD_WORDS = {
+    "stop": "is stopped",
+    "freeze": "is frozen: it accepts and says nothing",
+    "new-host-key": "has another host key than known_hosts says",
+    "refuse-key": "authorises no key",
+    "crowded": "drops new connections: all its places are taken",
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEADLINE_S = 10.0
 _OTHER_KEY = "/etc/ssh/ssh_host_other_key"
+_MAKE_KEY = f"rm -f {_OTHER_KEY} {_OTHER_KEY}.pub; ssh-keygen -q -t ed25519 -N '' -f {_OTHER_KEY}"
 
 # Opens a connection and says nothing: to sshd it is one that has not authenticated yet.
 _HOLDER = """\
@@ -46,51 +55,102 @@ for fd in (0, 1, 2):
     os.dup2(null, fd)
 signal.pause()
 """
-_HOLDER_MARK = {"MULTINODE_LAB_FAULT": "crowded"}
+_HOLDER_MARK = "MULTINODE_LAB_FAULT=crowded"
+
+_LIBRARY = "faketime/libfaketimeMT.so.1"
+_LIBRARY_PLACES = ("/usr/lib", "/usr/local/lib", "/usr/lib64")
+# On the node. It stays until the lab is down: sessions that have begun may start further programs with it.
+_INSTALLED = "/usr/local/lib/multinode-clock.so.1"
+# With the monotonic clock left alone, version 0.9.10 turns a sleep until a point of that clock into an error, and so
+# does time.sleep of Python 3.11 end. Without this name in its symbol table the C library's own function is called; the
+# name is changed at its beginning, for other names may share its end.
+_INSTALL = """\
+import os, sys
+with open(sys.argv[1], "rb") as file:
+    library = file.read().replace(b"\\0clock_nanosleep\\0", b"\\0Clock_nanosleep\\0", 1)
+os.makedirs(os.path.dirname(sys.argv[2]), exist_ok=True)
+with open(sys.argv[2] + ".new", "wb") as file:
+    file.write(library)
+os.rename(sys.argv[2] + ".new", sys.argv[2])
+"""
 
 
-def disturb(scene: Scene, fault: SshdState) -> None:
-    """Stop or freeze it, or give it a configuration in which it turns clients away."""
-    if fault.how == "stop":
-        _stop(scene.node)
-    elif fault.how == "freeze":
-        signal_all([_need_listener(scene.node).pid], signal.SIGSTOP)
-    else:
-        configure(scene, fault)
+class _Configured(AnyFault, frozen=True, kw_only=True):
+    """What is in force as long as sshd has it in its configuration."""
 
+    def make(self, scene: Scene) -> None:
+        _apply(scene.node, (*scene.others, self))
 
-def mend(scene: Scene, fault: SshdState) -> LabNode | None:
-    """Let it run, and with the configuration of what else is in force."""
-    if not scene.is_same_boot:
+    def undo(self, scene: Scene) -> LabNode | None:
+        if scene.is_same_boot:
+            _apply(scene.node, scene.others)
         return None
-    if fault.how == "stop":
-        return _start(scene.node)
-    if fault.how == "freeze":
-        found = _listener(scene.node)
-        signal_all([found.pid] if found else [], signal.SIGCONT)
+
+
+class SshdState(_Configured, frozen=True, kw_only=True, tag="sshd"):
+    """The SSH daemon is stopped or frozen, or does not take this client, or not now."""
+
+    how: str
+
+    def __post_init__(self) -> None:
+        require_one_of(self.how, _SSHD_WORDS)
+
+    def describe(self) -> str:
+        return f"sshd {_SSHD_WORDS[self.how]}"
+
+    def make(self, scene: Scene) -> None:
+        if self.how == "stop":
+            _stop(scene.node)
+        elif self.how == "freeze":
+            signal_all([_need_listener(scene.node).pid], signal.SIGSTOP)
+        else:
+            if self.how == "new-host-key":
+                run_in_node(scene.node, ["sh", "-c", _MAKE_KEY])
+            super().make(scene)
+
+    def undo(self, scene: Scene) -> LabNode | None:
+        if self.how not in {"stop", "freeze"}:
+            return super().undo(scene)
+        if self.how == "stop" and scene.is_same_boot:
+            return _start(scene.node)
+        if scene.is_same_boot and (found := _listener(scene.node)):
+            signal_all([found.pid], signal.SIGCONT)
         return None
-    deconfigure(scene, fault)
-    return None
 
 
-def configure(scene: Scene, fault: SshdState | Variable | Clock) -> None:
-    """Have it read a configuration with this fault."""
-    if fault == SshdState(node=fault.node, how="new-host-key"):
-        make_key = f"rm -f {_OTHER_KEY} {_OTHER_KEY}.pub; ssh-keygen -q -t ed25519 -N '' -f {_OTHER_KEY}"
-        run_in_node(scene.node, ["sh", "-c", make_key])
-    if isinstance(fault, Clock):
-        install_library(scene)
-    _apply(scene.node, (*scene.others, fault))
+class Variable(_Configured, frozen=True, kw_only=True, tag="variable"):
+    """A variable is set in every SSH session that begins."""
+
+    name: str
+    value: str
+
+    def __post_init__(self) -> None:
+        require(_NAME.fullmatch(self.name), f"{self.name!r} is not the name of a variable", "for example RANK=3")
+        require("\n" not in self.value, f"the value of {self.name} has more than one line", "sshd takes one line")
+
+    def describe(self) -> str:
+        return f"{self.name}={self.value} in SSH sessions"
 
 
-def deconfigure(scene: Scene, fault: SshdState | Variable | Clock) -> None:
-    """Have it read a configuration without this fault."""
-    del fault
-    if scene.is_same_boot:
-        _apply(scene.node, scene.others)
+class Clock(_Configured, frozen=True, kw_only=True, tag="clock"):
+    """The wall clock of SSH sessions that begin is wrong; the monotonic clock is not."""
+
+    offset_s: float
+
+    def describe(self) -> str:
+        return f"the clock of SSH sessions is wrong by {self.offset_s:+g} s"
+
+    def check(self, lab: Lab) -> None:
+        del lab
+        _find_library()
+
+    def make(self, scene: Scene) -> None:
+        """A library on the node's disk changes the wall clock and nothing else."""
+        run_in_node(scene.node, [scene.lab.spec.python, "-I", "-S", "-c", _INSTALL, _find_library(), _INSTALLED])
+        super().make(scene)
 
 
-def fault_config(address: str, faults: tuple[Fault, ...]) -> str:
+def fault_config(address: str, faults: tuple[AnyFault, ...]) -> str:
     """sshd_config of a node at this address with these faults in force, oldest first.
 
     sshd takes the first value of most of its settings, and one line of SetEnv alone.
@@ -110,7 +170,14 @@ def fault_config(address: str, faults: tuple[Fault, ...]) -> str:
             case Variable():
                 variables[fault.name] = fault.value
             case Clock():
-                variables |= clock_variables(fault)
+                variables |= {
+                    "LD_PRELOAD": _INSTALLED,
+                    "FAKETIME": f"{fault.offset_s:+g}",
+                    # Time spans are right on a node whose clock is wrong.
+                    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                    # Times of files would move too, and Python would compile every module anew.
+                    "NO_FAKE_STAT": "1",
+                }
             case _:
                 continue
     if variables:
@@ -123,11 +190,21 @@ def _quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _apply(node: LabNode, faults: tuple[Fault, ...]) -> None:
+def _find_library() -> str:
+    for place in _LIBRARY_PLACES:
+        for found in sorted([*Path(place).glob(_LIBRARY), *Path(place).glob(f"*/{_LIBRARY}")]):
+            return str(found)
+    raise UsageError(
+        "libfaketime is not installed, and the kernel has one clock for all nodes", hint="apt-get install libfaketime"
+    )
+
+
+def _apply(node: LabNode, faults: tuple[AnyFault, ...]) -> None:
     """Write the configuration, and have a daemon that runs read it."""
     text = fault_config(node.management_addr, faults)
     run_in_node(node, ["sh", "-c", f"cat > {SSHD_CONFIG} && {SSHD} -t"], stdin=text)
-    kill_all(_holders(node))
+    holders = [pid for pid in node_processes(node) if has_environment(pid, _HOLDER_MARK.encode())]
+    signal_all(holders, signal.SIGKILL)
     daemon = _listener(node)
     if daemon is None:
         return
@@ -155,14 +232,8 @@ def _restart(node: LabNode) -> None:
 
 def _take_all_places(node: LabNode) -> None:
     hold = ["python3", "-I", "-S", "-c", _HOLDER, node.management_addr]
-    environment = " ".join(f"{name}={value}" for name, value in _HOLDER_MARK.items())
-    if run_in_node(node, ["sh", "-c", f'env {environment} "$@" &', "sh", *hold]) != "held":
+    if run_in_node(node, ["sh", "-c", f'env {_HOLDER_MARK} "$@" &', "sh", *hold]) != "held":
         raise NodeFailed("its sshd does not accept a connection to hold", node=node.name)
-
-
-def _holders(node: LabNode) -> list[int]:
-    ((name, value),) = _HOLDER_MARK.items()
-    return [pid for pid in _processes(node) if has_environment(pid, f"{name}={value}".encode())]
 
 
 def _stop(node: LabNode) -> None:
@@ -204,7 +275,7 @@ def _need_listener(node: LabNode) -> ProcessRef:
 def _listener(node: LabNode) -> ProcessRef | None:
     """The daemon itself; those of its children that serve a session are called sshd, too."""
     # In the order of their ids: a child that was forked this moment has its title still.
-    for pid in sorted(_processes(node)):
+    for pid in sorted(node_processes(node)):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -212,11 +283,6 @@ def _listener(node: LabNode) -> ProcessRef | None:
         if title.startswith(b"sshd: ") and b"[listener]" in title:
             return process_ref(pid)
     return None
-
-
-def _processes(node: LabNode) -> list[int]:
-    namespace = namespace_id(Path(f"/proc/{node.init.pid}/ns/pid"))
-    return [] if namespace is None else processes_in("pid", namespace)
 
 
 def _log_size(node: LabNode) -> int:

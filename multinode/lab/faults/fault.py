@@ -1,0 +1,96 @@
+"""What every kind of fault has: whom it is taken from, its words, and how it is made and undone on a scene."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from multinode.errors import MultinodeError, NodeFailed, UsageError
+from multinode.lab.cluster import ns_command
+from multinode.lab.processes import is_alive, run_program
+from multinode.lab.state import Lab, LabNode
+
+__all__ = ["AnyFault", "Scene", "require", "require_one_of", "run_in_node"]
+
+
+class AnyFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Something that can be taken from a node. Each kind judges its own values, and says what it does."""
+
+    node: str  # whom it is taken from
+
+    def describe(self) -> str:
+        """A few words."""
+        raise NotImplementedError
+
+    def check(self, lab: Lab) -> None:
+        """See that it can be here; called before anything is on record.
+
+        Raises:
+            UsageError: it cannot.
+        """
+
+    def make(self, scene: Scene) -> None:
+        """Take it away."""
+        raise NotImplementedError
+
+    def undo(self, scene: Scene) -> LabNode | None:
+        """Give it back; returns the node where that renewed its processes.
+
+        Undoing what was never made, or is undone, does nothing.
+        """
+        raise NotImplementedError
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one fault happens.
+
+    Attributes:
+        node: the one that the fault is taken from.
+        number: names what the fault leaves in the node.
+        boot_id: the node's when the fault was made.
+        others: what else is in force on this node since it was started, oldest first.
+    """
+
+    lab: Lab
+    node: LabNode
+    number: int
+    boot_id: str
+    others: tuple[AnyFault, ...]
+
+    @property
+    def is_same_boot(self) -> bool:
+        """Whether the node still runs that had the fault: what is on its disk is lost when it is started anew."""
+        return is_alive(self.node.init) and self.node.boot_id == self.boot_id
+
+
+def run_in_node(node: LabNode, argv: Sequence[str], stdin: str = "") -> str:
+    """Run a program in all namespaces of a node and return its standard output.
+
+    Raises:
+        NodeFailed: it failed.
+    """
+    try:
+        return run_program([*ns_command(node), *argv], stdin=stdin)
+    except MultinodeError as error:
+        *before, said = error.detail.strip().splitlines() or [error.message]
+        raise NodeFailed(said, node=node.name, detail="\n".join(before)) from error
+
+
+def require(good: object, message: str, hint: str) -> None:
+    """See that a value will do.
+
+    Raises:
+        UsageError: it will not.
+    """
+    if not good:
+        raise UsageError(message, hint=hint)
+
+
+def require_one_of(word: str, words: Mapping[str, str]) -> None:
+    """See that a word is one of these.
+
+    Raises:
+        UsageError: it is not.
+    """
+    require(word in words, f"{word!r} is none of the faults of this kind", f"one of {', '.join(words)}")

@@ -1,0 +1,208 @@
+"""Faults of a whole node: killed, frozen, short of processors or of memory.
+
+A killed node is started anew to undo it, with a fresh disk and boot id. Processors and memory are held by a control
+group for all its processes, those that it starts later too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import NodeFailed, UsageError
+from multinode.lab import cgroups
+from multinode.lab.cgroups import Controller, Top
+from multinode.lab.faults.fault import AnyFault, Scene, require, require_one_of
+from multinode.lab.network import set_port
+from multinode.lab.nodes import start_nodes, write_speed
+from multinode.lab.processes import (
+    is_alive,
+    is_stopped,
+    namespace_id,
+    node_processes,
+    poll,
+    processes_in,
+    signal_all,
+)
+from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
+from multinode.units import format_size
+
+__all__ = ["Cpu", "Memory", "NodeState"]
+
+_NODE_WORDS = {"kill": "killed, links and all", "freeze": "all its processes are frozen"}
+_CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
+_DEADLINE_S = 20.0
+_GROUP_DEADLINE_S = 10.0
+# sshd must still answer within the time that clients give it.
+_LEAST_SHARE = 0.05
+# sshd, a session and an interpreter want about half of it.
+_LEAST_BYTES = 64 << 20
+
+
+class NodeState(AnyFault, frozen=True, kw_only=True, tag="node"):
+    """The node lost its power, or none of its processes runs any more."""
+
+    how: str
+
+    def __post_init__(self) -> None:
+        require_one_of(self.how, _NODE_WORDS)
+
+    def describe(self) -> str:
+        return _NODE_WORDS[self.how]
+
+    def make(self, scene: Scene) -> None:
+        if self.how == "freeze":
+            _freeze(scene.node)
+            return
+        # A machine without power says no farewell: no segment that ends a connection gets out.
+        for ifname in _CARDS:
+            set_port(scene.node, ifname, up=False)
+        _kill(scene.node)
+
+    def undo(self, scene: Scene) -> LabNode | None:
+        if self.how == "freeze":
+            if scene.is_same_boot:
+                signal_all(node_processes(scene.node), signal.SIGCONT)
+            return None
+        for ifname in _CARDS:
+            set_port(scene.node, ifname, up=True)
+        if is_alive(scene.node.init):
+            return None
+        # What a start left that was begun and not finished.
+        _kill(scene.node)
+        rate = scene.node.rate_gbit_per_s
+        (started,) = start_nodes(scene.lab.spec, sys.executable, [scene.node.node_rank])
+        write_speed(started, rate)
+        return msgspec.structs.replace(started, rate_gbit_per_s=rate)
+
+
+class Cpu(AnyFault, frozen=True, kw_only=True, tag="cpu"):
+    """All processes of the node together get this much of a core, 0.3 of one: a quota, as containers have it."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        good = _LEAST_SHARE <= self.share < math.inf
+        require(good, f"a node cannot do with {self.share:g} of a core", f"{_LEAST_SHARE} or more, for example 0.3")
+
+    def describe(self) -> str:
+        return f"its processes get {self.share:g} of a core together"
+
+    def check(self, lab: Lab) -> None:
+        cores = len(lab.node(self.node).cores or os.sched_getaffinity(0))
+        message = f"{self.node} has {cores} cores, so {self.share:g} of them is no limit"
+        require(self.share < cores, message, "for example --share 0.3")
+        _check_controller("cpu")
+
+    def make(self, scene: Scene) -> None:
+        _limit(scene, "cpu", self.share)
+
+    def undo(self, scene: Scene) -> None:
+        _unlimit(scene, "cpu")
+
+
+class Memory(AnyFault, frozen=True, kw_only=True, tag="memory"):
+    """All processes of the node together have this much memory and no swap: the kernel kills one that wants more."""
+
+    limit_bytes: int
+
+    def __post_init__(self) -> None:
+        hint = f"{format_size(_LEAST_BYTES)} or more, for example 700MiB"
+        require(self.limit_bytes >= _LEAST_BYTES, f"a node cannot do with {format_size(self.limit_bytes)}", hint)
+
+    def describe(self) -> str:
+        return f"its processes have {format_size(self.limit_bytes)} of memory together"
+
+    def check(self, lab: Lab) -> None:
+        del lab
+        there_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        has = f"{self.node} has {format_size(there_bytes)} of memory"
+        message = f"{has}, so {format_size(self.limit_bytes)} is no limit"
+        require(self.limit_bytes < there_bytes, message, "for example --limit 700MiB")
+        _check_controller("memory")
+
+    def make(self, scene: Scene) -> None:
+        _limit(scene, "memory", self.limit_bytes)
+
+    def undo(self, scene: Scene) -> None:
+        _unlimit(scene, "memory")
+
+
+def _kill(node: LabNode) -> None:
+    namespace = namespace_id(Path("/run/netns") / node.namespace)
+    for _ in poll(_DEADLINE_S):
+        pids = processes_in("net", namespace)
+        if not pids:
+            return
+        signal_all(pids, signal.SIGKILL)
+    raise NodeFailed("its processes do not die", node=node.name, hint="multinode lab down")
+
+
+def _freeze(node: LabNode) -> None:
+    """Stop all, again and again, until no process is left that could have started another one meanwhile."""
+    for _ in poll(_DEADLINE_S):
+        running = [pid for pid in node_processes(node) if not is_stopped(pid)]
+        if not running:
+            return
+        signal_all(running, signal.SIGSTOP)
+    raise NodeFailed("its processes do not stop", node=node.name, hint="multinode lab fault clear")
+
+
+def _check_controller(controller: Controller) -> None:
+    if cgroups.is_disabled(controller):
+        raise UsageError(
+            f"this kernel was started without the {controller} controller of control groups",
+            hint=f"start it with cgroup_enable={controller} on its command line",
+        )
+    if cgroups.find_top(controller) is None:
+        raise UsageError(
+            f"no control groups with the {controller} controller are mounted here",
+            hint="mount -t cgroup2 none /sys/fs/cgroup, or for version 1: "
+            f"mount -t cgroup -o {controller} none DIRECTORY",
+        )
+
+
+def _limit(scene: Scene, controller: Controller, limit: float) -> None:
+    """Make the group, and move every process of the node into it until none is outside that could start another one."""
+    top = cgroups.find_top(controller)
+    if top is None:
+        return
+    group = cgroups.set_limit(top, scene.node.name, limit)
+    for _ in poll(_GROUP_DEADLINE_S):
+        outside = set(node_processes(scene.node)) - set(cgroups.members(group))
+        if not outside:
+            return
+        for pid in outside:
+            cgroups.move_process(pid, group / "cgroup.procs")
+    raise NodeFailed("its processes cannot be held: new ones come all the time", node=scene.node.name)
+
+
+def _unlimit(scene: Scene, controller: Controller) -> None:
+    """Let its processes have what they had: all, or what another fault of this kind leaves them."""
+    top = cgroups.find_top(controller)
+    if top is None:
+        return
+    in_force: dict[Controller, float] = {}
+    for other in scene.others if scene.is_same_boot else ():
+        if isinstance(other, Cpu):
+            in_force["cpu"] = other.share
+        elif isinstance(other, Memory):
+            in_force["memory"] = other.limit_bytes
+    # In version 2 the other limit of the node is in the same group.
+    if controller in in_force or any(_shares(top, one) for one in in_force):
+        cgroups.set_limit(top, scene.node.name, in_force.get(controller))
+        return
+    group = cgroups.group_path(top, scene.node.name)
+    cgroups.free_processes(top, group)
+    cgroups.remove_group(group)
+
+
+def _shares(top: Top, controller: Controller) -> bool:
+    """Whether what is in force by this controller is in the same tree."""
+    other = cgroups.find_top(controller)
+    return other is not None and other.place == top.place
