@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from typing import Protocol
 
 import msgspec
@@ -124,13 +125,13 @@ class BufferedStream(Stream):
             exit_code = self._wait(end)
             return Completed(exit_code=exit_code, stdout=self._take(), stderr=bytes(self._stderr))
 
+    @abstractmethod
     def _receive(self, end: float) -> bool:
         """Read once into `_pending`; False at the end of the output. Takes what is on stderr meanwhile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wait(self, end: float) -> int:
         """The command's exit code, once its output has ended."""
-        raise NotImplementedError
 
     def _keep_stderr(self, data: bytes) -> None:
         self._stderr += data[: _MAX_STDERR_BYTES - len(self._stderr)]

@@ -15,13 +15,14 @@ __all__ = ["AnyFault", "Scene", "require", "require_one_of", "run_in_node"]
 
 
 class AnyFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Something that can be taken from a node. Each kind judges its own values, and says what it does."""
+    """Something that can be taken from a node. Each kind judges its own values when it is made.
+
+    Besides `check`, each has `describe()`, a few words; `make(scene)`, which takes it away; and `undo(scene)`, which
+    gives it back, and returns the node where that renewed its processes. Undoing what was never made, or is undone,
+    does nothing.
+    """
 
     node: str  # whom it is taken from
-
-    def describe(self) -> str:
-        """A few words."""
-        raise NotImplementedError
 
     def check(self, lab: Lab) -> None:
         """See that it can be here; called before anything is on record.
@@ -29,17 +30,6 @@ class AnyFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             UsageError: it cannot.
         """
-
-    def make(self, scene: Scene) -> None:
-        """Take it away."""
-        raise NotImplementedError
-
-    def undo(self, scene: Scene) -> LabNode | None:
-        """Give it back; returns the node where that renewed its processes.
-
-        Undoing what was never made, or is undone, does nothing.
-        """
-        raise NotImplementedError
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
