@@ -119,10 +119,11 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def format_list(words: Sequence[str]) -> str:
-    """Words with commas, and `and` before the last."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
+def format_list(words: Sequence[str], most: int | None = None, noun: str = "others") -> str:
+    """`a`, `a and b`, `a, b and c`; of more than `most` of them `a, b and 7 others`."""
+    if most is not None and len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} {noun}"]
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def format_duration(seconds: float) -> str:

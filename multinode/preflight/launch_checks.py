@@ -11,7 +11,7 @@ from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.errors import NodeFailed
 from multinode.preflight.catalogue import check_before_launch, sort_findings
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.pairs import launch_pairs
+from multinode.preflight.network.meeting import launch_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
 from multinode.transport.agent import AgentTransport
 

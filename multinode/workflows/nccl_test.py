@@ -10,15 +10,16 @@ import msgspec
 from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.job.step_estimate import messages_to_test
 from multinode.analyse.job.step_messages import StepMessages, step_messages
-from multinode.analyse.nccl_test.raw_tcp import RawTcp
+from multinode.analyse.nccl_test.pair_speeds import RawTcp
 from multinode.analyse.nccl_test.scan_changes import compare_scans
-from multinode.analyse.nccl_test.size_scan import ScanReport, estimate_step, link_ceilings, summarise_scan
+from multinode.analyse.nccl_test.scan_verdict import card_ceilings
+from multinode.analyse.nccl_test.size_scan import ScanReport, cards_of, estimate_step, summarise_scan
 from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, UsageError
-from multinode.preflight.network.raw_tcp import AllPairs, measure_raw_tcp, require_pairs
+from multinode.preflight.network.raw_tcp import measure_raw_tcp, require_pairs
 from multinode.preflight.probe import Questions, probe
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.lab import refresh_lab
@@ -118,7 +119,7 @@ def _measure_tcp(prepared: Prepared, extent: Extent, context: RunContext) -> Raw
     if len(nodes) == 1 or not (extent.tcp or extent.pairs):
         return RawTcp()
     addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
-    pairs = AllPairs(ceilings=link_ceilings(prepared.plan.nodes, prepared.facts)) if extent.pairs else None
+    pairs = card_ceilings(cards_of(prepared.plan.nodes, prepared.facts)) if extent.pairs else None
     tcp = measure_raw_tcp(context.agent, nodes, addresses, pairs=pairs, say=context.say)
     if context.stop.count:
         raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")

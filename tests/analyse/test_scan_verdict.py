@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import msgspec
 import pytest
 
+from multinode.analyse.collectives.algorithms import message_steps
 from multinode.analyse.collectives.collectives import CollectiveRow, bus_factor
-from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed
-from multinode.analyse.nccl_test.scan_evidence import ScanEvidence
-from multinode.analyse.nccl_test.scan_verdict import Verdict, judge_scan
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, RoundTrip
+from multinode.analyse.nccl_test.path_proof import PathProof
+from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.core.cluster.facts import Interface
 from multinode.units import goodput_gb_per_s
 
 MIB = 1 << 20
@@ -51,39 +54,52 @@ def ring(gb_per_s: float, names: str = "ab", **slow: float) -> tuple[PairSpeed, 
     )
 
 
+def trips(**us: float) -> tuple[RoundTrip, ...]:
+    """Round trips around the ring, by sender."""
+    names = tuple(us)
+    return tuple(
+        RoundTrip(source=name, target=names[(place + 1) % len(names)], median_us=us[name])
+        for place, name in enumerate(names)
+    )
+
+
+WELL = RawTcp(one=ring(0.995 * GIGABIT), several=ring(0.995 * GIGABIT), latency=trips(a=90.0, b=95.0))
+
+
+def tcp(**changes: Any) -> RawTcp:
+    return msgspec.structs.replace(WELL, **changes)
+
+
+def both_ways(gb_per_s: float) -> RawTcp:
+    return tcp(one=ring(gb_per_s), several=ring(gb_per_s))
+
+
+def cards(names: str = "ab", b: dict[str, Any] | None = None, **all_of_them: Any) -> dict[str, Interface]:
+    """Cards at 1 Gbit/s that are well, but for what a test changes of them, or of b's alone."""
+    well: dict[str, Any] = {"name": "ens1f0", "speed_gbit_per_s": 1.0, "mtu": 1500, "duplex": "full"} | all_of_them
+    return {name: Interface(**(well | (b or {} if name == "b" else {}))) for name in names}
+
+
 def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
     """The verdict on two nodes at 1 Gbit/s that are well, but for what a test changes."""
     everything: dict[str, Any] = {
         "rows": rows(gb_per_s),
         "backend": "gloo",
-        "ranks": 2,
-        "link_gbit_per_s": 1.0,
-        "mtu": 1500,
-        "tcp_one": ring(0.995 * GIGABIT),
-        "tcp_many": ring(0.995 * GIGABIT),
-        "latency_us": {("a", "b"): 90.0, ("b", "a"): 95.0},
-        "path_ok": True,
+        "tcp": WELL,
+        "path": PathProof(ok=True),
         "wait_share_by_node": {"a": 0.02, "b": 0.03},
         "busy_percent_by_node": {"a": 30.0, "b": 35.0},
-        "duplex_by_node": {"a": "full", "b": "full"},
-        "mtu_by_node": {"a": 1500, "b": 1500},
-        "link_by_node": {"a": 1.0, "b": 1.0},
+        "cards": cards(),
     }
-    return judge_scan(ScanEvidence(**(everything | changes)))
+    return judge_scan(Evidence(**(everything | changes)))
 
 
 SLOW = 0.3 * GIGABIT
 TEN = goodput_gb_per_s(10.0)
 
 
-def at_ten(gb_per_s: float, tcp: float = 0.95 * TEN, **changes: Any) -> Verdict:
-    everything: dict[str, Any] = {
-        "backend": "nccl",
-        "link_gbit_per_s": 10.0,
-        "link_by_node": {"a": 10.0, "b": 10.0},
-        "tcp_one": ring(tcp),
-        "tcp_many": ring(tcp),
-    }
+def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
+    everything = {"backend": "nccl", "cards": cards(speed_gbit_per_s=10.0), "tcp": both_ways(raw)}
     return judged(gb_per_s, **(everything | changes))
 
 
@@ -111,54 +127,62 @@ def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> No
 
 
 def test_wrong_values_come_before_everything() -> None:
-    verdict = judged(rows=rows(SLOW, num_wrong=2), path_ok=False, path_sentences=("a sent over eth0.",))
+    verdict = judged(rows=rows(SLOW, num_wrong=2), path=PathProof(ok=False, sentences=("a sent over eth0.",)))
     assert verdict.text.startswith("16 values were wrong (all_reduce of float): no speed counts")
     assert "wrong" not in judged(SLOW).text
 
 
 def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
     assert judged(rows=()).text == "No size was measured by all workers."
-    verdict = judge_scan(ScanEvidence(rows=rows(5.0)))
+    verdict = judge_scan(Evidence(rows=rows(5.0)))
     assert "neither a link's rate nor raw TCP is known" in verdict.text
     assert verdict.causes == ()
 
 
 def test_raw_tcp_alone_is_enough_to_judge_by() -> None:
-    assert judged(link_gbit_per_s=None, link_by_node={}).text.startswith(
-        "This is what this network gives: 99% of what raw"
-    )
-    assert "Look first" in judged(SLOW, link_gbit_per_s=None, link_by_node={}).text
+    unknown = cards(speed_gbit_per_s=None)
+    assert judged(cards=unknown).text.startswith("This is what this network gives: 99% of what raw")
+    assert "Look first" in judged(SLOW, cards=unknown).text
 
 
 def test_the_worst_of_several_collectives_is_what_is_told() -> None:
     several = rows(0.99 * GIGABIT) + rows(0.4 * GIGABIT, collective="all_gather")
-    assert judged(rows=several).text.startswith("all_gather of 16 MiB, which fills it least, moves")
+    assert judged(rows=several, backend="nccl").text.startswith("all_gather of 16 MiB, which fills it least, moves")
 
 
 def test_what_the_backend_really_sends_is_what_fills_the_card() -> None:
     # A reduce-scatter that all-reduces inside sends S where busbw counts half of it.
     half = rows(0.495 * GIGABIT, collective="reduce_scatter")
-    assert judged(rows=half, card_factors={"reduce_scatter": 1.0}).causes == ()
-    assert judged(rows=half).causes != ()
+    assert judged(rows=half, backend="gloo").causes == ()
+    assert judged(rows=half, backend="nccl").causes != ()
 
 
+SLOW_TO_A = ring(0.99 * GIGABIT, b=0.2 * GIGABIT)
+ALL_BUT_B = tuple(
+    PairSpeed(source=one, target=other, gbit_per_s=0.094 if "b" in (one, other) else 0.94)
+    for one, other in permutations("abc", 2)
+)
 # Each cause: what shows it, words of its text, whom it names.
-CAUSES = [
-    ({"path_ok": False, "path_sentences": ("b sent 31 MiB over eth0, not over ens1f0.",)}, "over eth0, not over", ()),
-    ({"duplex_by_node": {"a": "full", "b": "half"}}, "b runs in half duplex", ("b",)),
-    ({"mtu_by_node": {"a": 9000, "b": 1500}}, "the MTU of b is 1500 where others have 9000", ("b",)),
-    ({"link_by_node": {"a": 10.0, "b": 1.0}}, "b negotiated 1 Gbit/s where others have 10 Gbit/s", ("b",)),
+CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     (
-        {"tcp_one": ring(0.99 * GIGABIT, b=0.2 * GIGABIT), "tcp_many": ring(0.99 * GIGABIT, b=0.2 * GIGABIT)},
-        "from b to a a stream reaches 188 Mbit/s",
-        ("b", "a"),
+        {"path": PathProof(ok=False, sentences=("b sent 31 MiB over eth0, not over ens1f0.",))},
+        "over eth0, not over",
+        (),
     ),
+    ({"cards": cards(b={"duplex": "half"})}, "b runs in half duplex", ("b",)),
+    ({"cards": cards(mtu=9000, b={"mtu": 1500})}, "the MTU of b is 1500 where others have 9000", ("b",)),
     (
-        {"odd": (Odd(kind="node", nodes=("b",), text="b sends and receives no more than 94 Mbit/s", hint="cable"),)},
-        "b sends and receives no more than 94 Mbit/s",
+        {"cards": cards(speed_gbit_per_s=10.0, b={"speed_gbit_per_s": 1.0})},
+        "b negotiated 1 Gbit/s where others have 10 Gbit/s",
         ("b",),
     ),
-    ({"tcp_one": ring(0.3 * GIGABIT)}, "a single connection is bound by one processor core or by small socket", ()),
+    ({"tcp": tcp(one=SLOW_TO_A, several=SLOW_TO_A)}, "from b to a a stream reaches 188 Mbit/s", ("b", "a")),
+    ({"tcp": tcp(pairs=ALL_BUT_B)}, "b sends and receives no more than 94 Mbit/s", ("b",)),
+    (
+        {"tcp": tcp(one=ring(0.3 * GIGABIT))},
+        "a single connection is bound by one processor core or by small socket",
+        (),
+    ),
     ({"wait_share_by_node": {"a": 0.4, "b": 0.02}}, "the others wait 40% of the time, and b 2%", ("b",)),
     ({"busy_percent_by_node": {"a": 97.0, "b": 30.0}}, "the processors are busy while the sweep runs (a 97%)", ("a",)),
 ]
@@ -186,11 +210,11 @@ def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
         msgspec.structs.replace(
             row,
             time_us=row.time_us + 100_000,
-            busbw_gb_per_s=row.busbw_gb_per_s * row.time_us / (row.time_us + 100_000),
+            algbw_gb_per_s=row.algbw_gb_per_s * row.time_us / (row.time_us + 100_000),
         )
         for row in rows(0.99 * GIGABIT)
     )
-    verdict = judged(rows=waiting, latency_us={}, wait_share_by_node={"a": 0.4, "b": 0.0})
+    verdict = judged(rows=waiting, tcp=tcp(latency=()), wait_share_by_node={"a": 0.4, "b": 0.0})
     assert verdict.nodes == ("b",)
 
 
@@ -200,16 +224,16 @@ def test_what_is_wrong_in_itself_is_told_of_any_sweep(seen: dict[str, Any]) -> N
 
 
 def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
-    verdict = judged(SLOW, tcp_one=ring(1.02 * SLOW), tcp_many=ring(1.02 * SLOW), link_by_node={})
-    assert "30% of what TCP can carry and 98% of what raw TCP reached" in verdict.text
+    verdict = judged(0.74 * GIGABIT, tcp=both_ways(0.75 * GIGABIT))
+    assert "74% of what TCP can carry and 99% of what raw TCP reached" in verdict.text
     assert "the network, not the collective" in verdict.text
     assert "raw TCP is fine" in judged(SLOW).text
-    assert "it was not tried" in judged(SLOW, tcp_one=(), tcp_many=()).text
+    assert "it was not tried" in judged(SLOW, tcp=RawTcp()).text
 
 
 def test_in_a_ring_a_node_that_is_slow_to_and_from_is_blamed_itself() -> None:
     streams = ring(0.99 * GIGABIT, "abcd", b=0.1 * GIGABIT, c=0.1 * GIGABIT)
-    verdict = judged(0.1 * GIGABIT, tcp_one=(), tcp_many=streams, link_by_node=dict.fromkeys("abcd", 1.0))
+    verdict = judged(0.1 * GIGABIT, tcp=RawTcp(several=streams), cards=cards("abcd"))
     assert verdict.nodes == ("c",)
     assert "c sends and receives no more than 94.1 Mbit/s" in verdict.text
 
@@ -221,32 +245,31 @@ def test_sockets_are_for_nccl_on_fast_links_whose_tcp_is_fine() -> None:
     others = (
         at_ten(0.94 * TEN),
         at_ten(0.3 * TEN, backend="gloo"),
-        at_ten(0.3 * TEN, tcp=0.31 * TEN),
+        at_ten(0.3 * TEN, raw=0.31 * TEN),
         judged(SLOW, backend="nccl"),
     )
     assert not any("NCCL_SOCKET_NTHREADS" in cause.hint for verdict in others for cause in verdict.causes)
 
 
 def test_one_connection_that_a_core_bounds_is_told_with_the_sockets_that_help() -> None:
-    verdict = at_ten(0.35 * TEN, tcp_one=ring(0.4 * TEN))
+    verdict = at_ten(0.35 * TEN, tcp=RawTcp(one=ring(0.4 * TEN), several=ring(0.95 * TEN)))
     assert "a single connection is bound by one processor core" in verdict.text
     assert "NCCL_NSOCKS_PERTHREAD" in verdict.causes[0].hint
 
 
 def test_tcp_that_leaves_half_of_a_very_fast_link_is_a_limit_and_no_fault() -> None:
-    tcp = ring(3.6)
-    known: dict[str, Any] = {"link_gbit_per_s": 100.0, "link_by_node": {}, "tcp_one": tcp, "tcp_many": tcp}
-    verdict = at_ten(3.5, **known)
+    fast = cards(speed_gbit_per_s=100.0)
+    # By the link of 100 Gbit/s alone the streams would be odd.
+    verdict = at_ten(5.9, raw=6.0, cards=fast)
     assert "rarely passes 3 to 5 GB/s" in verdict.text
     assert "rarely" not in at_ten(0.94 * TEN).text
-    slow = ring(1.0)
-    assert "rarely" not in at_ten(0.9, **(known | {"tcp_one": slow, "tcp_many": slow})).text
+    assert "rarely" not in at_ten(0.9, raw=1.0, cards=fast).text
 
 
 def test_a_long_way_between_the_nodes_is_told() -> None:
-    verdict = judged(latency_us={("a", "b"): 12_000.0, ("b", "a"): 12_500.0})
+    verdict = judged(tcp=tcp(latency=trips(a=12_000.0, b=12_500.0)))
     assert "a round trip between the nodes takes 12.2 ms" in verdict.text
-    far = judged(latency_us={("a", "b"): 100.0, ("b", "c"): 110.0, ("c", "a"): 2500.0})
+    far = judged(tcp=tcp(latency=trips(a=100.0, b=110.0, c=2500.0)))
     assert far.nodes == ("c", "a")
     assert "from c to a takes 2.5 ms, where 0.11 ms is usual" in far.text
 
@@ -264,19 +287,34 @@ def test_the_verdict_is_a_json_document() -> None:
 
 
 def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
-    half = 0.49 * GIGABIT
-    assert judged(half).causes
-    verdict = judged(half, link_shares={"all_reduce": 0.5})
+    half = rows(0.49 * GIGABIT, collective="sendrecv")
+    assert judged(rows=half, backend="nccl").causes
+    verdict = judged(rows=half, backend="gloo")
     assert verdict.causes == ()
     assert "in turns" in verdict.text
     assert verdict.text.endswith("Nothing to mend.")
 
 
 def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None:
-    verdict = judged(tcp_many=ring(0.99 * GIGABIT, b=0.3 * GIGABIT))
+    verdict = judged(tcp=tcp(several=ring(0.99 * GIGABIT, b=0.3 * GIGABIT)))
     assert verdict.causes == ()
 
 
 def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
-    odd = Odd(kind="node", nodes=("b",), text="b sends and receives no more than 94 Mbit/s", hint="cable")
-    assert "Look at this all the same: b sends" in judged(odd=(odd,)).text
+    assert "Look at this all the same: b sends" in judged(tcp=tcp(pairs=ALL_BUT_B)).text
+
+
+@pytest.mark.parametrize(
+    ("backend", "collective", "steps"),
+    [
+        ("gloo", "all_reduce", 6),
+        # A ring reduces to each in one pass of n - 1; Gloo all-reduces instead.
+        ("nccl", "reduce_scatter", 3),
+        ("gloo", "reduce_scatter", 6),
+        ("nccl", "all_gather", 3),
+        ("gloo", "broadcast", 2),
+        ("nccl", "sendrecv", 1),
+    ],
+)
+def test_messages_wait_for_each_other_as_the_algorithm_has_it(backend: str, collective: str, steps: int) -> None:
+    assert message_steps(backend, collective, 4) == steps

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.job.step_messages import StepMessage, StepMessages
-from multinode.analyse.nccl_test.pair_speeds import PairSpeed
-from multinode.analyse.nccl_test.raw_tcp import RawTcp, RoundTrip
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.analyse.nccl_test.size_scan import ScanReport, estimate_step, summarise_scan
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Interface, NodeFacts

@@ -35,7 +35,7 @@ def hall(module_lab: Lab) -> Iterator[Hall]:
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_ring_fills_every_link_both_ways_at_once(hall: Hall, count: int) -> None:
     streamed = hall.stream(RING, 1.0, count)
-    assert [(one.node, one.peer, one.error) for one in streamed] == [(*pair, None) for pair in RING]
+    assert [(one.source, one.target, one.error) for one in streamed] == [(*pair, None) for pair in RING]
     # What an MTU of 1500 leaves of 1 Gbit/s is 0.941. More would be a fault of the measurement, less may be the
     # machine's.
     assert all(0.5 < (one.gbit_per_s or 0.0) < 0.96 for one in streamed)
@@ -51,7 +51,7 @@ def test_a_link_that_is_slow_one_way_shows_in_that_way_alone(hall: Hall, fault: 
 
 def test_round_trips_take_microseconds(hall: Hall) -> None:
     pinged = hall.ping(RING)
-    assert [(one.node, one.peer, one.error) for one in pinged] == [(*pair, None) for pair in RING]
+    assert [(one.source, one.target, one.error) for one in pinged] == [(*pair, None) for pair in RING]
     for one in pinged:
         assert one.median_us is not None
         assert one.p95_us is not None

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from multinode.preflight.network.pairs import choose_pairs, launch_pairs, tournament
+from multinode.preflight.network.meeting import choose_pairs, launch_pairs, tournament
 
 
 def dice(seed: int) -> random.Random:

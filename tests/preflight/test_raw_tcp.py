@@ -6,12 +6,9 @@ from typing import Any, Self, cast
 
 import pytest
 
-from multinode.analyse.nccl_test.pair_speeds import find_odd
-from multinode.analyse.nccl_test.raw_tcp import RawTcp
+from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed, RawTcp, RoundTrip, find_odd
 from multinode.core.cluster.cluster import Node
 from multinode.preflight.network import raw_tcp
-from multinode.preflight.network.meeting import Pinged, Streamed
-from multinode.preflight.network.pairs import Pair
 from multinode.transport.agent import AgentTransport
 
 NODES = tuple(Node(name=f"n{index}") for index in range(4))
@@ -36,19 +33,19 @@ class StubHall:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ping(self, pairs: Sequence[Pair], count: int) -> Iterator[Pinged]:
-        return (Pinged(node=a, peer=b, median_us=50.0, p95_us=float(count)) for a, b in pairs)
+    def ping(self, pairs: Sequence[Pair], count: int) -> Iterator[RoundTrip]:
+        return (RoundTrip(source=a, target=b, median_us=50.0, p95_us=float(count)) for a, b in pairs)
 
-    def stream(self, pairs: Sequence[Pair], seconds: float, count: int = 1) -> list[Streamed]:
+    def stream(self, pairs: Sequence[Pair], seconds: float, count: int = 1) -> list[PairSpeed]:
         del count
         if seconds < 1.0:
             self.tries.update(pairs)
-        return [Streamed(node=a, peer=b, gbit_per_s=self._speed((a, b), self.tries[a, b])) for a, b in pairs]
+        return [PairSpeed(source=a, target=b, gbit_per_s=self._speed((a, b), self.tries[a, b])) for a, b in pairs]
 
 
 def measure(hall: StubHall, monkeypatch: pytest.MonkeyPatch, ceilings: dict[str, float] | None = None) -> RawTcp:
     monkeypatch.setattr(raw_tcp, "Hall", hall)
-    return raw_tcp.measure_raw_tcp(cast("AgentTransport", None), NODES, {}, pairs=raw_tcp.AllPairs(ceilings=ceilings))
+    return raw_tcp.measure_raw_tcp(cast("AgentTransport", None), NODES, {}, pairs=ceilings or {})
 
 
 def test_a_pair_that_stalled_once_is_not_odd_and_both_its_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RoundTrip
 from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, MultinodeError, NodeFailed
-from multinode.preflight.network.meeting import Attempted, Listening, Meeting, Pinged, Streamed
+from multinode.preflight.network.meeting import Attempted, Listening, Meeting
 from multinode.preflight.network.reach import MAX_PINGS, Agenda, Hall, hold_meeting
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
@@ -78,8 +79,8 @@ def test_streams_go_both_ways_and_add_up_over_their_connections() -> None:
     )
     assert errors == ()
     assert meeting.streams == (
-        Streamed(node="a", peer="b", gbit_per_s=1.0),
-        Streamed(node="b", peer="a", error="wrong answer"),
+        PairSpeed(source="a", target="b", gbit_per_s=1.0),
+        PairSpeed(source="b", target="a", error="wrong answer"),
     )
 
 
@@ -96,8 +97,8 @@ def test_a_stream_that_was_slow_for_a_moment_is_tried_again() -> None:
     )
     assert errors == ()
     assert meeting.streams == (
-        Streamed(node="a", peer="b", gbit_per_s=0.94, worse_gbit_per_s=0.292),
-        Streamed(node="b", peer="a", gbit_per_s=0.94),
+        PairSpeed(source="a", target="b", gbit_per_s=0.94, worse_gbit_per_s=0.292),
+        PairSpeed(source="b", target="a", gbit_per_s=0.94),
     )
 
 
@@ -145,7 +146,7 @@ def pings(*times_us: float, error: str | None = None) -> dict[str, Any]:
     return {"kind": "pings", "results": [{"times_us": times_us, "error": error}]}
 
 
-def ping(count: int, **answers: list[dict[str, Any]]) -> tuple[tuple[Pinged, ...], list[MultinodeError]]:
+def ping(count: int, **answers: list[dict[str, Any]]) -> tuple[tuple[RoundTrip, ...], list[MultinodeError]]:
     """Nodes that answer with these records after `listening`."""
 
     def handle(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
@@ -161,8 +162,8 @@ def test_round_trips_are_summed_up_for_each_pair() -> None:
     pinged, errors = ping(4, a=[pings(40.0, 20.0, 30.0, 900.0)], b=[pings(25.0, error="stopped answering")])
     assert errors == []
     assert pinged == (
-        Pinged(node="a", peer="b", median_us=35.0, p95_us=900.0),
-        Pinged(node="b", peer="a", error="stopped answering"),
+        RoundTrip(source="a", target="b", median_us=35.0, p95_us=900.0),
+        RoundTrip(source="b", target="a", error="stopped answering"),
     )
 
 
@@ -181,7 +182,7 @@ def test_round_trips_are_summed_up_for_each_pair() -> None:
 )
 def test_a_node_that_lies_of_its_round_trips_hides_no_other(answer: dict[str, Any]) -> None:
     pinged, errors = ping(2, a=[pings(20.0, 30.0)], b=[answer])
-    assert [one.node for one in pinged] == ["a"]
+    assert [one.source for one in pinged] == ["a"]
     assert [(error.node, type(error)) for error in errors] == [("b", NodeFailed)]
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import Gpu
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.strategy import check_strategy
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Meeting, Streamed
+from multinode.preflight.network.meeting import Meeting
 from tests.analyse.trainings import LLAMA_3_8B, TINY
 
 from .inspecting import but, inspection, only
@@ -28,7 +29,10 @@ def training(
     text = json.dumps({"zero_optimization": {"stage": stage}}) if stage is not None else None
     config = config | ({"deepspeed": "ds.json"} if stage is not None else {})
     job = LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
-    streams = (Streamed(node="a", peer="b", gbit_per_s=5 * gbit), Streamed(node="b", peer="a", gbit_per_s=gbit))
+    streams = (
+        PairSpeed(source="a", target="b", gbit_per_s=5 * gbit),
+        PairSpeed(source="b", target="a", gbit_per_s=gbit),
+    )
     found = inspection(job=job, meeting=Meeting(streams=streams))
     big = {"gpus": (Gpu(index=0, name="NVIDIA A100", memory_total_mib=81920),), "model": model}
     return but(but(found, "a", **big), "b", **big)

@@ -5,9 +5,8 @@ from itertools import permutations
 
 import pytest
 
-from multinode.preflight.network.meeting import Streamed
-from multinode.preflight.network.pairs import Pair
-from multinode.preflight.network.stream_rounds import repeat_slow, stream_all
+from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed
+from multinode.preflight.network.meeting import repeat_slow, stream_all
 
 NAMES = "abcde"
 LEAST = dict.fromkeys(permutations(NAMES, 2), 0.66)
@@ -21,7 +20,7 @@ class Network:
         self.ways: list[tuple[Pair, ...]] = []
         self.said: list[str] = []
 
-    def stream(self, pairs: Sequence[Pair]) -> tuple[Streamed, ...]:
+    def stream(self, pairs: Sequence[Pair]) -> tuple[PairSpeed, ...]:
         self.ways.append(tuple(pairs))
         return tuple(self._streamed(pair) for pair in pairs)
 
@@ -29,11 +28,11 @@ class Network:
         """The better and the worse figure, by pair."""
         first = stream_all(NAMES, self.stream, self.said.append)
         streams = repeat_slow(first, NAMES, LEAST if least is None else least, self.stream, self.said.append)
-        return {(one.node, one.peer): (one.gbit_per_s, one.worse_gbit_per_s) for one in streams}
+        return {(one.source, one.target): (one.gbit_per_s, one.worse_gbit_per_s) for one in streams}
 
-    def _streamed(self, pair: Pair) -> Streamed:
+    def _streamed(self, pair: Pair) -> PairSpeed:
         speed = self._speed(pair, sum(pair in way for way in self.ways))
-        return Streamed(node=pair[0], peer=pair[1], gbit_per_s=speed, error=None if speed else "timed out")
+        return PairSpeed(source=pair[0], target=pair[1], gbit_per_s=speed, error=None if speed else "timed out")
 
 
 def test_every_pair_streams_once_each_way_and_no_node_has_two_at_once() -> None:

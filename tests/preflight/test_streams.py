@@ -5,10 +5,11 @@ from itertools import permutations
 
 import pytest
 
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.preflight.checks.streams import check_streams, least_speeds
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Meeting, Streamed
+from multinode.preflight.network.meeting import Meeting
 
 from .inspecting import inspection, only
 from .test_link import linked
@@ -19,7 +20,7 @@ Speed = Callable[[str, str], float | None]
 def streamed(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> Inspection:
     """Nodes that stream to each other as fast as `speed` says, over links of one rate."""
     streams = tuple(
-        Streamed(node=source, peer=target, gbit_per_s=speed(source, target))
+        PairSpeed(source=source, target=target, gbit_per_s=speed(source, target))
         for source, target in permutations(names, 2)
     )
     known = inspection(names, meeting=Meeting(streams=streams))
@@ -94,8 +95,8 @@ def test_the_slower_of_two_links_is_what_counts() -> None:
 
 def test_what_stayed_slow_is_told_with_both_tries() -> None:
     streams = (
-        Streamed(node="a", peer="b", gbit_per_s=0.292, worse_gbit_per_s=0.21),
-        Streamed(node="b", peer="a", gbit_per_s=0.93),
+        PairSpeed(source="a", target="b", gbit_per_s=0.292, worse_gbit_per_s=0.21),
+        PairSpeed(source="b", target="a", gbit_per_s=0.93),
     )
     message = only(check_streams(inspection("ab", meeting=Meeting(streams=streams)))).message
     assert "from a to b a stream reaches 292 Mbit/s (the better of two tries; the other: 210 Mbit/s), where" in message

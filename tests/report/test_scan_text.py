@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.job.step_messages import StepMessage
-from multinode.analyse.nccl_test.raw_tcp import RawTcp
+from multinode.analyse.nccl_test.pair_speeds import RawTcp
 from multinode.analyse.nccl_test.scan_changes import ScanChanges
 from multinode.analyse.nccl_test.size_scan import StepEstimate
 from multinode.report.nccl_test.scan_text import scan_lines

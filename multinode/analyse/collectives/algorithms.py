@@ -6,6 +6,7 @@ The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; c
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -19,6 +20,7 @@ __all__ = [
     "algorithms_of",
     "card_factor",
     "link_share",
+    "message_steps",
     "node_flows",
     "protocols_of",
     "rank_flows",
@@ -240,6 +242,20 @@ def link_share(backend: str, collective: str, layout: Layout) -> float:
         return 1.0
     flows = known[0].flows(layout)
     return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
+
+
+def message_steps(backend: str, collective: str, ranks: int) -> int:
+    """Messages one after the other in the usual algorithm: n - 1 for each pass of a ring, a tree's height, 1 of pairs.
+
+    A ring's reduce-scatter is one pass; Gloo's is an all-reduce, which is two. NCCL's broadcast is pipelined, and
+    counted as a tree.
+    """
+    if collective == "sendrecv":
+        return 1
+    if collective in {"broadcast", "reduce"}:
+        return max(1, math.ceil(math.log2(ranks)))
+    is_all_reduce = collective == "all_reduce" or (backend, collective) == ("gloo", "reduce_scatter")
+    return (2 if is_all_reduce else 1) * max(1, ranks - 1)
 
 
 def worker_factor(backend: str, collective: str, ranks: int) -> float:

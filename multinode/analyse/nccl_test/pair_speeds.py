@@ -17,14 +17,17 @@ from multinode.units import format_rate
 __all__ = [
     "Blame",
     "Odd",
+    "Pair",
     "PairSpeed",
+    "RawTcp",
+    "RoundTrip",
     "blame_pairs",
     "fastest_of",
     "find_odd",
     "find_odd_in_ring",
-    "is_below_due",
     "least_of_due",
     "least_of_pairs",
+    "slowest_gb_per_s",
 ]
 
 Pair = tuple[str, str]
@@ -39,10 +42,11 @@ _CPU_BOUND_GBIT = 10.0
 # What a link of 10 Gbit/s carries of TCP, with frames of the usual size and any larger.
 _CPU_BOUND_GOODPUT_GBIT = 9.4
 _PAIR = 2
+_BITS_PER_BYTE = 8
 
 
 class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a TCP stream from one node to another reached.
+    """What a TCP stream from one node to another reached: over one connection or several, of two tries or one.
 
     Attributes:
         gbit_per_s: payload that arrived, of two tries the better one; None where the stream failed.
@@ -54,6 +58,52 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
     gbit_per_s: float | None = None
     worse_gbit_per_s: float | None = None
     error: str | None = None
+
+
+class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
+    """Round trips of a small message on one TCP connection, seen from `source`; None where they failed.
+
+    What both agents take is part of them.
+    """
+
+    source: str
+    target: str
+    median_us: float | None = None
+    p95_us: float | None = None
+    error: str | None = None
+
+
+class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
+    """What TCP reached between the nodes' cards without any collective.
+
+    Attributes:
+        one: every node sends to the next while it receives from the one before, over one connection.
+        several: likewise over several.
+        connections: how many those are; 0 where nothing was measured.
+        latency: round trips along the same ring.
+        pairs: every pair, both ways, disjoint pairs at once; empty where that was not asked for.
+    """
+
+    one: tuple[PairSpeed, ...] = ()
+    several: tuple[PairSpeed, ...] = ()
+    connections: int = 0
+    latency: tuple[RoundTrip, ...] = ()
+    pairs: tuple[PairSpeed, ...] = ()
+
+    @property
+    def ring(self) -> tuple[PairSpeed, ...]:
+        """Each pair of the ring over as many connections as were best."""
+        return fastest_of(self.one, self.several)
+
+    @property
+    def round_trips_us(self) -> dict[Pair, float]:
+        """Medians, by caller and peer."""
+        return {(one.source, one.target): one.median_us for one in self.latency if one.median_us is not None}
+
+    @property
+    def round_trip_us(self) -> float | None:
+        """The median of them; None where there are none."""
+        return statistics.median(self.round_trips_us.values()) if self.round_trips_us else None
 
 
 class Odd(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,11 +153,6 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     nodes: tuple[str, ...]
     pairs: tuple[Pair, ...]
-
-
-def is_below_due(gbit_per_s: float, due_gbit_per_s: float, link_gbit_per_s: float) -> bool:
-    """Whether a stream is too slow to be explained by the processor that ran it; its due is the link's goodput."""
-    return gbit_per_s < least_of_due(due_gbit_per_s, link_gbit_per_s)
 
 
 def least_of_due(due_gbit_per_s: float, link_gbit_per_s: float) -> float:
@@ -176,6 +221,12 @@ def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] |
         odd[odd.index(before)] = blamed
         odd.remove(after)
     return tuple(odd)
+
+
+def slowest_gb_per_s(pairs: Iterable[PairSpeed]) -> float | None:
+    """What the slowest of the streams that ran reached: a ring is as fast as that."""
+    speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
+    return min(speeds) / _BITS_PER_BYTE if speeds else None
 
 
 def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:

@@ -11,29 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share
+from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.collectives.collectives import CollectiveRow, collective_rows, with_shares
 from multinode.analyse.job.step_estimate import estimate_step_us
 from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
-from multinode.analyse.nccl_test.pair_speeds import Odd, fastest_of, find_odd
+from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, slowest_gb_per_s
 from multinode.analyse.nccl_test.path_proof import PathProof, prove_path
-from multinode.analyse.nccl_test.raw_tcp import RawTcp
 from multinode.analyse.nccl_test.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
-from multinode.analyse.nccl_test.scan_evidence import ScanEvidence, slowest_gb_per_s
-from multinode.analyse.nccl_test.scan_verdict import Verdict, judge_scan
+from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
 from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.core.measure.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.run.log import clean_log
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
-from multinode.units import format_count, goodput_gb_per_s
+from multinode.units import format_count
 
-__all__ = ["ScanReport", "StepEstimate", "estimate_step", "link_ceilings", "summarise_scan"]
+__all__ = ["ScanReport", "StepEstimate", "cards_of", "estimate_step", "summarise_scan"]
 
-_ETHERNET_MTU = 1500
-_BITS_PER_BYTE = 8
 _LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
 # A curve through fewer sizes would be no more than they are.
 _LEAST_SIZES = 2
@@ -123,44 +119,15 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
         return {name: level for name, level in levels.items() if level is not None}
 
 
-class _Network(msgspec.Struct, frozen=True, kw_only=True):
-    """The cards of the data plane, as far as nodes tell; empty of a single node, whose workers use none."""
-
-    cards: dict[str, Interface]
-
-    @property
-    def link_gbit_per_s(self) -> float | None:
-        rates = [card.speed_gbit_per_s for card in self.cards.values()]
-        known = [rate for rate in rates if rate]
-        return min(known) if known and len(known) == len(rates) else None
-
-    @property
-    def mtu(self) -> int | None:
-        return min((card.mtu for card in self.cards.values() if card.mtu), default=None)
-
-    @property
-    def ceiling_gb_per_s(self) -> float | None:
-        link = self.link_gbit_per_s
-        return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
-
-    @property
-    def ceilings_gbit_per_s(self) -> dict[str, float] | None:
-        ceilings = {
-            name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
-            for name, card in self.cards.items()
-            if card.speed_gbit_per_s
-        }
-        return ceilings or None
-
-
-def link_ceilings(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, float] | None:
-    """Payload in Gbit/s that the card of each node carries, by node whose link is known; None where none is.
-
-    Args:
-        nodes: with the card that each uses.
-        facts: of the nodes, by name.
-    """
-    return _network(nodes, facts).ceilings_gbit_per_s
+def cards_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
+    """The card of the data plane of each node that tells of it."""
+    return {
+        node.node: card
+        for node in nodes
+        if node.node in facts
+        for card in facts[node.node].interfaces
+        if card.name == node.ifname
+    }
 
 
 def summarise_scan(
@@ -184,12 +151,10 @@ def summarise_scan(
     """
     if not isinstance(plan.test, CollectiveTest):
         raise TypeError(f"run {plan.run_id} is no collective test")
-    network = _network(plan.nodes, facts)
     layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
     measured = list(_measured(plan, samples))
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")
-    tcp_gb_per_s = slowest_gb_per_s(fastest_of(tcp.one, tcp.several))
     nccl = _nccl(samples.values())
     rows = collective_rows(measured, plan.world_size)
     path = prove_path(
@@ -199,33 +164,21 @@ def summarise_scan(
         backend=backend,
         node_names=[node.node for node in plan.nodes],
     )
-    over_rdma = path.over_rdma or (nccl is not None and nccl.network == "IB")
-    if path.ok is not False and not over_rdma:
-        # What took another way is no share of this one.
-        rows = with_shares(rows, network.ceiling_gb_per_s, tcp_gb_per_s)
-    odd = find_odd(tcp.pairs, network.ceilings_gbit_per_s) if tcp.pairs else ()
-    evidence = ScanEvidence(
+    evidence = Evidence(
         rows=rows,
-        nodes=len(plan.nodes),
-        over_rdma=over_rdma,
+        layout=layout,
         backend=backend,
-        ranks=plan.world_size,
-        card_factors=_card_factors(rows, backend, layout),
-        link_shares={row.collective: link_share(backend, row.collective, layout) for row in rows},
-        link_gbit_per_s=network.link_gbit_per_s,
-        mtu=network.mtu,
-        tcp_one=tcp.one,
-        tcp_many=tcp.several,
-        latency_us={(one.source, one.target): one.median_us for one in tcp.latency if one.median_us is not None},
-        odd=odd,
-        path_ok=path.ok,
-        path_sentences=path.sentences,
+        cards=cards_of(plan.nodes, facts) if layout.nodes > 1 else {},
+        tcp=tcp,
+        path=path,
+        over_rdma=path.over_rdma or (nccl is not None and nccl.network == "IB"),
         wait_share_by_node=_wait_shares(plan, measured),
         busy_percent_by_node=_busy(plan, samples),
-        duplex_by_node={name: card.duplex for name, card in network.cards.items() if card.duplex},
-        mtu_by_node={name: card.mtu for name, card in network.cards.items() if card.mtu},
-        link_by_node={name: card.speed_gbit_per_s for name, card in network.cards.items() if card.speed_gbit_per_s},
     )
+    ceiling_gb_per_s, tcp_gb_per_s = evidence.goodput_gb_per_s, slowest_gb_per_s(tcp.ring)
+    if path.ok is not False and not evidence.over_rdma:
+        # What took another way is no share of this one.
+        rows = with_shares(rows, ceiling_gb_per_s, tcp_gb_per_s)
     return ScanReport(
         run_id=plan.run_id,
         backend=backend,
@@ -234,14 +187,14 @@ def summarise_scan(
         nodes=tuple(node.node for node in plan.nodes),
         devices=_devices(plan, workers),
         test=plan.test,
-        link_gbit_per_s=network.link_gbit_per_s,
-        mtu=network.mtu,
-        ceiling_gb_per_s=network.ceiling_gb_per_s,
+        link_gbit_per_s=evidence.link_gbit_per_s,
+        mtu=evidence.mtu,
+        ceiling_gb_per_s=ceiling_gb_per_s,
         tcp_gb_per_s=tcp_gb_per_s,
         rows=rows,
         curves=_curves(rows),
         tcp=tcp,
-        odd=odd,
+        odd=evidence.odd,
         path=path,
         nccl=nccl,
         verdict=judge_scan(evidence),
@@ -283,22 +236,6 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
             if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
                 seen.add((sample.rank, sample.index))
                 yield sample
-
-
-def _network(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> _Network:
-    cards = {}
-    for node in nodes if len(nodes) > 1 else ():
-        found = facts.get(node.node)
-        card = next((one for one in found.interfaces if one.name == node.ifname), None) if found else None
-        if card is not None:
-            cards[node.node] = card
-    return _Network(cards=cards)
-
-
-def _card_factors(rows: Sequence[CollectiveRow], backend: str, layout: Layout) -> dict[str, float]:
-    if layout.nodes == 1:
-        return {}
-    return {row.collective: card_factor(backend, row.collective, layout) for row in rows}
 
 
 def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:

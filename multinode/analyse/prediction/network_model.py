@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import algorithms_of, card_factor, link_share, node_flows
+from multinode.analyse.collectives.algorithms import algorithms_of, card_factor, link_share, message_steps, node_flows
 from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
@@ -207,9 +207,10 @@ def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
         return passing / rate * _GB_PER_S
     measured = call.collective if call.collective in network.curves else next(iter(network.curves))
     alpha_us, rest_us = _alpha_and_rest(network.curves[measured], size)
-    steps = _steps(call.collective, place.layout.workers) / _steps(measured, network.layout.workers)
+    steps = message_steps(network.backend, call.collective, place.layout.workers)
+    ratio = steps / message_steps(network.backend, measured, network.layout.workers)
     rest_us *= _passes(network, measured, call.collective, place)
-    return alpha_us * steps + _on_link(network, rest_us, passing, place)
+    return alpha_us * ratio + _on_link(network, rest_us, passing, place)
 
 
 def _on_link(network: NetworkModel, rest_us: float, passing_bytes: float, place: _Place) -> float:
@@ -257,15 +258,6 @@ def _passes(network: NetworkModel, measured: str, collective: str, place: _Place
         if here > 0:
             ratios.append(there / here)
     return max(ratios) if place.assumed.end > 0 else min(ratios)
-
-
-def _steps(collective: str, ranks: int) -> float:
-    """a(n): messages one after the other; 2 (n - 1) in a ring that reduces and gathers."""
-    if collective == "all_reduce":
-        return 2.0 * max(1, ranks - 1)
-    if collective in {"all_gather", "reduce_scatter", "all_to_all"}:
-        return float(max(1, ranks - 1))
-    return max(1.0, math.log2(max(2, ranks)))
 
 
 _ETHERNET_MTU = 1500

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import msgspec
 
-from multinode.analyse.nccl_test.pair_speeds import Blame, blame_pairs, is_below_due, least_of_due
+from multinode.analyse.nccl_test.pair_speeds import Blame, Pair, PairSpeed, blame_pairs, least_of_due
 from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.facts import Interface
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.pairs import Pair
 from multinode.units import format_rate, goodput_gb_per_s
 
 __all__ = ["check_streams", "least_speeds"]
@@ -89,48 +88,39 @@ _RULES = {
 }
 
 
-class Stream(msgspec.Struct, frozen=True):
-    """One stream that was measured between two links whose speed is known.
+_Streams = Sequence[tuple[PairSpeed, "_Due"]]
 
-    Attributes:
-        gbit_per_s: payload that arrived.
-        ceiling_gbit_per_s: payload that the slower of the two links carries.
-        link_gbit_per_s: speed of that link.
-        worse_gbit_per_s: of two tries the other one; None where there was one.
-    """
 
-    source: str
-    target: str
-    gbit_per_s: float
-    ceiling_gbit_per_s: float
+class _Due(msgspec.Struct, frozen=True):
+    """What the slower of two links carries of payload, and its speed."""
+
+    goodput_gbit_per_s: float
     link_gbit_per_s: float
-    worse_gbit_per_s: float | None = None
 
     @property
-    def is_slow(self) -> bool:
-        """Whether it is too slow to be explained by the processor that ran it."""
-        return is_below_due(self.gbit_per_s, self.ceiling_gbit_per_s, self.link_gbit_per_s)
+    def least_gbit_per_s(self) -> float:
+        """What a stream reaches at least, whichever processor runs it."""
+        return least_of_due(self.goodput_gbit_per_s, self.link_gbit_per_s)
 
 
 def check_streams(inspection: Inspection) -> Iterator[Finding]:
     """Streams reach what the links promise; who is slow in all of its own is blamed for them."""
     links = {node.name: interface for node, interface in inspection.links}
-    streams = {(stream.source, stream.target): stream for stream in _measured(inspection, links)}
-    slow = {pair: stream.is_slow for pair, stream in streams.items()}
+    streams = list(_measured(inspection))
+    slow = {(one.source, one.target): (one.gbit_per_s or 0.0) < due.least_gbit_per_s for one, due in streams}
     if not any(slow.values()):
-        yield from _one_connection(list(streams.values()))
+        yield from _one_connection(streams)
     for blame in blame_pairs(slow, tuple(links)):
-        yield _finding(blame, [streams[pair] for pair in blame.pairs], inspection, links)
+        blamed = [(one, due) for one, due in streams if (one.source, one.target) in blame.pairs]
+        yield _finding(blame, blamed, inspection, links)
 
 
 def least_speeds(inspection: Inspection) -> dict[Pair, float]:
     """Gbit/s that a stream reaches at least unless something is wrong, by pair of nodes whose links are known."""
-    links = {node.name: interface for node, interface in inspection.links}
-    dues = {(one, other): _due(links[one], links[other]) for one, other in permutations(links, 2)}
-    return {pair: least_of_due(*due) for pair, due in dues.items() if due is not None}
+    return {pair: due.least_gbit_per_s for pair, due in _dues(inspection).items()}
 
 
-def _finding(blame: Blame, slow: list[Stream], inspection: Inspection, links: dict[str, Interface]) -> Finding:
+def _finding(blame: Blame, slow: _Streams, inspection: Inspection, links: dict[str, Interface]) -> Finding:
     words: dict[str, object] = {**_figures(slow)}
     if blame.nodes:
         source, target = blame.nodes[0], blame.nodes[-1]
@@ -141,31 +131,34 @@ def _finding(blame: Blame, slow: list[Stream], inspection: Inspection, links: di
     return _RULES[blame.kind].found(None if nobody else blame.nodes[0], **words)
 
 
-def _measured(inspection: Inspection, links: dict[str, Interface]) -> Iterator[Stream]:
+def _measured(inspection: Inspection) -> Iterator[tuple[PairSpeed, _Due]]:
+    """The streams that ran between two links whose speed is known."""
+    dues = _dues(inspection)
     for one in inspection.meeting.streams if inspection.meeting else ():
-        due = _due(links[one.node], links[one.peer]) if {one.node, one.peer} <= links.keys() else None
+        due = dues.get((one.source, one.target))
         if one.gbit_per_s is not None and due is not None:
-            yield Stream(one.node, one.peer, one.gbit_per_s, *due, one.worse_gbit_per_s)
+            yield one, due
 
 
-def _due(one: Interface, other: Interface) -> tuple[float, float] | None:
-    """Gbit/s of payload that the slower of two links carries, and its speed; None where one is not known."""
-    if not one.speed_gbit_per_s or not other.speed_gbit_per_s:
-        return None
-    link = min(one.speed_gbit_per_s, other.speed_gbit_per_s)
-    mtu = min(one.mtu or _ETHERNET_MTU, other.mtu or _ETHERNET_MTU)
-    return goodput_gb_per_s(link, mtu) * _BITS_PER_BYTE, link
+def _dues(inspection: Inspection) -> dict[Pair, _Due]:
+    known = {node.name: (card, card.speed_gbit_per_s) for node, card in inspection.links if card.speed_gbit_per_s}
+    dues = {}
+    for (name, (one, speed)), (peer, (other, its_speed)) in permutations(known.items(), 2):
+        link = min(speed, its_speed)
+        mtu = min(one.mtu or _ETHERNET_MTU, other.mtu or _ETHERNET_MTU)
+        dues[name, peer] = _Due(goodput_gb_per_s(link, mtu) * _BITS_PER_BYTE, link)
+    return dues
 
 
-def _one_connection(streams: list[Stream]) -> Iterator[Finding]:
-    fast = [stream for stream in streams if stream.link_gbit_per_s >= _CPU_BOUND_GBIT]
-    if fast and all(stream.gbit_per_s < _FILLED * stream.ceiling_gbit_per_s for stream in fast):
+def _one_connection(streams: _Streams) -> Iterator[Finding]:
+    fast = [(one, due) for one, due in streams if due.link_gbit_per_s >= _CPU_BOUND_GBIT]
+    if fast and all((one.gbit_per_s or 0.0) < _FILLED * due.goodput_gbit_per_s for one, due in fast):
         yield ONE_CONNECTION.found(None, **_figures(fast))
 
 
-def _figures(streams: list[Stream]) -> dict[str, str]:
-    best = max(streams, key=lambda stream: stream.gbit_per_s)
-    reached = format_rate(best.gbit_per_s)
+def _figures(streams: _Streams) -> dict[str, str]:
+    best, due = max(streams, key=lambda each: each[0].gbit_per_s or 0.0)
+    reached = format_rate(best.gbit_per_s or 0.0)
     if best.worse_gbit_per_s is not None:
         reached += f" (the better of two tries; the other: {format_rate(best.worse_gbit_per_s)})"
-    return {"best": reached, "ceiling": format_rate(best.ceiling_gbit_per_s)}
+    return {"best": reached, "ceiling": format_rate(due.goodput_gbit_per_s)}

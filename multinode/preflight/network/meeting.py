@@ -1,10 +1,34 @@
-"""Meeting: what came of the connections that nodes tried with each other. Data only; `reach` makes it."""
+"""Meeting: which nodes try to reach which, in which rounds they stream to each other, and what came of it.
+
+Pure, but for the dice: knows neither how a connection is tried nor what a stream should reach.
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
 import msgspec
 
-__all__ = ["Attempted", "Listening", "Meeting", "Pinged", "Streamed"]
+from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed
+
+__all__ = [
+    "ALL_PAIRS_NODES",
+    "Attempted",
+    "Listening",
+    "Meeting",
+    "choose_pairs",
+    "launch_pairs",
+    "repeat_slow",
+    "stream_all",
+    "tournament",
+]
+
+ALL_PAIRS_NODES = 16
+_RANDOM_PEERS = 2
+
+Stream = Callable[[Sequence[Pair]], Iterable[PairSpeed]]
+Say = Callable[[str], None]
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,36 +64,6 @@ class Attempted(msgspec.Struct, frozen=True, kw_only=True):
     path_mtu: int | None = None
 
 
-class Streamed(msgspec.Struct, frozen=True, kw_only=True):
-    """A short TCP stream from `node` to `peer`.
-
-    Attributes:
-        gbit_per_s: what arrived, of two tries the better one; None where the stream failed.
-        worse_gbit_per_s: of two tries the other one; None where there was one.
-    """
-
-    node: str
-    peer: str
-    gbit_per_s: float | None = None
-    worse_gbit_per_s: float | None = None
-    error: str | None = None
-
-
-class Pinged(msgspec.Struct, frozen=True, kw_only=True):
-    """Round trips of a small message on one connection, seen from `node`; what both agents take is part of them.
-
-    Attributes:
-        median_us: of the round trips; None where they failed.
-        p95_us: the time that 95 % of them did not exceed; None where they failed.
-    """
-
-    node: str
-    peer: str
-    median_us: float | None = None
-    p95_us: float | None = None
-    error: str | None = None
-
-
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """All of it.
 
@@ -81,4 +75,100 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
     listening: tuple[Listening, ...] = ()
     attempts: tuple[Attempted, ...] = ()
-    streams: tuple[Streamed, ...] = ()
+    streams: tuple[PairSpeed, ...] = ()
+
+
+def choose_pairs(names: Sequence[str], dice: random.Random) -> tuple[Pair, ...]:
+    """Ordered pairs of caller and peer for a check: all of them up to 16 nodes.
+
+    Above that everybody calls the next node (a ring, the way of an all-reduce), node 0 (the rendezvous) and two others.
+    """
+    if len(names) <= ALL_PAIRS_NODES:
+        return tuple((caller, peer) for caller in names for peer in names if peer != caller)
+    pairs = list(launch_pairs(names))
+    for caller in names:
+        pairs += [(caller, peer) for peer in dice.sample([name for name in names if name != caller], _RANDOM_PEERS)]
+    return tuple(dict.fromkeys(pairs))
+
+
+def launch_pairs(names: Sequence[str]) -> tuple[Pair, ...]:
+    """Those that a launch tries: everybody calls node 0, and its neighbours in the ring."""
+    count = len(names)
+    pairs = [(caller, names[0]) for caller in names[1:]]
+    for index, caller in enumerate(names):
+        pairs += [(caller, names[(index + step) % count]) for step in (1, -1)]
+    return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+
+def tournament(names: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
+    """Rounds of disjoint pairs in which everybody meets everybody once (the circle method), each pair one way."""
+    players: list[str | None] = [*names]
+    if len(players) % 2:
+        players.append(None)
+    rounds = []
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        facing = zip(players[:half], reversed(players[half:]), strict=True)
+        rounds.append(tuple((a, b) for a, b in facing if a is not None and b is not None))
+        players = [players[0], players[-1], *players[1:-1]]
+    return tuple(one for one in rounds if one)
+
+
+def stream_all(names: Sequence[str], stream: Stream, say: Say) -> list[PairSpeed]:
+    """What every pair reached, each way.
+
+    Args:
+        names: of the nodes.
+        stream: lets disjoint pairs stream at once.
+        say: is told each stage in a few words.
+    """
+    streams: list[PairSpeed] = []
+    rounds = tournament(names)
+    for number, pairs in enumerate(rounds, 1):
+        say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
+        for way in _both_ways(pairs):
+            streams += stream(way)
+    return streams
+
+
+def repeat_slow(
+    streams: Iterable[PairSpeed], names: Sequence[str], least: Mapping[Pair, float], stream: Stream, say: Say
+) -> list[PairSpeed]:
+    """The same, with the better of two tries for those that reached less than the least.
+
+    A node stalls for a moment, and a cable does not. The slow ones that met the first time meet again: what two pairs
+    share, such as the line between two switches, is then slow for both once more.
+
+    Args:
+        streams: of the first try.
+        names: as of `stream_all`.
+        least: Gbit/s, by sender and receiver; a pair that is not here has none to reach.
+        stream: as of `stream_all`; a pair that it leaves out keeps its first figure.
+        say: as of `stream_all`.
+    """
+    found = {(one.source, one.target): one for one in streams}
+    slow = {pair for pair, one in found.items() if _is_below(one.gbit_per_s, least.get(pair))}
+    if slow:
+        say("measuring a slow stream once more" if len(slow) == 1 else f"measuring {len(slow)} slow streams once more")
+    for pairs in tournament(names):
+        for way in _both_ways(pairs):
+            again = [pair for pair in way if pair in slow]
+            for one in stream(again) if again else ():
+                found[one.source, one.target] = _better(found[one.source, one.target], one)
+    return list(found.values())
+
+
+def _both_ways(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], Sequence[Pair]]:
+    return pairs, [(peer, caller) for caller, peer in pairs]
+
+
+def _is_below(gbit_per_s: float | None, least_gbit_per_s: float | None) -> bool:
+    return gbit_per_s is not None and least_gbit_per_s is not None and gbit_per_s < least_gbit_per_s
+
+
+def _better(first: PairSpeed, second: PairSpeed) -> PairSpeed:
+    """One with the figures of both tries; a second one that failed says nothing of the line."""
+    if second.gbit_per_s is None:
+        return first
+    worse, better = sorted((first.gbit_per_s or 0.0, second.gbit_per_s))
+    return msgspec.structs.replace(first, gbit_per_s=better, worse_gbit_per_s=worse)

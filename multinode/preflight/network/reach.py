@@ -11,12 +11,11 @@ from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
+from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed, RoundTrip
 from multinode.analyse.stats.spread import spread_of
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
-from multinode.preflight.network.meeting import Attempted, Listening, Meeting, Pinged, Streamed
-from multinode.preflight.network.pairs import Pair
-from multinode.preflight.network.stream_rounds import repeat_slow, stream_all
+from multinode.preflight.network.meeting import Attempted, Listening, Meeting, repeat_slow, stream_all
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.outcomes import Outcomes, gather
 
@@ -79,10 +78,10 @@ def hold_meeting(
     return Meeting(listening=hall.listening, attempts=attempts, streams=tuple(streams)), tuple(hall.errors)
 
 
-def _stream_pairs(hall: Hall, agenda: Agenda, seconds: float, say: Callable[[str], None]) -> list[Streamed]:
+def _stream_pairs(hall: Hall, agenda: Agenda, seconds: float, say: Callable[[str], None]) -> list[PairSpeed]:
     """What every pair reached, the slow ones of them in two tries."""
 
-    def stream(pairs: Sequence[Pair]) -> tuple[Streamed, ...]:
+    def stream(pairs: Sequence[Pair]) -> tuple[PairSpeed, ...]:
         return hall.stream(pairs, seconds) if hall.has_time_for(seconds) else ()
 
     names = [node.name for node in hall.present]
@@ -166,7 +165,7 @@ class Hall:
         answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
         return tuple(attempt for answer in answers for attempt in answer)
 
-    def stream(self, pairs: Sequence[Pair], seconds: float, count: int = 1) -> tuple[Streamed, ...]:
+    def stream(self, pairs: Sequence[Pair], seconds: float, count: int = 1) -> tuple[PairSpeed, ...]:
         """Let each caller send to its peer over `count` connections at once; the pairs should be disjoint."""
         timeout_s = seconds + _STREAM_ANSWER_S
         peers = dict(pairs)
@@ -177,7 +176,7 @@ class Hall:
             target = {"addr": self._addresses[peer], "port": ports[peer], "seconds": seconds}
             self._order(node, {"streams": [target] * count, "timeout_s": timeout_s})
 
-        def hear(node: Node) -> Streamed:
+        def hear(node: Node) -> PairSpeed:
             return _streamed(node.name, peers[node.name], self._hear(node, "streams", timeout_s))
 
         callers = [node for node in self.present if peers.get(node.name) in ports]
@@ -186,7 +185,7 @@ class Hall:
         told = [node for node in callers if node.name in self._streams]
         return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
 
-    def ping(self, pairs: Sequence[Pair], count: int = MAX_PINGS) -> tuple[Pinged, ...]:
+    def ping(self, pairs: Sequence[Pair], count: int = MAX_PINGS) -> tuple[RoundTrip, ...]:
         """Let each caller time round trips with its peers; the pairs should be disjoint, or they wait for each other.
 
         Args:
@@ -201,7 +200,7 @@ class Hall:
             if peer in ports:
                 peers.setdefault(caller, []).append(peer)
 
-        def ask(node: Node) -> list[Pinged]:
+        def ask(node: Node) -> list[RoundTrip]:
             mine = peers[node.name]
             targets = [{"addr": self._addresses[peer], "port": ports[peer], "count": count} for peer in mine]
             results = self._ask(node, {"pings": targets, "timeout_s": _PING_S}, "pings", _PING_S)
@@ -266,27 +265,27 @@ def _attempted(caller: str, peer: str, result: Any) -> Attempted:
     return _read(result, Attempted, caller, peer=peer)
 
 
-def _streamed(caller: str, peer: str, results: list[Any]) -> Streamed:
+def _streamed(caller: str, peer: str, results: list[Any]) -> PairSpeed:
     """All connections together; the stream is as good as the worst of them."""
     total = 0.0
     for result in results:
         one = _read(result, _Arrived, caller)
         if one.error is not None or not one.time_s or one.size_bytes is None:
-            return Streamed(node=caller, peer=peer, error=one.error or "too little arrived")
+            return PairSpeed(source=caller, target=peer, error=one.error or "too little arrived")
         total += one.size_bytes * _BITS_PER_BYTE / one.time_s / _GIGA
-    return Streamed(node=caller, peer=peer, gbit_per_s=total)
+    return PairSpeed(source=caller, target=peer, gbit_per_s=total)
 
 
-def _pinged(caller: str, peer: str, count: int, result: Any) -> Pinged:
+def _pinged(caller: str, peer: str, count: int, result: Any) -> RoundTrip:
     echoed = _read(result, _Echoed, caller)
     if echoed.error is not None:
-        return Pinged(node=caller, peer=peer, error=echoed.error)
+        return RoundTrip(source=caller, target=peer, error=echoed.error)
     if len(echoed.times_us) != count:
         raise NodeFailed(
             f"its answer cannot be read: {len(echoed.times_us)} of {count} round trips were timed", node=caller
         )
     spread = spread_of(echoed.times_us)
-    return Pinged(node=caller, peer=peer, median_us=spread.median, p95_us=spread.p95)
+    return RoundTrip(source=caller, target=peer, median_us=spread.median, p95_us=spread.p95)
 
 
 class _Echoed(msgspec.Struct, frozen=True, kw_only=True):

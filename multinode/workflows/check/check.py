@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.job.job import Job, argument_keys
@@ -20,7 +21,7 @@ from multinode.preflight.checks.software import needed_tools
 from multinode.preflight.checks.streams import least_speeds
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.launch_checks import with_endpoints
-from multinode.preflight.network.pairs import choose_pairs
+from multinode.preflight.network.meeting import choose_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.transport.agent import AgentTransport
@@ -64,15 +65,6 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] = {}
 
 
-class StreamSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """A short TCP stream from `source` to `target`; one that was slow has been tried twice, and has both figures."""
-
-    source: str
-    target: str
-    gbit_per_s: float | None
-    worse_gbit_per_s: float | None = None
-
-
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `check --json` prints.
 
@@ -88,7 +80,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[CheckedNode, ...]
     checks: tuple[str, ...] = CHECK_NAMES
     findings: tuple[Finding, ...]
-    streams: tuple[StreamSpeed, ...] = ()
+    streams: tuple[PairSpeed, ...] = ()
     time_s: float
 
     @property
@@ -126,12 +118,7 @@ def check_cluster(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
         findings=sort_findings(findings),
-        streams=tuple(
-            StreamSpeed(
-                source=one.node, target=one.peer, gbit_per_s=one.gbit_per_s, worse_gbit_per_s=one.worse_gbit_per_s
-            )
-            for one in (meeting.streams if meeting else ())
-        ),
+        streams=meeting.streams if meeting else (),
         time_s=time.monotonic() - began,
     )
 
