@@ -5,8 +5,6 @@ Reads the newest nccl-test and contrast of each link from the stored runs; measu
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +19,7 @@ CONTRAST = "multinode.contrast/2"
 
 def main() -> None:
     """Print the table."""
-    directories = [RunDirectory(path) for path in list_runs(runs_root(dict(os.environ), Path.cwd()))]
+    directories = [RunDirectory(path) for path in list_runs(runs_root())]
     tests = _newest(directories, "nccl-test.json")
     contrasts = _newest(directories, "contrast.json", CONTRAST)
     table = make_table("The same training with the same two workers, on one node and on two")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.cli.options import (
-    AccelerateConfig,
-    Check,
-    DeepspeedSet,
-    EngineName,
-    GradCompress,
+    SCRIPT,
     Hosts,
     Json,
-    MasterPort,
     Nodes,
     Overrides,
-    Prelude,
-    Variables,
+    ScriptCommand,
+    TrainingOptions,
+    expand_options,
 )
-from multinode.cli.script_command import SCRIPT, ScriptCommand
+from multinode.cli.output import print_directory
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.analyse.advice.advice import Recommendations
@@ -38,14 +35,7 @@ _FOR_TRYING = (
     "hosts",
     "nodes",
     "set_",
-    "deepspeed_set",
-    "grad_compress",
-    "engine",
-    "accelerate_config",
-    "env",
-    "prelude",
-    "master_port",
-    "check",
+    *(field.name for field in dataclasses.fields(TrainingOptions)),
 )
 
 _TOP = 10
@@ -57,11 +47,12 @@ def register(app: typer.Typer) -> None:
         cls=ScriptCommand,
         epilog="Try the best three: multinode advise last --try 3 --hosts H. A script that was measured stands after "
         "--, as for launch.",
-    )(advise)
+    )(expand_options(advise))
 
 
 def advise(
     ctx: typer.Context,
+    *,
     run_ids: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RUN]...", help="Measured runs: an id, the beginning of one, or `last`."),
@@ -92,14 +83,7 @@ def advise(
     hosts: Hosts = None,
     nodes: Nodes = None,
     set_: Overrides = None,
-    deepspeed_set: DeepspeedSet = None,
-    grad_compress: GradCompress = None,
-    engine: EngineName = None,
-    accelerate_config: AccelerateConfig = None,
-    env: Variables = None,
-    prelude: Prelude = None,
-    master_port: MasterPort = 29500,
-    check: Check = True,
+    training: TrainingOptions,
     as_json: Json = False,
 ) -> None:
     """Say which change of a measured training pays, by how much, what it costs, and how to make it."""
@@ -115,37 +99,26 @@ def advise(
         return
 
     from multinode.analyse.run.steady import steps_to_run
-    from multinode.cli.inputs import read_cluster, read_engine, read_job_environment
+    from multinode.cli.inputs import read_cluster
     from multinode.cli.running import open_context
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.advice.try_advice import Trials, try_advice
-    from multinode.workflows.run.context import Launch
 
-    cluster, text = read_cluster(hosts, nodes)
+    nodes_and_text = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]
     # A script makes as many steps as its own arguments say.
     overrides = [*(set_ or []), *([f"max_steps={steps_to_run(steps)}"] if script is None else [])]
-    what_job = _job(recommendations, (job, script), overrides, deepspeed_set)
-    what = Launch(
-        cluster=cluster,
-        hostfile=text,
-        job=what_job,
-        options=LaunchOptions(
-            master_port=master_port,
-            engine=read_engine(what_job, engine, accelerate_config),
-            environment=read_job_environment(env, prelude),
-            grad_compress=grad_compress or recommendations.settings.grad_compress,
-        ),
-        execute=ExecuteOptions(kind="advise"),
-        check=check,
-    )
-    with open_context(cluster) as context:
+    what_job = _job(recommendations, (job, script), overrides, training.deepspeed_set)
+    grad_compress = training.grad_compress or recommendations.settings.grad_compress
+    training = dataclasses.replace(training, grad_compress=grad_compress)
+    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), ExecuteOptions(kind="advise"))
+    with open_context(what.cluster) as context:
         attempt = try_advice(
             what, context, recommendations, Trials(count=try_, repeats=repeats, picks=tuple(pick or ()))
         )
     _tell(attempt.recommendations, top, as_json=as_json)
-    typer.echo(f"everything of it: {attempt.directory}", err=True)
+    print_directory(attempt.directory)
 
 
 def _given(ctx: typer.Context) -> str:
@@ -165,7 +138,7 @@ def _recommendations(run_ids: list[str] | None, link: float | None, link_measure
     for option, rate in (("--link", link), ("--link-measured", link_measured)):
         if rate is not None and not is_rate(rate):
             raise UsageError(f"{option} {rate:g} cannot be", hint="Gbit/s, for example 10")
-    return advise_runs(_root(), run_ids or ["last"], link_gbit_per_s=link, link_measured=link_measured)
+    return advise_runs(runs_root(), run_ids or ["last"], link_gbit_per_s=link, link_measured=link_measured)
 
 
 def _job(
@@ -183,14 +156,8 @@ def _job(
     if named != (None, None):
         return read_job(*named, overrides, edits)
     return changed_job(
-        measured_job(_root(), recommendations), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ()))
+        measured_job(runs_root(), recommendations), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ()))
     )
-
-
-def _root() -> Path:
-    from multinode.store.run_directory import runs_root
-
-    return runs_root(dict(os.environ), Path.cwd())
 
 
 def _tell(recommendations: Recommendations, top: int | None, *, as_json: bool) -> None:

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, StallAfter
+from multinode.cli.inputs import read_cluster
+from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, RunId, StallAfter
+from multinode.cli.output import print_document
+from multinode.cli.result import fetch_results, tell_result
+from multinode.cli.running import open_agent, open_context
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.core.cluster.cluster import Cluster
     from multinode.workflows.run.attach import Known
     from multinode.workflows.run.context import RunContext
 
 __all__ = ["register"]
 
-RunId = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")]
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
 Elsewhere = Annotated[str | None, typer.Option("--hosts", help="Hostfile, for a run that another machine launched.")]
 
@@ -38,14 +41,11 @@ def attach(
     as_json: Json = False,
 ) -> None:
     """Follow a run that goes on, from where it was left; Ctrl-C stops it, or leaves it alone if it is detached."""
-    from multinode.cli.fetching import fetch_results
-    from multinode.cli.result import tell_result
-    from multinode.cli.running import open_context
     from multinode.workflows.run.attach import attach as follow
 
     known = None if hosts is not None else _known(run_id)
     leaves = known is None or known.run.detached
-    with open_context(known.cluster if known else _cluster(hosts)[0], leaves=leaves) as context:
+    with open_context(known.cluster if known else read_cluster(hosts)[0], leaves=leaves) as context:
         known = known or _known_elsewhere(context, hosts, run_id)
         launched = follow(known, context, stall_s=stall or None, on_stall=on_stall)
         not_fetched = fetch_results(context, launched, known.cluster, fetch)
@@ -54,12 +54,10 @@ def attach(
 
 def stop(run_id: RunId = "last", hosts: Elsewhere = None, grace: Grace = 10.0, as_json: Json = False) -> None:
     """Stop a run on all its nodes: TERM, after the grace KILL, and then see that nothing of it is left."""
-    from multinode.cli.result import tell_result
-    from multinode.cli.running import open_context
     from multinode.workflows.run.attach import stop as stop_run
 
     known = None if hosts is not None else _known(run_id)
-    with open_context(known.cluster if known else _cluster(hosts)[0]) as context:
+    with open_context(known.cluster if known else read_cluster(hosts)[0]) as context:
         known = known or _known_elsewhere(context, hosts, run_id)
         launched = stop_run(known, context, grace)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
@@ -76,20 +74,12 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Remove what runs that have ended left on their nodes; logs and figures on this machine stay."""
-    from multinode.cli.output import print_document
-    from multinode.transport.agent import AgentTransport
-    from multinode.transport.ssh import SshTransport
-    from multinode.units import format_size
-    from multinode.workflows.run.clean import clean as clean_nodes
+    cluster, _ = read_cluster(hosts)
+    with open_agent(cluster) as agent:
+        from multinode.units import format_size
+        from multinode.workflows.run.clean import clean as clean_nodes
 
-    cluster, _ = _cluster(hosts)
-    transport = SshTransport()
-    agent = AgentTransport(transport)
-    try:
         cleaned = clean_nodes(agent, cluster, run_ids or None, older * _SECONDS_PER_DAY)
-    finally:
-        agent.close()
-        transport.close()
     if as_json:
         print_document({"schema": "multinode.clean/1", "nodes": cleaned})
     for one in cleaned if not as_json else ():
@@ -100,23 +90,14 @@ def clean(
 
 
 def _known(run_id: str) -> Known:
-    import os
-    from pathlib import Path
 
-    from multinode.store.run_directory import runs_root
     from multinode.workflows.run.attach import find_known
 
-    return find_known(runs_root(dict(os.environ), Path.cwd()), run_id)
+    return find_known(runs_root(), run_id)
 
 
 def _known_elsewhere(context: RunContext, hosts: str | None, run_id: str) -> Known:
     from multinode.workflows.run.attach import find_on_nodes
 
-    cluster, text = _cluster(hosts)
+    cluster, text = read_cluster(hosts)
     return find_on_nodes(context.agent, cluster, text, context.runs, run_id)
-
-
-def _cluster(hosts: str | None) -> tuple[Cluster, str]:
-    from multinode.cli.inputs import read_cluster
-
-    return read_cluster(hosts, None)

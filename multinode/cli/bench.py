@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Prelude, Variables, WorkersPerNode
+from multinode.cli.options import Hosts, Json, NodeOptions, Nodes, WorkersPerNode, expand_options
 
 if TYPE_CHECKING:
     from multinode.analyse.bench.bench_figures import BenchReport
-    from multinode.core.cluster.cluster import Cluster
 
 __all__ = ["print_bench", "register"]
 
@@ -24,10 +23,11 @@ _SAMPLE_INTERVAL_S = 0.25
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(bench)
+    app.command()(expand_options(bench))
 
 
 def bench(
+    *,
     hosts: Hosts = None,
     nodes: Nodes = None,
     local: Annotated[
@@ -51,23 +51,20 @@ def bench(
         bool, typer.Option("--alone", help="Only one worker after the other, on one node after the other.")
     ] = False,
     together: Annotated[bool, typer.Option("--together", help="Only all workers of all nodes at once.")] = False,
-    variables: Variables = None,
-    prelude: Prelude = None,
-    master_port: MasterPort = 29500,
+    common: NodeOptions,
     stall: Annotated[
         float,
         typer.Option(
             min=0.0, metavar="SECONDS", help="End a node's run without a result of any worker for so long; 0: never."
         ),
     ] = 300.0,
-    check: Check = True,
     as_json: Json = False,
 ) -> None:
     """Measure every worker's device: matrix products, memory and transformer layers; name a slow one and why it is.
 
     Each is measured alone, and then all at once, which heat, power and shared processors may slow down.
     """
-    from multinode.cli.inputs import read_job_environment
+    from multinode.cli.inputs import read_nodes
     from multinode.cli.output import print_document
     from multinode.cli.running import open_context
     from multinode.core.measure.benchmark import PHASES, make_device_test
@@ -75,35 +72,27 @@ def bench(
     from multinode.launch.request import ExecuteOptions
     from multinode.transport.agent import load_archive
     from multinode.workflows.bench.bench import bench as run_bench
-    from multinode.workflows.run.context import Launch
 
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
     )
-    cluster, text = _cluster(hosts, nodes, local)
     asked = {"alone": alone, "together": together}
     phases = [phase for phase in PHASES if asked[phase] or not any(asked.values())]
-    what = Launch(
-        cluster=cluster,
-        hostfile=text,
-        job=test,
-        options=LaunchOptions(
-            workers_per_node=local or workers_per_node,
-            master_port=master_port,
-            agent=load_archive().path,
-            sample_interval_s=_SAMPLE_INTERVAL_S,
-            environment=read_job_environment(variables, prelude),
+    what = common.make_launch(
+        read_nodes(hosts, nodes, local, "bench"),
+        test,
+        LaunchOptions(
+            workers_per_node=local or workers_per_node, agent=load_archive().path, sample_interval_s=_SAMPLE_INTERVAL_S
         ),
         # A device that hangs would hold up all other nodes.
-        execute=ExecuteOptions(
+        ExecuteOptions(
             kind="bench",
             lease_s=_LEASE_S,
             stall_s=stall + _SILENT_TESTS * seconds if stall else None,
             on_stall="stop",
         ),
-        check=check,
     )
-    with open_context(cluster, local=local is not None) as context:
+    with open_context(what.cluster, local=local is not None) as context:
         report = run_bench(what, phases, context)
     if as_json:
         print_document(report)
@@ -127,20 +116,6 @@ def print_bench(report: BenchReport) -> None:
         print_table(sheet_table(sheet))
     for note in report.notes:
         typer.echo(sanitize(note))
-
-
-def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:
-    import sys
-
-    from multinode.cli.inputs import read_cluster
-    from multinode.core.cluster.cluster import local_cluster
-    from multinode.errors import UsageError
-
-    if local is None:
-        return read_cluster(hosts, nodes)
-    if hosts is not None or nodes is not None:
-        raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
-    return local_cluster(local, sys.executable), "# This machine, without SSH: bench --local\n"
 
 
 def _words(text: str | None) -> list[str]:

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.inputs import read_cluster, read_job
+from multinode.cli.live import show_stage
 from multinode.cli.options import Hosts, Json, MasterPort, Nodes
+from multinode.cli.output import print_document, print_table
+from multinode.cli.running import open_agent
 
 if TYPE_CHECKING:
     from multinode.workflows.check.check import CheckReport
@@ -32,27 +36,12 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Look at every node and at the network between them; say what would break a training, and what mends it."""
-    from multinode.cli.inputs import read_cluster, read_job
-    from multinode.cli.live import show_stage
-    from multinode.cli.output import print_document
-    from multinode.transport.agent import AgentTransport
-    from multinode.transport.ssh import SshTransport
-
     cluster, _ = read_cluster(hosts, nodes)
-    transport = SshTransport()
-    transport.open_early(cluster.nodes)
-    from multinode.workflows.check.check import CheckOptions, check_cluster
-
     what = read_job(job, None, []) if job is not None else None
-    agent = AgentTransport(transport)
-    try:
-        with show_stage() as say:
-            report = check_cluster(
-                agent, cluster, what, CheckOptions(master_port=master_port, bandwidth=bandwidth), say
-            )
-    finally:
-        agent.close()
-        transport.close()
+    with open_agent(cluster) as agent, show_stage() as say:
+        from multinode.workflows.check.check import CheckOptions, check_cluster
+
+        report = check_cluster(agent, cluster, what, CheckOptions(master_port=master_port, bandwidth=bandwidth), say)
     if as_json:
         print_document(report)
     else:
@@ -61,7 +50,6 @@ def check(
 
 
 def _print_report(report: CheckReport, arguments: str) -> None:
-    from multinode.cli.output import print_table
     from multinode.report.check.check_table import check_matrix, findings_text, next_step
 
     nodes = [(node.name, node.reached) for node in report.nodes]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.cli.options import (
-    AccelerateConfig,
-    Check,
-    DeepspeedSet,
-    EngineName,
-    GradCompress,
+    SCRIPT,
     Hosts,
     JobFile,
     Json,
-    MasterPort,
     Overrides,
-    Prelude,
+    ScriptCommand,
     Synthetic,
-    Variables,
+    TrainingOptions,
+    expand_options,
 )
-from multinode.cli.script_command import SCRIPT, ScriptCommand
+from multinode.cli.output import print_directory
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.analyse.comparison.contrast_figures import Contrast
@@ -33,12 +28,13 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""
-    app.command(cls=ScriptCommand)(contrast)
+    app.command(cls=ScriptCommand)(expand_options(contrast))
     app.command()(compare)
 
 
 def contrast(
     ctx: typer.Context,
+    *,
     job: JobFile = None,
     hosts: Hosts = None,
     nodes: Annotated[
@@ -69,29 +65,21 @@ def contrast(
         int, typer.Option(min=1, max=20, help="Measure each side so often, in turns: what drifts hits all alike.")
     ] = 1,
     set_: Overrides = None,
-    deepspeed_set: DeepspeedSet = None,
     synthetic: Synthetic = False,
-    grad_compress: GradCompress = None,
-    engine: EngineName = None,
-    accelerate_config: AccelerateConfig = None,
-    env: Variables = None,
-    prelude: Prelude = None,
-    master_port: MasterPort = 29500,
-    check: Check = True,
+    training: TrainingOptions,
     as_json: Json = False,
 ) -> None:
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
-    from multinode.cli.inputs import parse_option, read_cluster, read_engine, read_job, read_job_environment
+    from multinode.cli.inputs import parse_option, read_cluster, read_job
     from multinode.cli.running import open_context
     from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.comparison.contrast import Wish, cut_job
     from multinode.workflows.comparison.contrast import contrast as measure
-    from multinode.workflows.run.context import Launch
 
-    cluster, text = read_cluster(hosts, None)
-    what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set), steps, whole=whole)
+    nodes_and_text = read_cluster(hosts)
+    what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set), steps, whole=whole)
     if synthetic:
         what_job = with_synthetic(what_job)
     wish = Wish(
@@ -100,23 +88,11 @@ def contrast(
         each_node=each_node,
         baseline_gpus=parse_option("--baseline-gpus", baseline_gpus, _parse_numbers) if baseline_gpus else None,
     )
-    what = Launch(
-        cluster=cluster,
-        hostfile=text,
-        job=what_job,
-        options=LaunchOptions(
-            master_port=master_port,
-            grad_compress=grad_compress,
-            engine=read_engine(what_job, engine, accelerate_config),
-            environment=read_job_environment(env, prelude),
-        ),
-        execute=ExecuteOptions(kind="contrast"),
-        check=check,
-    )
-    with open_context(cluster) as context:
+    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), ExecuteOptions(kind="contrast"))
+    with open_context(what.cluster) as context:
         contrasted = measure(what, context, wish, repeats=repeats)
     _tell(contrasted.contrast, as_json=as_json)
-    typer.echo(f"everything of it: {contrasted.directory}", err=True)
+    print_directory(contrasted.directory)
     typer.echo(f"the same as a page: multinode report {contrasted.directory.name}", err=True)
 
 
@@ -129,10 +105,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two stored runs as `contrast` compares its sides."""
-    from multinode.store.run_directory import runs_root
     from multinode.workflows.comparison.compare import compare_runs
 
-    _tell(compare_runs(runs_root(dict(os.environ), Path.cwd()), run_a, run_b, anyway=anyway), as_json=as_json)
+    _tell(compare_runs(runs_root(), run_a, run_b, anyway=anyway), as_json=as_json)
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.cli.options import Json
+from multinode.cli.output import print_directory
 from multinode.errors import UsageError
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.workflows.grid.import_table import Imported
@@ -39,12 +40,11 @@ def import_(
 ) -> None:
     """Import a table of figures measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
     from multinode.core.grid.imported_table import Extras
-    from multinode.store.run_directory import runs_root
     from multinode.workflows.grid.import_table import Foreign, import_table
 
     extras = Extras(defaults=_defaults(default or []), ignore=tuple(ignore or ()))
     foreign = Foreign(path=path, name=name, extras=extras, prices=prices)
-    _tell(import_table(runs_root(dict(os.environ), Path.cwd()), foreign), as_json=as_json)
+    _tell(import_table(runs_root(), foreign), as_json=as_json)
 
 
 def _defaults(words: list[str]) -> dict[str, str]:
@@ -71,4 +71,4 @@ def _tell(imported: Imported, *, as_json: bool) -> None:
         print_document(imported.table)
     else:
         print_cells(imported.table)
-    typer.echo(f"everything of it: {imported.directory}", err=True)
+    print_directory(imported.directory)

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
+from multinode.cli.live import show_stage
 from multinode.cli.options import Json
+from multinode.cli.output import print_document
+from multinode.cli.running import open_agent
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.errors import UsageError
+from multinode.store.text_file import write_new_text
 
 __all__ = ["register"]
 
@@ -28,28 +34,14 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Look at the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
-    from multinode.cli.live import show_stage
-    from multinode.cli.output import print_document
-    from multinode.core.cluster.hostfile import parse_hostfile
-    from multinode.errors import UsageError
-    from multinode.store.text_file import write_new_text
-    from multinode.transport.agent import AgentTransport
-    from multinode.transport.ssh import SshTransport
-    from multinode.workflows.init import describe_nodes
-
     cluster = parse_hostfile("\n".join(nodes), "the command line")
     if output.exists():
         raise UsageError(f"{output} is there already, and is not overwritten", hint="name another: -o FILE")
-    transport = SshTransport()
-    transport.open_early(cluster.nodes)
-    agent = AgentTransport(transport)
-    try:
-        with show_stage() as say:
-            say(f"probing {len(cluster.nodes)} nodes")
-            described = describe_nodes(agent, cluster)
-    finally:
-        agent.close()
-        transport.close()
+    with open_agent(cluster) as agent, show_stage() as say:
+        from multinode.workflows.init import describe_nodes
+
+        say(f"probing {len(cluster.nodes)} nodes")
+        described = describe_nodes(agent, cluster)
     write_new_text(output, described.text)
     if as_json:
         nodes_found = described.cluster.nodes

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import typer
 
-from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
 from multinode.core.run.engines.engine import Engine, choose_engine
 from multinode.errors import UsageError
 
-__all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment"]
+__all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment", "read_nodes"]
 
 T = TypeVar("T")
 
 
-def read_cluster(hosts: str | None, nodes: int | None) -> tuple[Cluster, str]:
+def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, str]:
     """The cluster that `--hosts` or its stand-ins name, cut to `--nodes`, and the hostfile's text.
 
     Raises:
@@ -35,6 +36,19 @@ def read_cluster(hosts: str | None, nodes: int | None) -> tuple[Cluster, str]:
     if nodes is not None and nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes were asked for, and {path} has {len(cluster.nodes)}")
     return (cluster.first(nodes) if nodes is not None else cluster), text
+
+
+def read_nodes(hosts: str | None, nodes: int | None, local: int | None, verb: str) -> tuple[Cluster, str]:
+    """As `read_cluster`; with `--local` this machine, for that many workers.
+
+    Raises:
+        UsageError: as `read_cluster`; or nodes are named beside `--local`.
+    """
+    if local is None:
+        return read_cluster(hosts, nodes)
+    if hosts is not None or nodes is not None:
+        raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
+    return local_cluster(local, sys.executable), f"# This machine, without SSH: {verb} --local\n"
 
 
 def parse_option(name: str, text: str, parse: Callable[[str], T]) -> T:

@@ -7,31 +7,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.options import (
-    AccelerateConfig,
-    Check,
-    DeepspeedSet,
-    EngineName,
+    SCRIPT,
     Fetch,
     Grace,
-    GradCompress,
     Hosts,
     Json,
-    MasterPort,
     Nodes,
     OnStall,
     Overrides,
-    Prelude,
     Profile,
     SampleHz,
+    ScriptCommand,
     StallAfter,
     Synthetic,
     Trace,
     TraceRanks,
-    Variables,
+    TrainingOptions,
     WorkersPerNode,
+    expand_options,
 )
-from multinode.cli.script_command import SCRIPT, ScriptCommand
+from multinode.cli.output import print_document
+from multinode.cli.result import fetch_results, tell_result
+from multinode.cli.running import open_context
 
 if TYPE_CHECKING:
     from multinode.workflows.run.context import Launch
@@ -45,11 +44,12 @@ def register(app: typer.Typer) -> None:
         cls=ScriptCommand,
         epilog="A plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments. Options of the "
         "engine's own launcher go before the script: -- --max-restarts=3 train.py",
-    )(launch)
+    )(expand_options(launch))
 
 
 def launch(
     ctx: typer.Context,
+    *,
     job: Annotated[
         Path | None, typer.Argument(help="LLaMA-Factory YAML; without one, the settings' or configs/default.yaml.")
     ] = None,
@@ -57,13 +57,8 @@ def launch(
     nodes: Nodes = None,
     workers_per_node: WorkersPerNode = None,
     set_: Overrides = None,
-    deepspeed_set: DeepspeedSet = None,
     synthetic: Synthetic = False,
-    engine: EngineName = None,
-    accelerate_config: AccelerateConfig = None,
-    env: Variables = None,
-    prelude: Prelude = None,
-    master_port: MasterPort = 29500,
+    training: TrainingOptions,
     lease: Annotated[
         float, typer.Option(min=5.0, help="Seconds that the nodes go on without word from this command.")
     ] = 120.0,
@@ -74,8 +69,6 @@ def launch(
     stall: StallAfter = 300.0,
     on_stall: OnStall = "report",
     fetch: Fetch = None,
-    check: Check = True,
-    grad_compress: GradCompress = None,
     profile: Profile = True,
     trace: Trace = None,
     trace_ranks: TraceRanks = None,
@@ -84,63 +77,41 @@ def launch(
     as_json: Json = False,
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
-    from multinode.cli.fetching import fetch_results
-    from multinode.cli.inputs import read_cluster, read_engine, read_job, read_job_environment
-    from multinode.cli.result import tell_result
-    from multinode.cli.running import open_context
+    from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
+    from multinode.launch.request import ExecuteOptions
 
-    cluster, text = read_cluster(hosts, nodes)
-    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], deepspeed_set)
+    nodes_and_text = read_cluster(hosts, nodes)
+    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
     if synthetic:
         what_job = with_synthetic(what_job)
-    what_engine = read_engine(what_job, engine, accelerate_config)
-    environment = read_job_environment(env, prelude)
-
-    def make_launch() -> Launch:
-        from multinode.core.run.planning import LaunchOptions
-        from multinode.launch.request import ExecuteOptions
-        from multinode.workflows.run.context import Launch
-
-        return Launch(
-            cluster=cluster,
-            hostfile=text,
-            job=what_job,
-            options=LaunchOptions(
-                workers_per_node=workers_per_node,
-                master_port=master_port,
-                profile=profile,
-                trace_steps=trace,
-                trace_ranks=tuple(trace_ranks or ()),
-                sample_interval_s=1 / sample_hz,
-                grad_compress=grad_compress,
-                engine=what_engine,
-                environment=environment,
-            ),
-            execute=ExecuteOptions(
-                lease_s=None if detach else lease,
-                grace_s=grace,
-                leave_when_running=detach,
-                leave_on_stop=False,
-                stall_s=stall or None,
-                on_stall=on_stall,
-            ),
-            check=check,
-        )
-
+    options = LaunchOptions(
+        workers_per_node=workers_per_node,
+        profile=profile,
+        trace_steps=trace,
+        trace_ranks=tuple(trace_ranks or ()),
+        sample_interval_s=1 / sample_hz,
+    )
+    execute = ExecuteOptions(
+        lease_s=None if detach else lease,
+        grace_s=grace,
+        leave_when_running=detach,
+        stall_s=stall or None,
+        on_stall=on_stall,
+    )
+    what = training.make_training(nodes_and_text, what_job, options, execute)
     if dry_run:
-        _print_plan(make_launch(), as_json=as_json)
+        _print_plan(what, as_json=as_json)
         return
-    with open_context(cluster) as context:
+    with open_context(what.cluster) as context:
         from multinode.workflows.run.launch import launch as run_launch
 
-        launched = run_launch(make_launch(), context)
-        not_fetched = fetch_results(context, launched, cluster, fetch)
+        launched = run_launch(what, context)
+        not_fetched = fetch_results(context, launched, what.cluster, fetch)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
-    from multinode.cli.output import print_document
     from multinode.core.run.redaction import redact_plan
     from multinode.report.run.plan_text import plan_text
     from multinode.workflows.run.launch import plan_offline

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multinode.cli.options import Check, Hosts, Json, MasterPort, Nodes, Overrides, Variables
+from multinode.cli.options import Check, Hosts, Json, MasterPort, NodeOptions, Nodes, Overrides, Variables
 
 if TYPE_CHECKING:
     from multinode.analyse.nccl_test.size_scan import ScanReport
@@ -88,7 +88,7 @@ def nccl_test(
 
     Columns, units and busbw are those of nccl-tests.
     """
-    from multinode.cli.inputs import parse_option, read_job, read_job_environment
+    from multinode.cli.inputs import parse_option, read_job
     from multinode.cli.output import print_document
     from multinode.cli.running import open_context
     from multinode.core.measure.benchmark import (
@@ -109,7 +109,6 @@ def nccl_test(
     from multinode.units import parse_size
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test
-    from multinode.workflows.run.context import Launch
 
     sizes = scan_sizes(
         parse_option("-b", begin, parse_size),
@@ -135,22 +134,17 @@ def nccl_test(
         raise UsageError("--local says how many workers there are already", hint="leave --workers-per-node out")
     if page is not None:
         require_directory(page.parent)
-    cluster, text = _cluster(hosts, nodes, local)
-    what = Launch(
-        cluster=cluster,
-        hostfile=text,
-        job=test,
-        options=LaunchOptions(
-            # A training uses all slots; bare sizes are of the network between the nodes.
+    what = NodeOptions(env=variables, master_port=master_port, check=check).make_launch(
+        _cluster(hosts, nodes, local),
+        test,
+        # A training uses all slots; bare sizes are of the network between the nodes.
+        LaunchOptions(
             workers_per_node=local or workers_per_node or (None if training is not None else 1),
-            master_port=master_port,
             agent=load_archive().path,
-            environment=read_job_environment(variables, None),
         ),
-        execute=ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S),
-        check=check,
+        ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S),
     )
-    with open_context(cluster, local=local is not None) as context:
+    with open_context(what.cluster, local=local is not None) as context:
         report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), context)
     if page is not None:
         _write_page(report, page)
@@ -162,23 +156,16 @@ def nccl_test(
 
 
 def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:
-    import sys
-
-    from multinode.cli.inputs import read_cluster
-    from multinode.core.cluster.cluster import local_cluster
+    from multinode.cli.inputs import read_nodes
     from multinode.errors import UsageError
 
-    if local is None:
-        try:
-            return read_cluster(hosts, nodes)
-        except UsageError as error:
-            if hosts is not None or nodes is not None:
-                raise
-            also = "without any nodes: multinode nccl-test --local 2"
-            raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
-    if hosts is not None or nodes is not None:
-        raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
-    return local_cluster(local, sys.executable), "# This machine, without SSH: nccl-test --local\n"
+    try:
+        return read_nodes(hosts, nodes, local, "nccl-test")
+    except UsageError as error:
+        if hosts is not None or nodes is not None:
+            raise
+        also = "without any nodes: multinode nccl-test --local 2"
+        raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
 def _print_report(report: ScanReport, form: str) -> None:

@@ -1,13 +1,30 @@
-"""Options that several verbs have alike."""
+"""Options that several verbs have alike, one type each, also in groups; and the script that stands after `--`."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
+import msgspec
 import typer
+import typer.core
+
+from multinode.cli.inputs import read_engine, read_job_environment
+
+if TYPE_CHECKING:
+    from multinode.core.cluster.cluster import Cluster
+    from multinode.core.job.job import Job
+    from multinode.core.measure.benchmark import Benchmark
+    from multinode.core.run.planning import LaunchOptions
+    from multinode.launch.request import ExecuteOptions
+    from multinode.workflows.run.context import Launch
 
 __all__ = [
+    "SCRIPT",
     "AccelerateConfig",
     "Check",
     "Deadline",
@@ -20,20 +37,25 @@ __all__ = [
     "JobFile",
     "Json",
     "MasterPort",
+    "NodeOptions",
     "Nodes",
     "OnStall",
     "Overrides",
     "Prelude",
     "PricesFile",
     "Profile",
+    "RunId",
     "SampleHz",
+    "ScriptCommand",
     "StallAfter",
     "Synthetic",
     "Trace",
     "TraceRanks",
+    "TrainingOptions",
     "Variables",
     "Where",
     "WorkersPerNode",
+    "expand_options",
 ]
 
 JobFile = Annotated[Path | None, typer.Argument(help="LLaMA-Factory YAML; else the default job.")]
@@ -142,3 +164,93 @@ PricesFile = Annotated[
 Deadline = Annotated[
     str | None, typer.Option(metavar="TIME", help="Name the cheapest cell that ends the whole job in 8h, 2d, ...")
 ]
+RunId = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")]
+
+SCRIPT = "multinode.script"
+
+
+class ScriptCommand(typer.core.TyperCommand):
+    """Keeps everything behind the first `--` in `ctx.meta[SCRIPT]`: a tuple, or None where there was no `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split at `--`, and parse what stands before it."""
+        ctx.meta[SCRIPT] = None
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[SCRIPT] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """How any job is started on its nodes."""
+
+    env: Variables = None
+    prelude: Prelude = None
+    master_port: MasterPort = 29500
+    check: Check = True
+
+    def make_launch(
+        self, nodes: tuple[Cluster, str], job: Job | Benchmark, options: LaunchOptions, execute: ExecuteOptions
+    ) -> Launch:
+        """The launch of a job on the cluster of a hostfile, whose text comes with it.
+
+        Raises:
+            UsageError: as `read_engine` and `read_job_environment`.
+        """
+        from multinode.workflows.run.context import Launch
+
+        environment = read_job_environment(self.env, self.prelude)
+        options = msgspec.structs.replace(options, master_port=self.master_port, environment=environment)
+        return Launch(cluster=nodes[0], hostfile=nodes[1], job=job, options=options, execute=execute, check=self.check)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingOptions(NodeOptions):
+    """How a training is started."""
+
+    deepspeed_set: DeepspeedSet = None
+    grad_compress: GradCompress = None
+    engine: EngineName = None
+    accelerate_config: AccelerateConfig = None
+
+    def make_training(
+        self, nodes: tuple[Cluster, str], job: Job, options: LaunchOptions, execute: ExecuteOptions
+    ) -> Launch:
+        """As of any job, with its engine and the compression of its gradients."""
+        engine = read_engine(job, self.engine, self.accelerate_config)
+        options = msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress)
+        return self.make_launch(nodes, job, options, execute)
+
+
+def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as Typer reads it: each parameter that is a group of options stands as the options in it."""
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += _own_first(parameter.annotation)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(verb)
+    def expanded(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        verb(**values)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def _own_first(group: type) -> list[inspect.Parameter]:
+    """A group's options, before those of the group that it extends."""
+    types = get_type_hints(group, include_extras=True)
+    names = [name for one in group.__mro__ for name in inspect.get_annotations(one)]
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(group, name), annotation=types[name])
+        for name in names
+    ]

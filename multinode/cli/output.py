@@ -1,8 +1,9 @@
-"""Printing what all verbs print alike: one JSON document on stdout, a run's first failure on stderr."""
+"""Printing what all verbs print alike: documents and tables on stdout, failures and places on stderr."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import msgspec
 import typer
@@ -13,7 +14,7 @@ from multinode.core.run.run import Failure
 from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
 
-__all__ = ["print_document", "print_failure", "print_table"]
+__all__ = ["print_directory", "print_document", "print_failure", "print_table"]
 
 # A table in a file or a pipe is not cut to the width of a terminal that is not there.
 _WIDE = 200
@@ -37,6 +38,11 @@ def print_table(table: Table, prefix: str = "") -> None:
         wide.print(table)
     # The blanks that fill a terminal's lines are of no use to a file.
     typer.echo("\n".join((prefix + line).rstrip() for line in captured.get().splitlines()))
+
+
+def print_directory(directory: Path) -> None:
+    """Where all files of a run lie."""
+    typer.echo(f"everything of it: {directory}", err=True)
 
 
 def print_failure(failure: Failure, directory: str) -> None:

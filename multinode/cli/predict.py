@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from multinode.cli.options import Json
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.analyse.collectives.traffic import Strategy
@@ -91,7 +91,6 @@ def predict(
 
 def _forecast(run_ids: list[str] | None, figures: Path | None, request: ForecastRequest) -> Forecast:
     from multinode.errors import UsageError
-    from multinode.store.run_directory import runs_root
     from multinode.workflows.prediction.predict import forecast_benchmarks, forecast_runs
 
     if figures is not None:
@@ -102,7 +101,7 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, request: Forecast
                 "--link-measured is of runs, and --from names a file", hint="network: {gbit_per_s: 10} in it"
             )
         return forecast_benchmarks(figures, request)
-    return forecast_runs(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"], request)
+    return forecast_runs(runs_root(), run_ids or ["last"], request)
 
 
 def _tell(forecast: Forecast, *, as_json: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from multinode.cli.options import Json
+from multinode.cli.output import print_document
+from multinode.errors import UsageError
+from multinode.store.run_directory import runs_root
 
 __all__ = ["register"]
 
@@ -36,14 +38,13 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page with charts of a run, or of several; it needs nothing from outside and can be passed on."""
-    from multinode.store.run_directory import runs_root
     from multinode.store.text_file import require_directory
     from multinode.workflows.report import load_report, report_markdown, write_csv, write_markdown, write_page
 
     _refuse(output, csv, markdown=markdown, as_json=as_json)
     if output is not None:
         require_directory(output.parent)
-    found = load_report(runs_root(dict(os.environ), Path.cwd()), run_ids or ["last"])
+    found = load_report(runs_root(), run_ids or ["last"])
     names = [one.run.run_id for one in found.runs]
     if markdown and output is None:
         typer.echo(report_markdown(found), nl=False)
@@ -64,8 +65,6 @@ def _refuse(output: Path | None, csv: Path | None, *, markdown: bool, as_json: b
     Raises:
         UsageError: it does.
     """
-    from multinode.errors import UsageError
-
     if csv is not None and (output is not None or markdown):
         other = "-o names a page" if output is not None else "--markdown asks for text"
         raise UsageError(f"{other} and --csv asks for none", hint="leave one of them out")
@@ -75,8 +74,6 @@ def _refuse(output: Path | None, csv: Path | None, *, markdown: bool, as_json: b
 
 def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, as_json: bool) -> None:
     """Where everything went, the raw samples included."""
-    from multinode.cli.output import print_document
-
     if as_json:
         paths = [str(path) for path in written]
         record = {"schema": "multinode.report/1", "runs": names, "path": paths[0], "paths": paths}

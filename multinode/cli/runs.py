@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from multinode.cli.options import Json
+from multinode.cli.options import Json, RunId
+from multinode.cli.output import print_directory, print_document, print_table
+from multinode.cli.running import open_context
+from multinode.store.run_directory import runs_root
 
 __all__ = ["register"]
-
-RunId = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,28 +24,26 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: Json = False) -> None:
     """List the runs; what changed last stands at the end."""
-    from multinode.cli.output import print_document, print_table
     from multinode.report.run.outcome import runs_document, runs_table
     from multinode.workflows.run.runs import load_runs
 
-    found = load_runs(_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
+    found = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:
         print_document(runs_document(found))
     elif found:
         print_table(runs_table(found))
     else:
-        typer.echo(f"no runs in {_root()}")
+        typer.echo(f"no runs in {runs_root()}")
 
 
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
     """Show one run: how it ended, what holds it up, where its time goes, its files; or what a sweep or bench found."""
-    from multinode.cli.output import print_document, print_table
     from multinode.report.render.table import sheet_table
     from multinode.report.run.outcome import run_table
     from multinode.report.steps.summary_sheets import summary_sheets
     from multinode.workflows.run.runs import load_run
 
-    found = load_run(_root(), run_id)
+    found = load_run(runs_root(), run_id)
     if as_json:
         print_document(found.document())
         return
@@ -56,11 +54,10 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
     _show_contrast(found.directory)
     _show_cells(found.directory)
     _show_bench(found.directory)
-    typer.echo(f"everything of it: {found.directory}", err=True)
+    print_directory(found.directory)
 
 
 def _show_contrast(directory: Path) -> None:
-    from multinode.cli.output import print_table
     from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
     from multinode.store.run_directory import RunDirectory
     from multinode.workflows.comparison.compare import load_contrast
@@ -113,11 +110,10 @@ def logs(
 
     Progress bars are reduced to their last state.
     """
-    from multinode.cli.output import print_document
     from multinode.workflows.run.runs import choose_logs, load_run, node_logs
 
-    found = load_run(_root(), run_id)
-    chosen = choose_logs(_root(), found, node, rank)
+    found = load_run(runs_root(), run_id)
+    chosen = choose_logs(runs_root(), found, node, rank)
     if follow and found.run.status == "running":
         _follow(found.run.run_id, tuple(one.node_rank for _, nodes in chosen for one in nodes), rank)
         return
@@ -139,11 +135,10 @@ def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
     """Whole lines as they come, each behind its node's name where there are several."""
     import contextlib
 
-    from multinode.cli.running import open_context
     from multinode.workflows.run.attach import find_known
     from multinode.workflows.run.follow_logs import follow_logs, needs_follower
 
-    known = find_known(_root(), run_id)
+    known = find_known(runs_root(), run_id)
     with contextlib.ExitStack() as stack:
         context = (
             stack.enter_context(open_context(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
@@ -172,9 +167,3 @@ def _clean(data: bytes, rank: int | None) -> bytes:
     if rank is not None:
         text = only_rank(text, rank)
     return text.rstrip("\n").encode() + b"\n"
-
-
-def _root() -> Path:
-    from multinode.store.run_directory import runs_root
-
-    return runs_root(dict(os.environ), Path.cwd())

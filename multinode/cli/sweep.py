@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,24 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 import typer
 
 from multinode.cli.options import (
-    AccelerateConfig,
-    Check,
+    SCRIPT,
     Deadline,
-    DeepspeedSet,
-    EngineName,
-    GradCompress,
     Hosts,
     JobFile,
     Json,
-    MasterPort,
-    Prelude,
     PricesFile,
+    ScriptCommand,
     Synthetic,
-    Variables,
+    TrainingOptions,
     Where,
+    expand_options,
 )
-from multinode.cli.script_command import SCRIPT, ScriptCommand
+from multinode.cli.output import print_directory
 from multinode.errors import UsageError
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.core.cluster.cluster import Cluster
@@ -46,11 +42,12 @@ def register(app: typer.Typer) -> None:
         cls=ScriptCommand,
         epilog="A script has no settings to go through, and its nodes and workers can be: multinode sweep --nodes 1,2 "
         "-- train.py",
-    )(sweep)
+    )(expand_options(sweep))
 
 
 def sweep(
     ctx: typer.Context,
+    *,
     job: JobFile = None,
     hosts: Hosts = None,
     set_: Settings = None,
@@ -60,16 +57,9 @@ def sweep(
     minutes: Minutes = None,
     repeats: Repeats = 1,
     interleave: Interleave = True,
-    deepspeed_set: DeepspeedSet = None,
     synthetic: Synthetic = False,
-    grad_compress: GradCompress = None,
-    engine: EngineName = None,
-    accelerate_config: AccelerateConfig = None,
-    env: Variables = None,
-    prelude: Prelude = None,
-    master_port: MasterPort = 29500,
+    training: TrainingOptions,
     stall: StallStop = 300.0,
-    check: Check = True,
     new: New = False,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
@@ -82,35 +72,28 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers; interrupted, the same command goes on."""
-    from multinode.cli.inputs import read_cluster, read_engine, read_job_environment
+    from multinode.cli.inputs import read_cluster
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.grid.sweep import Resume
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
-    from multinode.workflows.run.context import Launch
 
     if steps is not None and minutes is not None:
         raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")
-    cluster, text = read_cluster(hosts, None)
+    nodes_and_text = read_cluster(hosts)
     wish = GridWish(
         settings=set_ or [],
-        deepspeed_edits=deepspeed_set or [],
+        deepspeed_edits=training.deepspeed_set or [],
         nodes=nodes,
         workers_per_node=workers_per_node,
         repeats=repeats,
         interleave=interleave,
     )
-    of_grid = read_grid(job, ctx.meta[SCRIPT], wish, cluster)
-    options = LaunchOptions(
-        master_port=master_port,
-        grad_compress=grad_compress,
-        engine=read_engine(of_grid.plain, engine, accelerate_config),
-        environment=read_job_environment(env, prelude),
-    )
+    of_grid = read_grid(job, ctx.meta[SCRIPT], wish, nodes_and_text[0])
     # Nobody looks on: a cell that hangs would hold up all the others.
     execute = ExecuteOptions(kind="sweep", stall_s=stall or None, on_stall="stop")
     asked = AskedGrid(
-        launch=Launch(cluster=cluster, hostfile=text, job=of_grid.plain, options=options, execute=execute, check=check),
+        launch=training.make_training(nodes_and_text, of_grid.plain, LaunchOptions(), execute),
         job=of_grid.plain,
         grid=of_grid.grid,
         cells=of_grid.cells,
@@ -132,13 +115,12 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     from multinode.cli.output import print_document
     from multinode.core.grid.grid_state import retry_failed as again
     from multinode.report.grid.grid_progress import plan_lines
-    from multinode.store.run_directory import runs_root
     from multinode.workflows.grid.sweep import require_plannable
     from multinode.workflows.grid.sweep_store import find_sweep, new_record
 
     require_plannable(asked)
     planned = new_record(asked)
-    found = None if resume.anew else find_sweep(runs_root(dict(os.environ), Path.cwd()), planned.fingerprint)
+    found = None if resume.anew else find_sweep(runs_root(), planned.fingerprint)
     if found is not None:
         directory, planned = found
         planned = again(planned) if resume.retry_failed else planned
@@ -154,12 +136,12 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
     """Measure what is left; where nothing is, no node is asked."""
     from multinode.cli.running import open_context
     from multinode.core.run.run import Run
-    from multinode.store.run_directory import RunDirectory, runs_root
+    from multinode.store.run_directory import RunDirectory
     from multinode.workflows.grid.sweep import find_finished
     from multinode.workflows.grid.sweep import sweep as measure
     from multinode.workflows.grid.sweep_table import build_table
 
-    finished = find_finished(asked, runs_root(dict(os.environ), Path.cwd()), resume)
+    finished = find_finished(asked, runs_root(), resume)
     if finished is not None:
         run = RunDirectory(finished.directory).read("run.json", Run)
         ended_s = run.ended_s if run is not None else None
@@ -185,7 +167,7 @@ def _tell_end(swept: Swept) -> NoReturn:
     if failed:
         typer.echo("to measure them again: the same command with --retry-failed", err=True)
     name = swept.directory.name
-    typer.echo(f"everything of it: {swept.directory}", err=True)
+    print_directory(swept.directory)
     typer.echo(f"sorted, filtered, priced, as a page: multinode table {name} -o {name}.html", err=True)
     raise typer.Exit(1 if failed else 0)
 

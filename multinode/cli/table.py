@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from multinode.cli.options import Deadline, Json, PricesFile, Where
+from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.analyse.grid.cells import CellTable
@@ -70,7 +70,7 @@ def table(
         prices=_prices(prices),
         deadline_s=_deadline(deadline),
     )
-    found = load_tables(_root(), run_ids or ["last"], view)
+    found = load_tables(runs_root(), run_ids or ["last"], view)
     form = form or _FORMS[_ending(output)]
     if output is not None:
         write_text(output, _text(found, form))
@@ -159,9 +159,3 @@ def _plain_text(found: CellTable) -> str:
     file = io.StringIO()
     Console(file=file, width=_WIDE, color_system=None).print(cells_terminal(found, _WIDE))
     return file.getvalue()
-
-
-def _root() -> Path:
-    from multinode.store.run_directory import runs_root
-
-    return runs_root(dict(os.environ), Path.cwd())

@@ -34,10 +34,10 @@ _FILE_MODE = 0o600
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
 
-def runs_root(environ: dict[str, str], cwd: Path) -> Path:
+def runs_root() -> Path:
     """Where runs are kept: $MULTINODE_RUNS, else `runs` in the working directory."""
-    named = environ.get("MULTINODE_RUNS")
-    return Path(named).expanduser() if named else cwd / "runs"
+    named = os.environ.get("MULTINODE_RUNS")
+    return Path(named).expanduser() if named else Path.cwd() / "runs"
 
 
 class RunDirectory:

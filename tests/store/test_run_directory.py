@@ -174,7 +174,14 @@ def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "runs", "last")
 
 
-def test_runs_are_kept_where_the_user_says_else_in_the_working_directory(tmp_path: Path) -> None:
-    assert runs_root({}, tmp_path) == tmp_path / "runs"
-    assert runs_root({"MULTINODE_RUNS": "/data/runs"}, tmp_path) == Path("/data/runs")
-    assert runs_root({"MULTINODE_RUNS": "~/runs"}, tmp_path) == Path.home() / "runs"
+def test_runs_are_kept_where_the_user_says_else_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for named, root in {
+        "": tmp_path / "runs",
+        "/data/runs": Path("/data/runs"),
+        "~/runs": Path.home() / "runs",
+    }.items():
+        monkeypatch.setenv("MULTINODE_RUNS", named)
+        assert runs_root() == root

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.analyse.steps.summary import Summary
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
@@ -22,6 +22,9 @@ from multinode.launch.request import ExecuteOptions
 from multinode.launch.stop_request import StopRequest
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
+
+if TYPE_CHECKING:
+    from multinode.analyse.steps.summary import Summary
 
 __all__ = ["Launch", "Launched", "Prepared", "RunContext"]
 
