@@ -29,12 +29,13 @@ _AREAS = (
         ("agent/test_{name}*", "agent/test_instrument", "agent/test_instrument_robust", "lab/test_profile"),
     ),
     (
-        r"agent/(?:\w+/)?(supervis|lease|sentinel|ending|rundir|recovery|runs|status|job|fork|stop|run_processes|memory_kills)",
+        r"agent/(?:\w+/)?(supervis|lease|sentinel|rundir|runs|status|job|stop|processes)",
         (
             "agent/test_{name}*",
             "agent/test_supervis*",
             "agent/test_stop",
-            "agent/test_run_processes",
+            "agent/test_runs",
+            "agent/test_prelude",
             "lab/test_lifecycle",
             "lab/test_launch_faults",
         ),
@@ -47,7 +48,7 @@ _AREAS = (
     (r"agent/(?:\w+/)?(diagnose|stacks)", ("agent/test_{name}*", "agent/test_diagnose", "lab/test_stall")),
     (r"agent/(?:\w+/)?(meet|door|talks)", ("agent/test_{name}*", "agent/test_meet", "lab/test_meeting")),
     (
-        r"agent/(?:\w+/)?(main|channel|follow|sampler|fetch|prelude|interpreter|arguments)",
+        r"agent/(?:\w+/)?(main|channel|follow|sampler|fetch)",
         ("agent/test_{name}*", "agent/test_main", "agent/test_follow", "agent/test_sampler", "lab/test_launch"),
     ),
     (r"agent/", ("agent/test_{name}*", "agent/test_probe", "lab/test_check_faults")),

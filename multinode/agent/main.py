@@ -35,7 +35,7 @@ _PROGRAMS = {
     # Likewise.
     "devices": ".bench.device_bench:main",
     # A prelude's shell turns into it.
-    "become-job": ".run.prelude:become_job",
+    "become-job": ".run.job:become_job",
 }
 _SCHEMA = 1
 

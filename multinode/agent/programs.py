@@ -1,11 +1,15 @@
-"""Finding a program by name, as a shell would."""
+"""Programs of the node: finding one as a shell would, and asking several at once, each with a deadline."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import time
 from typing import Optional
 
-__all__ = ["find_program", "is_program"]
+__all__ = ["Query", "QueryFailed", "find_program", "is_program"]
 
 
 def find_program(name: str, path: str, cwd: str = "/") -> Optional[str]:
@@ -18,3 +22,66 @@ def find_program(name: str, path: str, cwd: str = "/") -> Optional[str]:
 def is_program(path: str) -> bool:
     """Whether it is a file that may be executed."""
     return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+class QueryFailed(Exception):
+    """The program gave no answer; the message is the reason."""
+
+
+class Query:
+    """One program that has been started.
+
+    Args:
+        argv: the program, by absolute path, and its arguments.
+        deadline_s: from now.
+        cwd: where it runs.
+    """
+
+    def __init__(self, argv: list[str], *, deadline_s: float, cwd: Optional[str] = None) -> None:
+        self._name = os.path.basename(argv[0])
+        self._deadline_s = deadline_s
+        self._deadline = time.monotonic() + deadline_s
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._trouble = ""
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._trouble = f"{argv[0]} could not be started: {error.strerror}"
+
+    def answer(self) -> str:
+        """Its standard output.
+
+        Raises:
+            QueryFailed: it did not start, failed, or passed its deadline; it is gone then.
+        """
+        if self._process is None:
+            raise QueryFailed(self._trouble)
+        try:
+            stdout, stderr = self._process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            self._kill(self._process)
+            raise QueryFailed(f"{self._name} did not answer within {self._deadline_s:.0f} s") from error
+        text = stdout.decode(errors="replace")
+        if self._process.returncode != 0:
+            lines = (stderr.decode(errors="replace").strip() or text.strip()).splitlines()
+            raise QueryFailed(
+                f"{self._name} ended with code {self._process.returncode}: {lines[-1] if lines else 'no message'}"
+            )
+        return text
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        # Its session is its own: what a wrapper script started goes with it. It is not reaped yet, so the id is its.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)

@@ -46,6 +46,13 @@ class RunDir:
         """Whether the run is known on this node."""
         return os.path.isdir(self.path)
 
+    def created_s(self) -> float:
+        """When it was made, as the file system has it; 0 where it cannot be told."""
+        try:
+            return os.stat(os.path.join(self.path, "request.json")).st_mtime
+        except OSError:
+            return 0.0
+
     def read(self, name: str) -> Optional[Record]:
         """A JSON object of the run; None when it is absent, or cannot be read as one right now."""
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.facts.cgroups import CpuLimit, Hierarchy, find_hierarchy, group_of, read_cpu_limit
+from multinode.agent.facts.cgroups import CpuLimit, Group, Hierarchy, find_hierarchy, read_cpu_limit
 
 
 def group(place: Path, **files: str) -> Path:
@@ -46,7 +46,7 @@ def test_each_controller_of_version_1_has_a_tree_of_its_own_and_what_it_lacks_ve
     )
     found = find_hierarchy("memory", mountinfo(tmp_path, *lines))
     assert found == Hierarchy(controller="memory", unified=False, root="/", place=f"{tmp_path}/memory")
-    assert group_of(found, "4:memory:/m\n3:cpu:/c\n0::/u\n") == f"{tmp_path}/memory/m"
+    assert found.group_of("4:memory:/m\n3:cpu:/c\n0::/u\n") == Group(found, f"{tmp_path}/memory/m")
     alone = find_hierarchy("memory", mountinfo(tmp_path, lines[0], lines[2]))
     assert alone == Hierarchy(controller="memory", unified=True, root="/", place=f"{tmp_path}/unified")
 
@@ -65,59 +65,51 @@ def test_a_mount_with_a_blank_in_its_name_is_found_and_a_hidden_one_is_not(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("root", "membership", "found"),
+    ("unified", "root", "membership", "found"),
     [
-        ("/", "4:cpu,cpuacct:/a/b\n3:memory:/m\n0::/u\n", "/place/a/b"),
-        ("/", "4:cpu:/\n0::/u\n", "/place"),
-        ("/docker/4f", "4:cpu:/docker/4f/job\n", "/place/job"),
-        ("/docker/4f", "4:cpu:/docker/4f\n", "/place"),
-        ("/docker/4f", "4:cpu:/docker/4ff\n", None),
-        ("/", "4:cpu:/../other\n", None),
-        ("/", "4:cpuset:/a\n0::/u\n", None),
+        (False, "/", "4:cpu,cpuacct:/a/b\n3:memory:/m\n0::/u\n", "/place/a/b"),
+        (False, "/", "4:cpu:/\n0::/u\n", "/place"),
+        (False, "/docker/4f", "4:cpu:/docker/4f/job\n", "/place/job"),
+        (False, "/docker/4f", "4:cpu:/docker/4f\n", "/place"),
+        (False, "/docker/4f", "4:cpu:/docker/4ff\n", None),
+        (False, "/", "4:cpu:/../other\n", None),
+        (False, "/", "4:cpuset:/a\n0::/u\n", None),
+        # Version 2 takes the line without controllers.
+        (True, "/", "1:name=systemd:/s\n0::/user.slice/a:b\n", "/place/user.slice/a:b"),
     ],
 )
-def test_the_group_is_looked_for_below_what_is_mounted(root: str, membership: str, found: str | None) -> None:
-    assert group_of(Hierarchy(controller="cpu", unified=False, root=root, place="/place"), membership) == found
+def test_the_group_is_looked_for_below_what_is_mounted(
+    *, unified: bool, root: str, membership: str, found: str | None
+) -> None:
+    group = Hierarchy("cpu", unified, root, "/place").group_of(membership)
+    assert (group and group.path) == found
 
 
-def test_version_2_takes_the_line_without_controllers() -> None:
-    hierarchy = Hierarchy(controller="cpu", unified=True, root="/", place="/place")
-    assert group_of(hierarchy, "1:name=systemd:/s\n0::/user.slice/a:b\n") == "/place/user.slice/a:b"
+def limit_of(place: Path, job: str, *, unified: bool) -> tuple[float | None, float, int, int]:
+    """Cores, throttled time and periods of a group, and those in which it was throttled."""
+    record = read_cpu_limit(Group(Hierarchy("cpu", unified, "/", str(place)), f"{place}/{job}"))
+    assert record["kind"] == "cgroup"
+    return record["quota_cores"], record["throttled_us"], record["periods"], record["throttled_periods"]
 
 
 def test_the_nearest_group_with_a_quota_is_the_one_that_counts(tmp_path: Path) -> None:
-    hierarchy = Hierarchy(controller="cpu", unified=True, root="/", place=str(tmp_path))
     group(tmp_path)
-    group(
-        tmp_path / "slice",
-        cpu_max="150000 100000",
-        cpu_stat="usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 1234",
-    )
+    stat = "usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 1234"
+    group(tmp_path / "slice", cpu_max="150000 100000", cpu_stat=stat)
     group(tmp_path / "slice/job", cpu_max="max 100000", cpu_stat="nr_periods 0\nnr_throttled 0\nthrottled_usec 0")
-    assert read_cpu_limit(hierarchy, f"{tmp_path}/slice/job") == {
-        "kind": "cgroup",
-        "quota_cores": 1.5,
-        "throttled_us": 1234,
-        "periods": 40,
-        "throttled_periods": 30,
-    }
+    assert limit_of(tmp_path, "slice/job", unified=True) == (1.5, 1234, 40, 30)
 
 
 def test_version_1_counts_nanoseconds(tmp_path: Path) -> None:
-    hierarchy = Hierarchy(controller="cpu", unified=False, root="/", place=str(tmp_path))
     group(tmp_path, cpu_cfs_quota_us="-1", cpu_cfs_period_us="100000")
     stat = "nr_periods 10\nnr_throttled 9\nthrottled_time 7000000\nwait_sum 1"
     group(tmp_path / "job", cpu_cfs_quota_us="30000", cpu_cfs_period_us="100000", cpu_stat=stat)
-    record = read_cpu_limit(hierarchy, f"{tmp_path}/job")
-    assert (record["quota_cores"], record["throttled_us"]) == (0.3, pytest.approx(7000))
-    assert (record["periods"], record["throttled_periods"]) == (10, 9)
+    assert limit_of(tmp_path, "job", unified=False) == (0.3, 7000, 10, 9)
 
 
 def test_without_a_quota_anywhere_there_is_no_limit(tmp_path: Path) -> None:
-    hierarchy = Hierarchy(controller="cpu", unified=True, root="/", place=str(tmp_path))
     group(tmp_path / "job", cpu_max="max 100000")
-    record = read_cpu_limit(hierarchy, f"{tmp_path}/job")
-    assert (record["quota_cores"], record["throttled_us"], record["periods"]) == (None, 0, 0)
+    assert limit_of(tmp_path, "job", unified=True) == (None, 0, 0, 0)
 
 
 def test_a_process_that_is_gone_is_answered_for_by_ourselves() -> None:

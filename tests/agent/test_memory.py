@@ -4,9 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.facts.cgroups import Hierarchy, find_hierarchy, group_of
-from multinode.agent.facts.memory import GroupMemory, Memory, MemoryReader, limited_groups, read_meminfo, usable_memory
+from multinode.agent.facts.cgroups import Group, Hierarchy, find_hierarchy
+from multinode.agent.facts.memory import (
+    GroupMemory,
+    Memory,
+    MemoryKills,
+    MemoryReader,
+    counter_of,
+    limited_groups,
+    read_counter,
+    read_meminfo,
+    usable_memory,
+)
 
+from .localnode import LocalNode
 from .own_group import own_group
 
 GIB = 1 << 30
@@ -17,17 +28,28 @@ STAT_1 = "rss 7\ninactive_file 1\nactive_file 1\ntotal_inactive_file 2147483648\
 # What version 1 writes for no limit.
 UNLIMITED_1 = str((1 << 63) - 4096)
 
+ALL_KILLS = "/proc/vmstat"
+# As Linux 6.18 writes them.
+OOM_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+EVENTS = "low 0\nhigh 0\nmax 212\noom 7\noom_kill {}\noom_group_kill 0\nsock_throttled 0\n"
+
 
 def tree(place: Path, files: dict[str, str], *, unified: bool = True) -> Hierarchy:
     for name, text in files.items():
         path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Hierarchy(controller="memory", unified=unified, root="/", place=str(place))
+    return Hierarchy("memory", unified, "/", str(place))
 
 
 def found(hierarchy: Hierarchy, below: str = "") -> list[GroupMemory]:
-    return list(limited_groups(hierarchy, str(Path(hierarchy.place, below))))
+    return list(limited_groups(Group(hierarchy, str(Path(hierarchy.place, below)))))
+
+
+def told(path: Path, kills: int, text: str = EVENTS) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.format(kills))
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +124,9 @@ def test_containers_of_both_versions_have_what_they_were_given(
     mounts.write_text(f"31 22 0:27 {mount.format(place)}\n")
     hierarchy = find_hierarchy("memory", str(mounts))
     assert hierarchy is not None
-    group = group_of(hierarchy, membership)
+    group = hierarchy.group_of(membership)
     assert group is not None
-    assert usable_memory(MACHINE, list(limited_groups(hierarchy, group))).total == total
+    assert usable_memory(MACHINE, list(limited_groups(group))).total == total
 
 
 def test_a_process_has_what_its_group_may_and_a_limit_that_is_told(tmp_path: Path) -> None:
@@ -133,3 +155,86 @@ def test_a_machine_tells_its_memory_in_kib(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       24683656 kB\nMemFree:         112 kB\nMemAvailable:   23339620 kB\n")
     assert read_meminfo(str(meminfo)) == Memory(24683656 << 10, 23339620 << 10)
+
+
+@pytest.mark.parametrize(("text", "kills"), [(OOM_CONTROL, 3), (EVENTS, 3), ("nr_free_pages 9\noom_kill {}\n", 3)])
+def test_a_group_of_either_version_and_the_machine_tell_their_kills(tmp_path: Path, text: str, kills: int) -> None:
+    assert read_counter(told(tmp_path / "file", kills, text)) == kills
+
+
+def test_an_old_kernel_tells_none(tmp_path: Path) -> None:
+    assert read_counter(told(tmp_path / "file", 0, "oom_kill_disable 0\nunder_oom 0\n")) is None
+    assert read_counter(str(tmp_path / "nowhere")) is None
+    kills = MemoryKills(lambda _pid: str(tmp_path / "nowhere"))
+    kills.look()
+    kills.look()
+    assert kills.count is None
+
+
+@pytest.mark.parametrize(
+    ("file", "unified", "membership"),
+    [
+        # Version 1 is asked in the tree of memory.
+        ("job/memory.oom_control", False, "5:memory:/job\n4:cpu:/other\n0::/\n"),
+        # A group without the controller is answered for by the one around it.
+        ("slice/memory.events", True, "0::/slice/scope/leaf\n"),
+        # The root of a machine of version 2 has no such file.
+        (None, True, "0::/\n"),
+        (None, True, "0::/../elsewhere\n"),
+    ],
+)
+def test_kills_are_counted_by_the_nearest_group_that_does_or_by_the_machine(
+    tmp_path: Path, *, file: str | None, unified: bool, membership: str
+) -> None:
+    (tmp_path / "slice/scope/leaf").mkdir(parents=True)
+    counter = ALL_KILLS if file is None else told(tmp_path / file, 1)
+    assert counter_of(tree(tmp_path, {}, unified=unified).group_of(membership)) == counter
+
+
+def test_only_kills_since_the_first_look_count(tmp_path: Path) -> None:
+    file = tmp_path / "memory.events"
+    told(file, 5)
+    kills = MemoryKills(lambda _pid: str(file))
+    kills.look()
+    assert kills.count == 0
+    told(file, 7)
+    kills.look()
+    assert kills.count == 2
+
+
+def test_a_job_that_is_moved_takes_its_kills_along_and_finds_none_of_others(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    told(before, 1)
+    told(after, 40)
+    here = before
+
+    def find(_pid: int | None) -> str:
+        return str(here)
+
+    kills = MemoryKills(find)
+    kills.look()
+    told(before, 2)
+    here = after
+    kills.watch(1)
+    assert kills.count == 1
+    told(after, 41)
+    told(before, 9)
+    kills.look()
+    assert kills.count == 2
+    after.unlink()
+    kills.look()
+    assert kills.count == 2
+
+
+def test_this_machine_answers_for_us_and_for_a_process_that_is_gone() -> None:
+    for pid in (None, 1 << 30):
+        kills = MemoryKills()
+        kills.look() if pid is None else kills.watch(pid)
+        assert kills.count == 0
+
+
+def test_a_run_that_was_not_starved_says_so(node: LocalNode) -> None:
+    argv = node.script("print('done')")
+    code, records = node.call("supervise", node.request("r", argv, detach=True))
+    assert code == 0, records
+    assert node.wait_for_end("r")["oom_kills"] == 0

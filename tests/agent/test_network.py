@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from multinode.agent.facts.network import (
+    fastest_mode,
     list_interfaces,
     parse_ip_addr,
     parse_route_table,
     parse_speed,
     prefix_length,
+    read_card_speed,
     read_interfaces_by_ioctl,
     read_port_range,
 )
@@ -88,3 +90,35 @@ def test_of_several_routes_the_narrowest_counts() -> None:
     assert table[0][0] == int.from_bytes(bytes([10, 213, 1, 2]), "big")
     assert (table[1][0], table[1][1]) == (0x0AD50100, 0xFFFFFF00)
     assert parse_route_table("") == []
+
+
+def modes(*bits: int) -> bytes:
+    return sum(1 << bit for bit in bits).to_bytes(16, "little")
+
+
+# Bits as linux/ethtool.h numbers them. What a card is said to support has bits beside its speeds: ports, pause, FEC.
+@pytest.mark.parametrize(
+    ("mask", "gbit_per_s"),
+    [
+        (modes(0, 1, 2, 3, 4, 5, 6, 7, 13), 1.0),
+        (modes(5, 6, 7, 13, 47), 2.5),
+        (modes(5, 6, 7, 12, 47, 48), 10.0),
+        (modes(12, 31, 32, 33, 10, 49, 50, 51), 25.0),
+        (modes(23, 24, 25, 26, 29, 30), 40.0),
+        (modes(12, 24, 32, 36, 37, 38, 39), 100.0),
+        (modes(36, 62, 66), 200.0),
+        (modes(62, 69, 89), 400.0),
+        # A driver that names no speed.
+        (b"", None),
+        (bytes(16), None),
+        (modes(6, 7, 13, 49), None),
+        (modes(110), None),
+    ],
+)
+def test_the_fastest_of_the_modes_is_taken(mask: bytes, gbit_per_s: float | None) -> None:
+    assert fastest_mode(mask) == gbit_per_s
+
+
+@pytest.mark.parametrize("ifname", ["lo", "mn-nosuch0"])
+def test_what_is_no_card_has_no_speed(ifname: str) -> None:
+    assert read_card_speed(ifname) is None

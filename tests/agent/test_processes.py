@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from multinode.agent.run.processes import Family, Process, find_process, is_running, parse_stat
+from multinode.agent.run.processes import Family, Process, find_process, is_running, parse_process, split_stat
 
 from .localnode import PYTHON
 
@@ -27,13 +27,13 @@ def sleeper(env: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def test_a_name_with_parentheses_is_read_past() -> None:
-    assert parse_stat(STAT) == Process(4242, 1, 987654, alive=True)
+    assert parse_process(4242, split_stat(STAT)) == Process(4242, 1, 987654, alive=True)
 
 
 @pytest.mark.parametrize(("state", "threads", "alive"), [(b"Z", b"1", False), (b"Z", b"3", True), (b"D", b"1", True)])
 def test_a_zombie_is_not_alive_unless_its_threads_are(state: bytes, threads: bytes, *, alive: bool) -> None:
     line = STAT.replace(b"c)) S", b"c)) " + state).replace(b" 20 0 1 0 ", b" 20 0 " + threads + b" 0 ")
-    assert parse_stat(line).alive is alive
+    assert parse_process(4242, split_stat(line)).alive is alive
 
 
 def test_a_signal_reaches_the_process_it_was_meant_for_only() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from multinode.agent.facts.memory import MemoryReader
 from multinode.agent.rundir import RunDir
-from multinode.agent.sample.sampler import NodeSampler
+from multinode.agent.sample.sampler import KernelLog, NodeSampler, parse_snmp
 from multinode.core.run.samples import CgroupSample, CpuSample, NicSample, NoteSample, TcpSample, parse_samples
 
 from .localnode import LocalNode
@@ -33,6 +34,18 @@ while time.monotonic() < end:
     other.recv(1000)
     time.sleep(0.01)
 """
+
+# The part of /proc/net/snmp that matters and what stands around it, of Linux 6.1.
+SNMP = """\
+Icmp: InMsgs InErrors
+Icmp: 40 0
+Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens PassiveOpens AttemptFails EstabResets CurrEstab InSegs OutSegs \
+RetransSegs InErrs OutRsts InCsumErrors
+Tcp: 1 200 120000 -1 812 410 9 31 12 880214 1201337 421 0 77 0
+Udp: InDatagrams NoPorts
+Udp: 12 0
+"""
+XID = "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
 def records(node: LocalNode, source: str, **changes: Any) -> list[dict[str, Any]]:
@@ -120,3 +133,38 @@ def test_at_an_interval_of_a_second_everything_is_read_each_second(node: LocalNo
 def test_no_interval_makes_the_sampler_busy(node: LocalNode, interval_s: float) -> None:
     found = records(node, "import time; time.sleep(0.5)", sample_ifnames=["lo"], sample_interval_s=interval_s)
     assert 3 <= len(of_kind(found, "nic")) <= 12
+
+
+def test_sent_and_resent_segments_are_found_by_their_names() -> None:
+    assert parse_snmp(SNMP) == {"kind": "tcp", "sent_segments": 1201337, "retransmitted_segments": 421}
+
+
+def test_a_kernel_that_says_nothing_of_tcp_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        parse_snmp("Udp: InDatagrams\nUdp: 12\n")
+
+
+def logged(message: str) -> bytes:
+    """As /dev/kmsg has it: priority, number, time and flags; the message; then pairs."""
+    return f"4,1234,5678901,-;{message}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:65:00\n".encode()
+
+
+def test_lines_about_hardware_are_kept_and_others_are_not(tmp_path: Path) -> None:
+    # A pipe of packets gives one record a read, as the device does.
+    reading, writing = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)
+    log = KernelLog(f"/proc/self/fd/{reading}")
+    # A pipe cannot be moved to its end, which the device can.
+    log._fd = os.dup(reading)  # noqa: SLF001 - likewise
+    for message in ("usb 1-1: new high-speed device", XID, "EXT4-fs (sda1): Remounting filesystem read-only"):
+        os.write(writing, logged(message))
+    assert [one["message"] for one in log.read()] == [XID, "EXT4-fs (sda1): Remounting filesystem read-only"]
+    assert log.read() == []
+    for _ in range(110):
+        os.write(writing, logged(XID + "x" * 1000))
+        found = log.read()
+        assert all(len(one["message"]) <= 300 for one in found)
+    assert found == [], "a log without end is cut off"
+    log.close()
+    os.close(reading)
+    os.close(writing)
+    assert KernelLog(str(tmp_path / "none")).read() == []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
 from ..channel import Record
-from ..queries import Query
+from ..programs import Query
+from ..run.processes import command_of, user_name
 
 __all__ = ["Holder", "join_processes", "parse_gpus", "parse_processes", "query_gpus", "query_processes"]
 
@@ -105,14 +105,8 @@ def _identify(pid: int, run_ids: Mapping[int, str]) -> dict[str, Any]:
     if not _is_the_drivers(pid):
         return who
     with contextlib.suppress(OSError):
-        uid = os.stat(f"/proc/{pid}").st_uid
-        who["user"] = str(uid)
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            who["command"] = file.read().strip()
-        with contextlib.suppress(KeyError):
-            who["user"] = pwd.getpwuid(uid).pw_name
-    who["run_id"] = run_ids.get(pid)
-    return who
+        who["user"] = user_name(os.stat(f"/proc/{pid}").st_uid)
+    return {**who, "command": command_of(pid), "run_id": run_ids.get(pid)}
 
 
 def _is_the_drivers(pid: int) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from ..channel import Record
+from ..kernel_files import read_text, try_read
 from ..run.processes import boot_id
 from .memory import MemoryReader, read_meminfo
 
@@ -63,6 +64,7 @@ def read_machine() -> tuple[Record, dict[str, str]]:
 
 def read_processor_name(path: str = "/proc/cpuinfo") -> Optional[str]:
     """What the kernel calls our processors, on one line; None where it does not name them, as on ARM."""
+    # No further than the first: of many cores the kernel takes its time to say how fast they run.
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             key, _, value = line.partition(":")
@@ -81,16 +83,16 @@ def find_container(env: dict[str, str], root: str = "/") -> str:
     Raises:
         LookupError: none shows.
     """
-    groups = _read(root, "proc/1/cgroup") or ""
+    groups = try_read(os.path.join(root, "proc/1/cgroup")) or ""
     # SSH hands down nothing of what the container was started with; its first process still has it.
-    entries = (_read(root, "proc/1/environ") or "").split("\0")
+    entries = (try_read(os.path.join(root, "proc/1/environ")) or "").split("\0")
     env = {**dict(entry.split("=", 1) for entry in entries if "=" in entry), **env}
     if "KUBERNETES_SERVICE_HOST" in env:
         return "kubernetes"
     for kind, part in _GROUPS.items():
         if part in groups:
             return kind
-    told = env.get("container") or _read(root, "run/systemd/container") or ""
+    told = env.get("container") or try_read(os.path.join(root, "run/systemd/container")) or ""
     if _KIND.fullmatch(told.strip()):
         return told.strip()
     for kind, mark in (("docker", ".dockerenv"), ("podman", "run/.containerenv")):
@@ -106,12 +108,6 @@ def _ask(read: Callable[[], Any]) -> tuple[Any, Optional[str]]:
         return None, str(error)
 
 
-def _read(root: str, path: str) -> Optional[str]:
-    with contextlib.suppress(OSError), open(os.path.join(root, path), encoding="utf-8", errors="replace") as file:
-        return file.read()
-    return None
-
-
 def _soft_limit(number: int) -> Optional[int]:
     soft, _ = resource.getrlimit(number)
     return None if soft == resource.RLIM_INFINITY else soft
@@ -125,8 +121,7 @@ def _read_boot_id() -> str:
 
 
 def _read_machine_id() -> str:
-    with open("/etc/machine-id", encoding="ascii") as file:
-        found = file.read().strip()
+    found = read_text("/etc/machine-id")
     if not found:
         raise OSError("/etc/machine-id is empty")
     return found

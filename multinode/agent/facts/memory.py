@@ -1,22 +1,36 @@
-"""The memory that a process can have: the machine's, or less where its control groups allow less, of version 1 or 2.
+"""The memory that a process can have, and the kills for lack of it.
 
-Limits of groups around a container, which are not mounted in it, cannot be seen from here. GPUs have memory of their
-own, which is not spoken of.
+It is the machine's, or less where control groups allow less, of version 1 or 2. Limits of groups around a container,
+which are not mounted in it, cannot be seen from here. GPUs have memory of their own, which is not spoken of.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Optional
 
-from .cgroups import Hierarchy, find_hierarchy, group_of, read_membership
+from ..kernel_files import read_number, read_text
+from .cgroups import Group, GroupFinder
 
-__all__ = ["GroupMemory", "Memory", "MemoryReader", "limited_groups", "read_meminfo", "usable_memory"]
+__all__ = [
+    "GroupMemory",
+    "Memory",
+    "MemoryKills",
+    "MemoryReader",
+    "counter_of",
+    "limited_groups",
+    "read_counter",
+    "read_meminfo",
+    "usable_memory",
+]
 
 _BYTES_PER_KIB = 1 << 10
-_MEMINFO = "/proc/meminfo"
+_KILLS_INTERVAL_S = 1.0
+# The kills of the whole machine, whoever they belonged to. Like the counters of groups, it tells them since Linux 4.13.
+_MACHINE_KILLS = "/proc/vmstat"
 
 
 class Memory(NamedTuple):
@@ -62,16 +76,14 @@ _VERSION_2 = _Files("memory.max", "memory.current", frozenset({"inactive_file", 
 
 
 class MemoryReader:
-    """Reads it for a process that may be moved to another group at any time; the tree of groups is looked for once.
+    """Reads it for a process that may be moved to another group at any time.
 
     Args:
         mountinfo: where the mounts are listed.
     """
 
     def __init__(self, mountinfo: str = "/proc/self/mountinfo") -> None:
-        self._mountinfo = mountinfo
-        self._hierarchy: Optional[Hierarchy] = None
-        self._has_looked = False
+        self._finder = GroupFinder("memory", mountinfo)
 
     def read(self, pid: Optional[int] = None) -> Memory:
         """What this process can have; we ourselves where there is none, or no more.
@@ -93,22 +105,69 @@ class MemoryReader:
     def _groups(self, pid: Optional[int]) -> list[GroupMemory]:
         """Those that limit it; what cannot be seen limits nothing."""
         with contextlib.suppress(OSError, ValueError):
-            if not self._has_looked:
-                self._has_looked, self._hierarchy = True, find_hierarchy("memory", self._mountinfo)
-            group = None if self._hierarchy is None else group_of(self._hierarchy, read_membership(pid))
-            if self._hierarchy is not None and group is not None:
-                return list(limited_groups(self._hierarchy, group))
+            group = self._finder.find(pid)
+            return [] if group is None else list(limited_groups(group))
         return []
 
 
-def read_meminfo(path: str = _MEMINFO) -> Memory:
+class MemoryKills:
+    """Processes that the kernel killed for lack of memory in a job's own control group, or on the whole machine.
+
+    Counts from its first look on. A job may be moved to another group meanwhile: look again and again.
+
+    Args:
+        find: the file that counts where a process is, and where we are ourselves if there is none, or no more.
+
+    Attributes:
+        count: kills that were seen so far; None where the kernel tells none.
+    """
+
+    def __init__(self, find: Optional[Callable[[Optional[int]], str]] = None) -> None:
+        self.count: Optional[int] = None
+        self._groups = GroupFinder("memory")
+        self._find = self._find_counter if find is None else find
+        self._file: Optional[str] = None
+        self._told: Optional[int] = None
+        self._due = 0.0
+
+    def watch(self, pid: int) -> None:
+        """Look where this process is, once a second at most."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _KILLS_INTERVAL_S
+            self.look()
+            self._follow(self._find(pid))
+
+    def look(self) -> None:
+        """Count what came since the last look, where that was; at first where we are ourselves."""
+        if self._file is None:
+            self._follow(self._find(None))
+            return
+        now = read_counter(self._file)
+        if now is not None and self._told is not None:
+            self.count = (self.count or 0) + now - self._told
+            self._told = now
+
+    def _find_counter(self, pid: Optional[int]) -> str:
+        try:
+            return counter_of(self._groups.find(pid))
+        except OSError:
+            return _MACHINE_KILLS
+
+    def _follow(self, file: str) -> None:
+        if file != self._file:
+            # What it tells of already was before this job came there.
+            self._file, self._told = file, read_counter(file)
+            if self._told is not None and self.count is None:
+                self.count = 0
+
+
+def read_meminfo(path: str = "/proc/meminfo") -> Memory:
     """The machine's.
 
     Raises:
         OSError, ValueError, LookupError: the kernel does not tell it.
     """
-    with open(path, encoding="ascii") as file:
-        lines = dict(line.split(":", 1) for line in file)
+    lines = dict(line.split(":", 1) for line in read_text(path).splitlines())
     total, available = (int(lines[name].split()[0]) * _BYTES_PER_KIB for name in ("MemTotal", "MemAvailable"))
     return Memory(total, available)
 
@@ -125,35 +184,47 @@ def usable_memory(machine: Memory, groups: list[GroupMemory]) -> Memory:
     return Memory(total, max(0, min([total, machine.available, *lefts])))
 
 
-def limited_groups(hierarchy: Hierarchy, group: str) -> Iterator[GroupMemory]:
+def limited_groups(group: Group) -> Iterator[GroupMemory]:
     """This group and those around it, as far as they are mounted and have a limit (cgroups(7)).
 
     Unlike processors, of which the kernel gives each group its share anew, memory is counted in every group around: the
     lowest limit is the one that counts, however far up it is.
     """
-    files = _VERSION_2 if hierarchy.unified else _VERSION_1
-    while True:
+    files = _VERSION_2 if group.hierarchy.unified else _VERSION_1
+    for path in group.upwards():
         # Version 2 writes `max` for none; version 1 a number beyond any machine's memory. The root of version 2, and a
         # group to which the controller was not handed down, have no such file.
-        limit = _read_number(os.path.join(group, files.limit))
+        limit = read_number(os.path.join(path, files.limit))
         if limit is not None:
-            yield GroupMemory(limit, _held(group, files))
-        if group == hierarchy.place:
-            return
-        group = os.path.dirname(group)
+            yield GroupMemory(limit, _held(path, files))
+
+
+def counter_of(group: Optional[Group]) -> str:
+    """The file that counts kills in this group, or on the whole machine where none can be seen.
+
+    A group without the controller is accounted for by the nearest one around it that has it.
+    """
+    if group is None:
+        return _MACHINE_KILLS
+    name = "memory.events" if group.hierarchy.unified else "memory.oom_control"
+    files = (os.path.join(path, name) for path in group.upwards())
+    return next((file for file in files if read_counter(file) is not None), _MACHINE_KILLS)
+
+
+def read_counter(file: str) -> Optional[int]:
+    """Kills that a file tells of; None where it tells none."""
+    with contextlib.suppress(OSError, ValueError):
+        rows = map(str.split, read_text(file).splitlines())
+        return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), None)
+    return None
 
 
 def _held(group: str, files: _Files) -> Optional[int]:
-    used = _read_number(os.path.join(group, files.used))
+    used = read_number(os.path.join(group, files.used))
     if used is None:
         return None
     given_back = 0
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(group, "memory.stat"), encoding="ascii") as file:
-        given_back = sum(int(size) for name, size in map(str.split, file) if name in files.given_back)
+    with contextlib.suppress(OSError, ValueError):
+        rows = map(str.split, read_text(os.path.join(group, "memory.stat")).splitlines())
+        given_back = sum(int(size) for name, size in rows if name in files.given_back)
     return max(0, used - given_back)
-
-
-def _read_number(path: str) -> Optional[int]:
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        return int(file.read())
-    return None

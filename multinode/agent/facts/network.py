@@ -1,4 +1,7 @@
-"""Network interfaces of this node, and the routes its kernel would take. Sends no packet."""
+"""Network interfaces of this node, the fastest that a card could do, and the routes its kernel would take.
+
+Sends no packet, and changes no setting.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,18 @@ import subprocess
 from typing import Optional
 
 from ..channel import Record
+from ..kernel_files import read_number, read_text, try_read
 from ..programs import find_program
-from .ethtool import read_card_speed
 
 __all__ = [
+    "fastest_mode",
     "find_routes",
     "list_interfaces",
     "parse_ip_addr",
     "parse_route_table",
     "parse_speed",
     "prefix_length",
+    "read_card_speed",
     "read_interfaces_by_ioctl",
     "read_port_range",
 ]
@@ -40,7 +45,35 @@ _MAX_ADDRESSES = 1024
 _IFF_UP = 1
 _IFF_RUNNING = 0x40
 _IFREQ_FLAGS = "16sH22x"
-_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+
+# Of a card's link modes, as its driver tells them (linux/ethtool.h).
+_SIOCETHTOOL = 0x8946
+_GSET = 0x01
+_GLINKSETTINGS = 0x4C
+# struct ethtool_link_settings, and room for its three masks of at most 127 words each.
+_SETTINGS = "II7Bb4B28x"
+_SETTINGS_BYTES = struct.calcsize(_SETTINGS)
+_WORDS_AT = 9
+_MOST_WORDS = 127
+_WORD_BYTES = 4
+_IFREQ_POINTER = "16sP16x"
+
+# Bits of the link modes by Mbit/s (enum ethtool_link_mode_bit_indices). Those of 20 and 56 Gbit/s are left out: they
+# are of back planes, and of one maker's cards with the same maker's switches; a card that could is not held back.
+_MODES_MBIT = {
+    10: (0, 1, 92),
+    100: (2, 3, 67, 90, 91),
+    1_000: (4, 5, 17, 41, 68),
+    2_500: (15, 47),
+    5_000: (48,),
+    10_000: (12, 18, 19, 20, *range(42, 47)),
+    25_000: (31, 32, 33),
+    40_000: tuple(range(23, 27)),
+    50_000: (34, 35, 40, *range(52, 57)),
+    100_000: (*range(36, 40), *range(57, 62), *range(75, 80)),
+    200_000: (*range(62, 67), *range(80, 85)),
+    400_000: (*range(69, 74), *range(85, 90)),
+}
 
 # ARPHRD numbers in /sys/class/net/X/type (linux/if_arp.h).
 _HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
@@ -109,6 +142,21 @@ def parse_speed(text: Optional[str]) -> Optional[float]:
     return speed_mbit / _MBIT_PER_GBIT if 0 < speed_mbit < _UNKNOWN_MBIT else None
 
 
+def read_card_speed(ifname: str) -> Optional[float]:
+    """Gbit/s of the fastest mode that the card supports; None where its driver names none, as in virtual machines."""
+    try:
+        return fastest_mode(_read_modes(ifname))
+    except OSError:
+        return None
+
+
+def fastest_mode(supported: bytes) -> Optional[float]:
+    """Gbit/s of the fastest mode in a mask of link modes, little-endian; None where it has none that is known."""
+    mask = int.from_bytes(supported, "little")
+    speeds = [speed for speed, bits in _MODES_MBIT.items() if any(mask >> bit & 1 for bit in bits)]
+    return max(speeds) / _MBIT_PER_GBIT if speeds else None
+
+
 def prefix_length(mask: bytes) -> int:
     """24 for the four bytes of 255.255.255.0."""
     return bin(int.from_bytes(mask, "big")).count("1")
@@ -120,15 +168,14 @@ def read_port_range() -> tuple[int, int]:
     Raises:
         OSError, ValueError: the kernel does not tell them.
     """
-    with open(_PORT_RANGE, encoding="ascii") as file:
-        first, last = file.read().split()
+    first, last = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
     return int(first), int(last)
 
 
 def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
     """For each peer the source address that the kernel picks, and the interface over which it sends."""
     owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
-    table = parse_route_table(_read_route_table()) if peers else []
+    table = parse_route_table(try_read("/proc/net/route") or "") if peers else []
     return [_find_route(peer, owners, table) for peer in peers]
 
 
@@ -139,14 +186,6 @@ def parse_route_table(text: str) -> list[tuple[int, int, str]]:
     found = [(_number(row[1]), _number(row[7]), int(row[6]), row[0]) for row in rows if len(row) > 7]  # noqa: PLR2004
     # The longest mask decides, then the least metric.
     return [(network, mask, name) for network, mask, _, name in sorted(found, key=lambda one: (-one[1], one[2]))]
-
-
-def _read_route_table() -> str:
-    try:
-        with open("/proc/net/route", encoding="ascii") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _number(text: str) -> int:
@@ -171,6 +210,40 @@ def _find_route(peer: str, owners: dict[str, str], table: list[tuple[int, int, s
     return route
 
 
+def _read_modes(ifname: str) -> bytes:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        try:
+            words = -_words(_ask(query, ifname, _settings(0)))
+            answer = _ask(query, ifname, _settings(words))
+            return _little(answer[_SETTINGS_BYTES : _SETTINGS_BYTES + words * _WORD_BYTES])
+        except OSError:
+            # Kernels before 4.6 have the older question alone, with 32 bits in the second word of its answer.
+            answer = _ask(query, ifname, struct.pack("I40x", _GSET))
+            return _little(answer[_WORD_BYTES : 2 * _WORD_BYTES])
+
+
+def _settings(words: int) -> bytes:
+    # Asked with no words, the kernel answers with their number, negative; asked with as many, with the masks.
+    fields = [0] * 14
+    fields[0], fields[_WORDS_AT] = _GLINKSETTINGS, words
+    return struct.pack(_SETTINGS, *fields) + bytes(3 * _MOST_WORDS * _WORD_BYTES)
+
+
+def _words(answer: bytes) -> int:
+    words: int = struct.unpack(_SETTINGS, answer[:_SETTINGS_BYTES])[_WORDS_AT]
+    return words
+
+
+def _ask(query: socket.socket, ifname: str, question: bytes) -> bytes:
+    buffer = array.array("B", question)
+    fcntl.ioctl(query, _SIOCETHTOOL, struct.pack(_IFREQ_POINTER, os.fsencode(ifname), buffer.buffer_info()[0]))
+    return buffer.tobytes()
+
+
+def _little(words: bytes) -> bytes:
+    return struct.pack(f"<{len(words) // _WORD_BYTES}I", *struct.unpack(f"={len(words) // _WORD_BYTES}I", words))
+
+
 def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
     buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_ADDRESSES))
     address, size = buffer.buffer_info()
@@ -184,22 +257,23 @@ def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
 
 
 def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Record:
+    folder = f"/sys/class/net/{name}"
     flags = _read_flags(name)
-    driver = _find_driver(name, info_kind)
-    duplex = _read(name, "duplex")
+    driver = _find_driver(folder, info_kind)
+    duplex = try_read(f"{folder}/duplex")
     return {
         "name": name,
         "addresses": addresses,
-        "up": bool((flags or 0) & _IFF_UP) and _read(name, "operstate") in ("up", "unknown"),
-        "mtu": _read_int(name, "mtu"),
-        "speed_gbit_per_s": parse_speed(_read(name, "speed")),
-        "kind": _find_kind(name, driver),
+        "up": bool((flags or 0) & _IFF_UP) and try_read(f"{folder}/operstate") in ("up", "unknown"),
+        "mtu": read_number(f"{folder}/mtu"),
+        "speed_gbit_per_s": parse_speed(try_read(f"{folder}/speed")),
+        "kind": _find_kind(folder, driver),
         "driver": driver,
         "running": None if flags is None else bool(flags & _IFF_RUNNING),
         "duplex": duplex if duplex in ("full", "half") else None,
-        "card_gbit_per_s": read_card_speed(name) if os.path.exists(f"/sys/class/net/{name}/device") else None,
-        "errors": _count(name, "errors"),
-        "packets": _count(name, "packets"),
+        "card_gbit_per_s": read_card_speed(name) if os.path.exists(f"{folder}/device") else None,
+        "errors": _count(folder, "errors"),
+        "packets": _count(folder, "packets"),
     }
 
 
@@ -214,40 +288,27 @@ def _read_flags(name: str) -> Optional[int]:
     return flags
 
 
-def _find_driver(name: str, info_kind: Optional[str]) -> Optional[str]:
+def _find_driver(folder: str, info_kind: Optional[str]) -> Optional[str]:
     if info_kind:
         return info_kind
     for mark, driver in (("tun_flags", "tun"), ("bonding", "bond"), ("bridge", "bridge")):
-        if os.path.exists(f"/sys/class/net/{name}/{mark}"):
+        if os.path.exists(f"{folder}/{mark}"):
             return driver
-    device = dict(line.split("=", 1) for line in (_read(name, "uevent") or "").splitlines() if "=" in line)
+    device = dict(line.split("=", 1) for line in (try_read(f"{folder}/uevent") or "").splitlines() if "=" in line)
     kind = device.get("DEVTYPE", "")
     return None if kind in _CARD_TYPES else kind
 
 
-def _find_kind(name: str, driver: Optional[str]) -> str:
+def _find_kind(folder: str, driver: Optional[str]) -> str:
     if driver in _BRIDGES:
         return "bridge"
     if driver in _TUNNELS:
         return "virtual"
-    if any(os.path.exists(f"/sys/class/net/{name}/{mark}") for mark in ("wireless", "phy80211")):
+    if any(os.path.exists(f"{folder}/{mark}") for mark in ("wireless", "phy80211")):
         return "wireless"
-    return _HARDWARE_KINDS.get(_read_int(name, "type") or 0, "virtual")
+    return _HARDWARE_KINDS.get(read_number(f"{folder}/type") or 0, "virtual")
 
 
-def _count(ifname: str, what: str) -> Optional[int]:
-    both = [_read_int(ifname, f"statistics/{way}_{what}") for way in ("rx", "tx")]
+def _count(folder: str, what: str) -> Optional[int]:
+    both = [read_number(f"{folder}/statistics/{way}_{what}") for way in ("rx", "tx")]
     return None if None in both else sum(filter(None, both))
-
-
-def _read(ifname: str, attribute: str) -> Optional[str]:
-    try:
-        with open(f"/sys/class/net/{ifname}/{attribute}", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def _read_int(ifname: str, attribute: str) -> Optional[int]:
-    text = _read(ifname, attribute)
-    return None if text is None else int(text)

@@ -7,22 +7,29 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Optional
 
 from ..channel import Channel, Record
-from ..programs import find_program
-from ..queries import Query, QueryFailed
-from ..run.run_processes import find_run_processes
-from .arguments import parse_unknown, query_unknown
-from .contents import ContentReader, read_model
+from ..kernel_files import read_mounts
+from ..programs import Query, QueryFailed, find_program
+from ..run.runs import find_run_processes
+from .files import ContentReader, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
-from .interpreter import find_interpreter, parse_packages, query_packages
 from .machine import read_machine
 from .network import find_routes, list_interfaces, read_port_range
-from .paths import look_at, read_mounts
-from .ports import find_port_users, find_taken_ports
 from .rdma import list_rdma_ports
-from .tools import find_tools, parse_tools, query_interactive
+from .sockets import find_port_users, is_port_taken
+from .software import (
+    find_interpreter,
+    find_tools,
+    parse_packages,
+    parse_tools,
+    parse_unknown,
+    query_interactive,
+    query_packages,
+    query_unknown,
+)
 from .variables import read_deepspeed_env, read_nccl_files, select_variables
 
 __all__ = ["run"]
@@ -108,9 +115,8 @@ class Probe:
         }
 
     def _read_port_users(self) -> dict[str, str]:
-        taken: list[int] = []
-        for port in self._request.get("ports", []):
-            taken += self._try(f"port {port}", lambda port=port: find_taken_ports([port])) or []  # type: ignore[misc]
+        ports: list[int] = self._request.get("ports", [])
+        taken = [port for port in ports if self._try(f"port {port}", partial(is_port_taken, port))]
         return {str(port): user for port, user in find_port_users(taken).items()} if taken else {}
 
     def _query_gpus(self) -> Optional[tuple[Query, Query]]:

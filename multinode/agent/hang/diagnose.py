@@ -1,22 +1,26 @@
-"""The verb `diagnose`: what each worker of a run that hangs is doing right now, and where it stands.
+"""The verb `diagnose`: what each worker of a run that hangs is doing right now, where it stands, and what NCCL tells.
 
-Reads only, but for the signal that an instrumented worker registered to show its stacks. Who is to blame is not for a
-node to say: that takes the answers of all.
+NCCL's RAS service is asked, and dumps of PyTorch's flight recorder are listed. Reads only, but for the signal that an
+instrumented worker registered to show its stacks. Who is to blame is not for a node to say: that takes the answers of
+all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import socket
 import time
+from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from ..channel import Channel, Record
-from ..run.processes import Family, Process, find_process
+from ..facts.sockets import describe_connections
+from ..kernel_files import list_names, try_read
+from ..run.processes import Family, Process, environ_of, find_process, stat_fields
 from ..rundir import RunDir, open_run
-from .nccl_state import RasQuestion, list_flight_records
-from .sockets import describe_sockets
 from .stacks import Mark, StackReader, read_marks
 
 __all__ = ["run"]
@@ -26,16 +30,16 @@ _STACKS_S = 2.0
 _RAS_S = 1.0
 _MOST_PROCESSES = 64
 _MOST_LAUNCHERS = 4
-_SHORT_BYTES = 4096
+# NCCL 2.24 and later listen here unless NCCL_RAS_ADDR says otherwise (NCCL documentation, "RAS").
+_RAS_PORT = 28028
+_RAS_CONNECT_S = 1.0
+_MOST_RAS_BYTES = 1 << 16
+_FLIGHT_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_FLIGHT_NAME = "nccl_trace_rank_"
+_MOST_FLIGHT_RECORDS = 64
+_SHORT_CHARACTERS = 4096
 _TAIL_BYTES = 1 << 16
-_VARIABLES = (
-    "LOCAL_RANK",
-    "RANK",
-    "NCCL_RAS_ADDR",
-    "TORCH_FR_DUMP_TEMP_FILE",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    "PATH",
-)
+_VARIABLES = frozenset({"LOCAL_RANK", "RANK", "NCCL_RAS_ADDR", "PATH", *_FLIGHT_VARIABLES})
 _WORDS = {
     "R": "running",
     "S": "sleeping",
@@ -64,6 +68,49 @@ class _Member(NamedTuple):
     local_rank: Optional[int]
 
 
+class _RasQuestion:
+    """`verbose status`, asked early and read late: the service may have to wait for peers that are stuck.
+
+    Args:
+        addr: NCCL_RAS_ADDR of the workers; only its port is taken, since no other node is asked.
+    """
+
+    def __init__(self, addr: Optional[str]) -> None:
+        self._missing: Optional[str] = None
+        self._socket: Optional[socket.socket] = None
+        port = (addr or "").rpartition(":")[2]
+        target = ("127.0.0.1", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT)
+        try:
+            self._socket = socket.create_connection(target, _RAS_CONNECT_S)
+            self._socket.sendall(b"verbose status\n")
+        except OSError as error:
+            self._missing = f"no NCCL RAS on port {target[1]}: {error.strerror or error}"
+            self.close()
+
+    def answer(self, deadline_s: float) -> Record:
+        """`ras` and `ras_missing`; what has come by the deadline is kept, finished or not."""
+        data = b""
+        end = time.monotonic() + deadline_s
+        while self._socket is not None and len(data) < _MOST_RAS_BYTES and (left_s := end - time.monotonic()) > 0:
+            self._socket.settimeout(left_s)
+            try:
+                piece = self._socket.recv(_MOST_RAS_BYTES - len(data))
+            except OSError:
+                break
+            if not piece:
+                break
+            data += piece
+        self.close()
+        text = data.decode(errors="replace")
+        return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS answered nothing"}
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
 class _Look(NamedTuple):
     """One look at a process: its state's letter, and seconds of CPU used since it began."""
 
@@ -80,7 +127,7 @@ def run(request: Record, channel: Channel) -> None:
     run_dir = open_run(request["run_id"])
     marks = read_marks(run_dir)
     members = _find_members(run_dir, marks)
-    ras = RasQuestion(_variable(members, "NCCL_RAS_ADDR"))
+    ras = _RasQuestion(_variable(members, "NCCL_RAS_ADDR"))
     first = {member.process.pid: _look(member.process.pid) for member in members}
     began = time.monotonic()
     time.sleep(_LOOK_S)
@@ -102,7 +149,7 @@ def run(request: Record, channel: Channel) -> None:
                 for member in members
             ],
             "last_steps": _last_steps(run_dir),
-            "flight_records": list_flight_records(run_dir.path, [member.environ for member in members]),
+            "flight_records": _list_flight_records(run_dir.path, [member.environ for member in members]),
             **ras.answer(_RAS_S),
         }
     )
@@ -114,7 +161,7 @@ def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
     A worker's data loaders inherit its variables: of those with one rank, the one that registered is the worker, else
     the one whose parent has none.
     """
-    family = Family(run_dir.run_id, root=None, spare=()).find()
+    family = Family(run_dir.run_id).find()
     environs = {process.pid: _read_environ(process.pid) for process in family}
     marked = {mark.rank for mark in marks.values()}
     members = []
@@ -167,17 +214,15 @@ def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) 
 
 
 def _look(pid: int) -> Optional[_Look]:
-    try:
-        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:
+    fields = stat_fields(pid)
+    if fields is None:
         return None
-    ticks = int(fields[11]) + int(fields[12])
-    return _Look(fields[0], ticks / os.sysconf("SC_CLK_TCK"))
+    return _Look(fields[0].decode(), sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK"))
 
 
 def _sockets(pid: int) -> Optional[Record]:
     try:
-        return describe_sockets(pid)
+        return describe_connections(pid)
     except (OSError, ValueError):
         return None
 
@@ -185,9 +230,7 @@ def _sockets(pid: int) -> Optional[Record]:
 def _last_steps(run_dir: RunDir) -> list[Record]:
     """The last step of each rank that has recorded one, whether its process lives or not."""
     found = []
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = sorted(name for name in os.listdir(run_dir.samples) if name.startswith("rank-"))
+    names = [name for name in list_names(run_dir.samples) if name.startswith("rank-")]
     for name in names[:_MOST_PROCESSES]:
         with contextlib.suppress(OSError):
             step = _last_step(os.path.join(run_dir.samples, name))
@@ -210,13 +253,20 @@ def _last_step(path: str) -> Optional[Record]:
     return None
 
 
+def _list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:
+    """Name and size of each dump that workers wrote, where their variables say, or in the run directory."""
+    prefixes = {environ[name] for environ in environs for name in _FLIGHT_VARIABLES if environ.get(name)}
+    prefixes = {prefix for prefix in prefixes if os.path.isabs(prefix)} | {os.path.join(run_dir, _FLIGHT_NAME)}
+    found = []
+    paths = sorted({path for prefix in prefixes for path in glob.glob(glob.escape(prefix) + "*")})
+    for path in paths[:_MOST_FLIGHT_RECORDS]:
+        with contextlib.suppress(OSError):
+            found.append({"path": path, "size_bytes": os.stat(path).st_size})
+    return found
+
+
 def _read_environ(pid: int) -> dict[str, str]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            data = file.read()
-    except OSError:
-        return {}
-    pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
+    pairs = (os.fsdecode(entry).partition("=") for entry in environ_of(pid).split(b"\0"))
     return {name: value for name, _, value in pairs if name in _VARIABLES}
 
 
@@ -224,17 +274,9 @@ def _variable(members: list[_Member], name: str) -> Optional[str]:
     return next((member.environ[name] for member in members if name in member.environ), None)
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(_SHORT_BYTES)
-
-
 def _short(path: str) -> Optional[str]:
     """What a file of /proc says; None where it may not be read, or says nothing (`0` is the kernel's nothing)."""
-    try:
-        text = _read(path).strip()
-    except OSError:
-        return None
+    text = (try_read(path) or "")[:_SHORT_CHARACTERS]
     return text if text not in {"", "0"} else None
 
 

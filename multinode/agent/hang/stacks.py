@@ -5,14 +5,13 @@ A process that did not register is never signalled: what it does on a signal is 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import NamedTuple, Optional
 
 from ..channel import Record
-from ..programs import find_program
-from ..queries import Query, QueryFailed
+from ..kernel_files import list_names, try_read
+from ..programs import Query, QueryFailed, find_program
 from ..run.processes import Process, find_process
 from ..rundir import RunDir
 
@@ -107,10 +106,7 @@ class StackReader:
 def read_marks(run_dir: RunDir) -> dict[int, Mark]:
     """Marks of workers that are still the same processes, by pid; a zombie counts."""
     marks = {}
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = os.listdir(os.path.join(run_dir.path, _FOLDER))
-    for name in sorted(names):
+    for name in list_names(os.path.join(run_dir.path, _FOLDER)):
         record = run_dir.read(os.path.join(_FOLDER, name)) if name.endswith(".json") else None
         mark = _parse_mark(record or {})
         process = find_process(mark.pid) if mark is not None else None
@@ -128,11 +124,8 @@ def _parse_mark(record: Record) -> Optional[Mark]:
 
 def _catches(pid: int, number: int) -> bool:
     """Whether the process handles the signal now: a worker that has replaced itself by exec does so no more."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
-    except OSError:
-        return False
+    lines = (try_read(f"/proc/{pid}/status") or "").splitlines()
+    masks = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
     return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
 
 

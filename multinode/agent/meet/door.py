@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Optional, Union
 
 from ..facts.network import read_port_range
-from ..facts.ports import find_port_users
+from ..facts.sockets import find_port_users
 from .talks import READ, Talk, Talks, read_line, write_all
 
 __all__ = ["ANSWER", "PING_BYTES", "STREAM_SKIP_S", "WHOLE_BYTES", "Door"]

@@ -15,9 +15,8 @@ from ..channel import Channel, Record
 from ..rundir import RunDir, open_run
 from .lease import renew_lease
 from .processes import Family
-from .recovery import Recovery
 from .status import has_ended, is_lost, read_status
-from .stop import order_stop
+from .stop import Recovery, order_stop
 
 __all__ = ["Follower", "run", "say_hello"]
 
@@ -135,7 +134,7 @@ class Follower:
         self._alive_due = now + _ALIVE_S
         self._channel.emit({"kind": "alive", "time_s": time.time()})
         if self._recovery is None and is_lost(self._run):
-            family = Family(self._run.run_id, root=None, spare=())
+            family = Family(self._run.run_id)
             self._recovery = Recovery(self._run, family, "supervisor and sentinel are both dead")
 
 

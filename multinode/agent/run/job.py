@@ -1,6 +1,7 @@
-"""The job on this node: from the request to argv, environment and directory, and from there to a process.
+"""The job on this node: from the request to argv, environment, files and directory, and from there to a process.
 
-Knows nothing of who watches it.
+A prelude is the user's shell text, which a login bash runs before the job; then our own code becomes the job. What the
+user asked for is applied once more after it: profiles set PATH anew, and variables too. Knows nothing of who watches.
 """
 
 from __future__ import annotations
@@ -9,20 +10,28 @@ import fcntl
 import json
 import os
 import signal
-import tempfile
+import sys
 from typing import NamedTuple, NoReturn, Optional
 
 from ..channel import AgentError, Record
 from ..programs import find_program
 from ..rundir import RunDir
 
-__all__ = ["HANDED_FD", "Job", "execute_job", "prepare_job", "start_job"]
+__all__ = ["Job", "become_job", "hold_files", "prelude_trouble", "prepare_job", "start_job"]
 
 # Where a program finds what it is handed beside its environment.
-HANDED_FD = 9
-
+_HANDED_FD = 9
 _RUN_DIR_MARK = "{run_dir}"
 _ERROR_BYTES = 4096
+_PRELUDE_FILE = "prelude.json"
+# What of the request is applied again after it.
+_AFTER_PRELUDE = frozenset(
+    {"run_id", "argv", "env", "unset", "cwd", "path_first", "instrument", "sample_ifnames", "failures_only", "trace"}
+)
+_NOT_FOUND = 127
+# Nothing is pasted into the script: words come as arguments, and the text, which may hold secrets, before the request,
+# where no list of processes shows it. The prelude, and what it may leave in the background, does not see the request.
+_PRELUDE_SCRIPT = f'IFS= read -r -d "" <&{_HANDED_FD}; eval "$REPLY" {_HANDED_FD}<&- || exit; exec "$@"'
 
 
 class Job(NamedTuple):
@@ -35,7 +44,7 @@ class Job(NamedTuple):
         cwd: absolute.
         log: where stdout and stderr go.
         umask: for the files it makes.
-        handed: what it can read from `HANDED_FD`; empty is nothing.
+        handed: what it can read from `_HANDED_FD`; empty is nothing.
     """
 
     program: str
@@ -48,24 +57,22 @@ class Job(NamedTuple):
 
 
 def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
-    """Make the job from a supervise request.
+    """The job of a supervise request; where that has a prelude, a bash that runs it and then becomes the job.
 
     Raises:
-        AgentError: its directory or its program does not exist, or a string cannot be handed to the kernel.
+        AgentError: the directory does not exist, there is no program, or a string cannot be handed to the kernel.
     """
-    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in request["argv"]]
-    env = _environment(request, run)
-    _check_strings(argv, env)
-    cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
-    if not os.path.isdir(cwd):
-        raise AgentError(f"the directory {cwd} does not exist", hint="workdir= in the hostfile names another")
-    program = find_program(argv[0], env["PATH"], cwd) if argv else None
-    if program is None:
-        raise AgentError(
-            f"the program {argv[0] if argv else '(none)'} was not found, or may not be executed",
-            hint=f"looked in {cwd}" if argv and "/" in argv[0] else f"PATH is {env['PATH']}",
-        )
-    return Job(program, argv, env, cwd, run.log, umask)
+    prelude: Optional[str] = request.get("prelude")
+    if not prelude:
+        return _prepare(request, run, umask)
+    shell = _prepare({**request, "argv": ["bash"]}, run, umask)
+    # argv[0] is the agent's archive, as the channel's command line has it.
+    become = [sys.executable, "-I", os.path.abspath(sys.argv[0]), "become-job"]
+    asked = {name: value for name, value in request.items() if name in _AFTER_PRELUDE}
+    return shell._replace(
+        argv=["bash", "-l", "-c", _PRELUDE_SCRIPT, "bash", *become],
+        handed=f"{prelude}\0{json.dumps(asked)}".encode(),
+    )
 
 
 def start_job(job: Job) -> int:
@@ -88,12 +95,78 @@ def start_job(job: Job) -> int:
     return pid
 
 
-def execute_job(job: Job) -> NoReturn:
-    """Replace this process by the job's program.
+def become_job() -> NoReturn:
+    """Turn this process, which the prelude's bash has become, into the job."""
+    with open(_HANDED_FD, "rb") as file:
+        request: Record = json.loads(file.read())
+    run = RunDir(request["run_id"])
+    try:
+        umask = os.umask(0o077)
+        job = _prepare(request, run, umask)
+        run.write(_PRELUDE_FILE, {"schema": 1, "trouble": None})
+        os.umask(umask)
+        _execute(job)
+    except (AgentError, OSError) as error:
+        trouble = f"{error.message} after the prelude" if isinstance(error, AgentError) else str(error)
+        hint = f": {error.hint}" if isinstance(error, AgentError) and error.hint else ""
+        run.write(_PRELUDE_FILE, {"schema": 1, "trouble": trouble + hint})
+        sys.stderr.write(f"multinode: {trouble}{hint}\n")
+    sys.exit(_NOT_FOUND)
+
+
+def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
+    """Why a job that has ended never began: its prelude failed, or left no program to start; None where it did begin.
+
+    Args:
+        request: the supervise request.
+        run: the run.
+        how: how the process ended, in words.
+    """
+    if not request.get("prelude"):
+        return None
+    found = run.read(_PRELUDE_FILE)
+    if found is None:
+        return f"the prelude {how}, and the job was not started"
+    trouble: Optional[str] = found["trouble"]
+    return trouble
+
+
+def hold_files(run: RunDir, files: list[Record]) -> None:
+    """Hold the texts of those that are marked so in this process, with which they are gone: they may be secrets.
+
+    The workers open them by their place in the run directory, as often as they like.
 
     Raises:
-        OSError: the kernel refuses.
+        AgentError: a path leads out of the run directory.
+        OSError: there is no memory, or no place for the link.
     """
+    for file in files:
+        if file.get("in_memory"):
+            fd = _open_unnamed()
+            with open(fd, "wb", closefd=False) as held:
+                held.write(file["text"].encode())
+            # Whoever follows it opens the file anew, and reads from its beginning.
+            run.add_link(file["path"], f"/proc/{os.getpid()}/fd/{fd}")
+
+
+def _prepare(request: Record, run: RunDir, umask: int) -> Job:
+    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in request["argv"]]
+    env = _environment(request, run)
+    _check_strings(argv, env)
+    cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
+    if not os.path.isdir(cwd):
+        raise AgentError(f"the directory {cwd} does not exist", hint="workdir= in the hostfile names another")
+    program = find_program(argv[0], env["PATH"], cwd) if argv else None
+    if program is None:
+        raise AgentError(
+            f"the program {argv[0] if argv else '(none)'} was not found, or may not be executed",
+            hint=f"looked in {cwd}" if argv and "/" in argv[0] else f"PATH is {env['PATH']}",
+        )
+    return Job(program, argv, env, cwd, run.log, umask)
+
+
+def _execute(job: Job) -> NoReturn:
+    """Replace this process by the job's program; raises OSError where the kernel refuses."""
     _reset_signals()
     os.chdir(job.cwd)
     os.execve(job.program, job.argv, job.env)  # noqa: S606 - argv comes as data; a shell would reinterpret it
@@ -150,23 +223,25 @@ def _become(job: Job, writer: int) -> NoReturn:
         os.dup2(log, 2)
         if job.handed:
             writer = _hand_over(job, writer)
-        execute_job(job)
+        _execute(job)
     except OSError as error:
         os.write(writer, os.fsencode(f"{error.strerror}: {error.filename}")[:_ERROR_BYTES])
     finally:
-        os._exit(127)
+        os._exit(_NOT_FOUND)
 
 
 def _hand_over(job: Job, writer: int) -> int:
     """Put what is handed where the program finds it; returns `writer`, which may have had to make room."""
-    moved = os.dup(writer) if writer == HANDED_FD else writer
+    import tempfile
+
+    moved = os.dup(writer) if writer == _HANDED_FD else writer
     # No pipe: nobody would read while we write. No name either: it may hold secrets.
     with tempfile.TemporaryFile(dir=os.path.dirname(job.log)) as file:
         file.write(job.handed)
         file.seek(0)
         # The file may itself have the number that it shall get, which closing it would close.
-        copy = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, HANDED_FD + 1)
-    os.dup2(copy, HANDED_FD)
+        copy = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, _HANDED_FD + 1)
+    os.dup2(copy, _HANDED_FD)
     os.close(copy)
     return moved
 
@@ -176,3 +251,15 @@ def _reset_signals() -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _open_unnamed() -> int:
+    """A descriptor that no program inherits, of a file that has no name."""
+    try:
+        return os.memfd_create("multinode")
+    except (AttributeError, OSError):
+        # The kernel, or the C library that Python was built for, is without it.
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

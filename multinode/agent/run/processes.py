@@ -1,4 +1,4 @@
-"""Processes of this node, from /proc: who they are, which belong to a run, and how to signal them safely.
+"""Processes of this node, from /proc: who they are, which belong to a run, how to signal them safely, how to fork one.
 
 A process is a pid together with its start time: a pid alone may mean another process a moment later.
 """
@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Optional
+
+from ..kernel_files import try_read
 
 __all__ = [
     "Family",
     "Process",
     "adopt_orphans",
     "boot_id",
+    "command_of",
+    "environ_of",
     "find_process",
+    "fork_child",
     "is_running",
+    "list_pids",
     "list_processes",
-    "parse_stat",
+    "parse_process",
+    "split_stat",
+    "stat_fields",
+    "user_name",
 ]
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -74,7 +85,7 @@ class Family:
         spared: all pids that do not count; may be changed.
     """
 
-    def __init__(self, run_id: str, *, root: Optional[int], spare: Collection[int]) -> None:
+    def __init__(self, run_id: str, *, root: Optional[int] = None, spare: Collection[int] = ()) -> None:
         self._marker = b"\0MULTINODE_RUN_ID=" + os.fsencode(run_id) + b"\0"
         self._root = root
         self.spared = {os.getpid(), *spare}
@@ -92,47 +103,82 @@ class Family:
         ]
 
     def _carries_id(self, pid: int) -> bool:
-        try:
-            if os.stat(f"/proc/{pid}").st_uid != os.getuid():
-                return False
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                return self._marker in b"\0" + file.read() + b"\0"
-        except OSError:
-            return False
+        return self._marker in b"\0" + environ_of(pid) + b"\0"
+
+
+def list_pids() -> set[int]:
+    """All processes that /proc shows.
+
+    Raises:
+        OSError: /proc cannot be listed.
+    """
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def list_processes() -> list[Process]:
+    """The same, each as far as it is still there; raises likewise."""
+    found = map(find_process, sorted(list_pids()))
+    return [process for process in found if process is not None]
 
 
 def find_process(pid: int) -> Optional[Process]:
     """The process with this id now; None when there is none."""
+    fields = stat_fields(pid)
+    return None if fields is None else parse_process(pid, fields)
+
+
+def stat_fields(pid: int) -> Optional[list[bytes]]:
+    """What /proc/PID/stat (proc(5)) says after the name, the state first; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return parse_stat(file.read())
+            return split_stat(file.read())
     except OSError:
         return None
 
 
-def list_processes() -> list[Process]:
-    """All processes that /proc shows."""
-    found = (find_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return [process for process in found if process is not None]
+def split_stat(data: bytes) -> list[bytes]:
+    """Those fields of that file's line; the name in parentheses may hold anything, parentheses included."""
+    return data.rpartition(b")")[2].split()
 
 
-def parse_stat(data: bytes) -> Process:
-    """A line of /proc/PID/stat (proc(5)); the name in parentheses may hold anything, parentheses included."""
-    head, _, tail = data.rpartition(b")")
-    fields = tail.split()
+def parse_process(pid: int, fields: list[bytes]) -> Process:
+    """The process that has these fields."""
     state, ppid, threads, start_ticks = fields[0], int(fields[1]), int(fields[17]), int(fields[19])
     # A leader that has left while other threads run on looks like a zombie and is none.
     alive = state not in (b"Z", b"X", b"x") or (state == b"Z" and threads > 1)
-    return Process(int(head.split(b" ", 1)[0]), ppid, start_ticks, alive)
+    return Process(pid, ppid, start_ticks, alive)
+
+
+def environ_of(pid: int) -> bytes:
+    """The environment that a process of our own user was started with, each entry but the last before a zero byte.
+
+    Empty where it shows none: it belongs to somebody else, is a zombie, or is gone.
+    """
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            return b""
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def command_of(pid: int) -> Optional[str]:
+    """The short name of a process's program; None where it is gone."""
+    return try_read(f"/proc/{pid}/comm")
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or the number where the system knows none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def boot_id() -> Optional[str]:
     """The kernel's id of this boot; start times mean nothing in another one."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
+    return try_read("/proc/sys/kernel/random/boot_id")
 
 
 def is_running(pid: int, start_ticks: Optional[int]) -> bool:
@@ -149,6 +195,25 @@ def adopt_orphans() -> bool:
         return False
     zero = ctypes.c_ulong(0)
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), zero, zero, zero) == 0)
+
+
+def fork_child(body: Callable[[], None]) -> int:
+    """Run `body` in a forked child and return the child's pid. The caller must have no threads.
+
+    What `body` raises is printed to the child's stderr, and its exit code is 1.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        except BaseException:  # noqa: BLE001 - whatever it is, it must not unwind into the parent's frames
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    return pid
 
 
 def _descendants(root: int, processes: list[Process]) -> set[int]:

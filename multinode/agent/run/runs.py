@@ -1,22 +1,29 @@
-"""The verbs `runs` and `clean`: what runs this node has, and removing the directories of those that have ended."""
+"""The runs of this node: the verbs `runs` and `clean`, and the processes of our runs, found by their environment."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import time
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ..channel import Channel, Record
 from ..rundir import RunDir, is_run_id
-from .processes import Family
+from .processes import Family, command_of, environ_of, find_process, list_pids
 from .status import has_ended, is_watched, read_status
 
-__all__ = ["clean", "run"]
+__all__ = ["clean", "find_run_processes", "run"]
 
 _MOST_RUNS = 1000
 _MOST_FILES = 100_000
+_MOST_PROCESSES = 256
+
+
+class _Mark(NamedTuple):
+    """What a job's environment says of its run: its id, and where its directory is."""
+
+    run_id: str
+    run_dir: Optional[str]
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -29,6 +36,9 @@ def run(request: Record, channel: Channel) -> None:
 
 def clean(request: Record, channel: Channel) -> None:
     """One record `cleaned`: which runs were removed, and which are not over and so were not."""
+    # Whoever asks for the processes alone does not pay for it.
+    import shutil
+
     wanted: Optional[list[str]] = request.get("run_ids")
     before_s = time.time() - float(request.get("older_s", 0.0))
     removed: list[Record] = []
@@ -43,6 +53,21 @@ def clean(request: Record, channel: Channel) -> None:
             shutil.rmtree(one.path, ignore_errors=True)
         (kept if one.exists() else removed).append(record)
     channel.emit({"kind": "cleaned", "removed": removed, "kept": kept})
+
+
+def find_run_processes() -> list[Record]:
+    """One record for each process; our own, and those that it descends from, do not count.
+
+    Raises:
+        OSError: /proc cannot be listed.
+    """
+    found = ((pid, _read_mark(pid)) for pid in sorted(list_pids() - _lineage()))
+    marks = dict(itertools.islice(((pid, mark) for pid, mark in found if mark is not None), _MOST_PROCESSES))
+    supervised = {mark: _is_supervised(mark) for mark in set(marks.values())}
+    return [
+        {"pid": pid, "run_id": mark.run_id, "command": command_of(pid), "supervised": supervised[mark]}
+        for pid, mark in marks.items()
+    ]
 
 
 def _list_runs() -> list[RunDir]:
@@ -64,7 +89,7 @@ def _describe(one: RunDir) -> Record:
         "cause": status.get("cause"),
         "exit_code": status.get("exit_code"),
         "watched": is_watched(one),
-        "created_s": _created_s(one),
+        "created_s": one.created_s(),
         "size_bytes": _size_bytes(one.path),
     }
 
@@ -73,14 +98,7 @@ def _is_over(one: RunDir) -> bool:
     """Whether it has ended, or nobody watches it and nothing of it lives: the directory is then all there is."""
     if is_watched(one) and not has_ended(read_status(one)):
         return False
-    return not Family(one.run_id, root=None, spare=()).find()
-
-
-def _created_s(one: RunDir) -> float:
-    try:
-        return os.stat(os.path.join(one.path, "request.json")).st_mtime
-    except OSError:
-        return 0.0
+    return not Family(one.run_id).find()
 
 
 def _size_bytes(path: str) -> int:
@@ -95,3 +113,31 @@ def _size_bytes(path: str) -> int:
             except OSError:
                 continue
     return total
+
+
+def _lineage() -> set[int]:
+    """Ourselves and our ancestors, as far as this process namespace shows them."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid and pid not in found:
+        found.add(pid)
+        process = find_process(pid)
+        pid = process.ppid if process is not None else 0
+    return found
+
+
+def _read_mark(pid: int) -> Optional[_Mark]:
+    env = dict(entry.split(b"=", 1) for entry in environ_of(pid).split(b"\0") if b"=" in entry)
+    run_id, run_dir = env.get(b"MULTINODE_RUN_ID"), env.get(b"MULTINODE_RUN_DIR")
+    if run_id is None:
+        return None
+    return _Mark(run_id.decode(errors="replace"), None if run_dir is None else os.fsdecode(run_dir))
+
+
+def _is_supervised(mark: _Mark) -> bool:
+    if not is_run_id(mark.run_id):
+        return False
+    one = RunDir(mark.run_id)
+    # The run may belong to another home directory than ours, as where several nodes are one machine.
+    one.path = mark.run_dir or one.path
+    return is_watched(one)

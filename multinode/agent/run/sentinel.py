@@ -12,13 +12,11 @@ import time
 from typing import Optional
 
 from ..channel import Record
-from ..fork import fork_child
 from ..rundir import RunDir
-from .ending import STEP_S
 from .job import Job
-from .processes import Family, adopt_orphans
-from .recovery import Recovery
+from .processes import Family, adopt_orphans, fork_child
 from .status import has_ended, read_status, signal_name
+from .stop import STEP_S, Recovery
 from .supervisor import start_supervisor
 
 __all__ = ["start_sentinel"]
@@ -81,7 +79,7 @@ def _wait_for(supervisor_pid: int) -> int:
 
 def _recover(run: RunDir, wait_status: int) -> None:
     job_pid = (read_status(run) or {}).get("job_pid")
-    family = Family(run.run_id, root=os.getpid(), spare=())
+    family = Family(run.run_id, root=os.getpid())
     recovery = Recovery(run, family, f"the supervisor {_how_it_ended(wait_status)}")
     while not recovery.step(_reap(job_pid)):
         time.sleep(STEP_S)

@@ -90,7 +90,7 @@ def is_watched(run: RunDir) -> bool:
     """Whether its supervisor or its sentinel lives."""
     watcher = run.read("supervisor.json")
     if watcher is None:
-        return _is_fresh(run)
+        return time.time() - run.created_s() < _START_S
     return watcher.get("boot_id") == boot_id() and any(
         _lives(watcher.get(f"{which}pid"), watcher.get(f"{which}start_ticks")) for which in ("", "sentinel_")
     )
@@ -105,10 +105,3 @@ def is_lost(run: RunDir) -> bool:
 def _lives(pid: object, start_ticks: object) -> bool:
     # A file of another release, or one that somebody wrote, may say anything.
     return isinstance(pid, int) and isinstance(start_ticks, int) and is_running(pid, start_ticks)
-
-
-def _is_fresh(run: RunDir) -> bool:
-    try:
-        return time.time() - os.stat(os.path.join(run.path, "request.json")).st_mtime < _START_S
-    except OSError:
-        return False

@@ -1,6 +1,7 @@
-"""Stopping a run: the order that a supervisor obeys, and the verb that gives it and waits for the end.
+"""Stopping a run: the order that a supervisor obeys, the verb that gives it and waits, and how processes are ended.
 
-Where nobody is left to obey, the verb ends the run's processes itself.
+They get TERM, a time of grace, and KILL until none is left. Where the supervisor is dead, the sentinel ends the run, or
+else whoever follows or stops it.
 """
 
 from __future__ import annotations
@@ -9,20 +10,26 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Optional
 
 from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir
-from .ending import STEP_S, Ending
-from .processes import Family, find_process
-from .recovery import Recovery
-from .status import has_ended, is_lost, read_status
+from .processes import Family, Process, find_process
+from .status import has_ended, is_lost, new_status, note_exit, read_status, write_status
 
-__all__ = ["StopOrders", "order_stop", "run"]
+__all__ = ["STEP_S", "Ending", "Recovery", "StopOrders", "order_stop", "run"]
+
+STEP_S = 0.05
+"""How long to wait between two steps of an ending."""
 
 _FILE = "stop.json"
 _PATIENCE_S = 15.0
 _WAIT_S = 0.1
+_KILL_S = 10.0
+# Two looks in a row, because a child that is born during one look can be missed by it.
+_QUIET_LOOKS = 2
+_LOST_GRACE_S = 10.0
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -69,6 +76,93 @@ class StopOrders:
         return None
 
 
+class Ending:
+    """One stop of a run, one look a step, so that nobody blocks on it. Call `step` until it returns True.
+
+    Args:
+        find: the living processes of the run, at each call.
+        grace_s: time from TERM to KILL.
+
+    Attributes:
+        left: how many processes the last look found.
+    """
+
+    def __init__(self, find: Callable[[], list[Process]], grace_s: float) -> None:
+        self.left = 0
+        self._find = find
+        self._kill_at = time.monotonic() + grace_s
+        self._asked: set[tuple[int, int]] = set()
+        self._quiet_looks = 0
+
+    def shorten(self, grace_s: float) -> None:
+        """KILL in `grace_s` seconds from now, if that is earlier than planned."""
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+
+    def step(self) -> bool:
+        """Look once and signal whom it finds; True when all are gone, or KILL has not helped for 10 s."""
+        found = self._find()
+        self.left = len(found)
+        self._quiet_looks = 0 if found else self._quiet_looks + 1
+        for process in found:
+            self._ask(process)
+        now = time.monotonic()
+        if now >= self._kill_at:
+            for process in found:
+                process.send(signal.SIGKILL)
+        return self._quiet_looks >= _QUIET_LOOKS or now >= self._kill_at + _KILL_S
+
+    def _ask(self, process: Process) -> None:
+        identity = (process.pid, process.start_ticks)
+        if identity not in self._asked:
+            self._asked.add(identity)
+            process.send(signal.SIGTERM)
+            # A process that is suspended takes TERM only once it goes on.
+            process.send(signal.SIGCONT)
+
+
+class Recovery:
+    """The end of a run whose supervisor is dead. Call `step` until it returns True.
+
+    Args:
+        run: the run.
+        family: its processes, as far as the caller can see them.
+        message: what became of the supervisor.
+
+    Attributes:
+        status: the run's status as it should be on disk; a full disk may keep it from there.
+    """
+
+    def __init__(self, run: RunDir, family: Family, message: str) -> None:
+        self._run = run
+        request = run.read("request.json") or {}
+        self._ending = Ending(family.find, request.get("grace_s", _LOST_GRACE_S))
+        self.status: Record = read_status(run) or new_status()
+        self._change(state="stopping", cause="supervisor_lost", message=message)
+
+    def shorten(self, grace_s: float) -> None:
+        """Someone is in a hurry: KILL in `grace_s` seconds at the latest."""
+        self._ending.shorten(grace_s)
+
+    def step(self, job_status: Optional[int] = None) -> bool:
+        """Look once; True when the run has ended.
+
+        Args:
+            job_status: the job's wait status, where the caller has just reaped it.
+        """
+        if job_status is not None:
+            note_exit(self.status, job_status)
+        if not self._ending.step():
+            return False
+        self._change(state="ended", ended_s=time.time(), processes_left=self._ending.left)
+        return True
+
+    def _change(self, **changes: object) -> None:
+        self.status.update(changes)
+        # The processes come first; a status that cannot be written stops nothing.
+        with contextlib.suppress(OSError):
+            write_status(self._run, self.status)
+
+
 def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
     deadline = time.monotonic() + grace_s + _PATIENCE_S
     status = read_status(run_dir)
@@ -89,7 +183,7 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
 
 
 def _recover(run_dir: RunDir, grace_s: float) -> Record:
-    family = Family(run_dir.run_id, root=None, spare=())
+    family = Family(run_dir.run_id)
     recovery = Recovery(run_dir, family, "neither supervisor nor sentinel was alive when the run was stopped")
     recovery.shorten(grace_s)
     while not recovery.step():
@@ -98,7 +192,7 @@ def _recover(run_dir: RunDir, grace_s: float) -> Record:
 
 
 def _sweep(run_id: str, grace_s: float) -> int:
-    ending = Ending(Family(run_id, root=None, spare=()).find, grace_s)
+    ending = Ending(Family(run_id).find, grace_s)
     while not ending.step():
         time.sleep(STEP_S)
     return ending.left

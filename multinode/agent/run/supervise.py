@@ -9,9 +9,8 @@ import shutil
 from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir
 from .follow import Follower, say_hello
-from .job import Job
+from .job import Job, prepare_job
 from .lease import grant_lease
-from .prelude import prepare_with_prelude
 from .sentinel import start_sentinel
 from .status import new_status, write_status
 
@@ -30,7 +29,7 @@ def run(request: Record, channel: Channel) -> None:
     run_dir = RunDir(request["run_id"])
     if run_dir.exists():
         raise _exists(run_dir)
-    job = prepare_with_prelude(request, run_dir, channel.umask)
+    job = prepare_job(request, run_dir, channel.umask)
     _make_run_dir(run_dir, request)
     trouble = _start_watchers(run_dir, request, job)
     if not request.get("detach"):

@@ -13,19 +13,15 @@ import time
 from typing import Optional
 
 from ..channel import AgentError, Record
-from ..fork import fork_child
+from ..facts.memory import MemoryKills
 from ..rundir import RunDir
 from ..sample.gpu_sampler import start_gpu_sampler
-from ..sample.memory_kills import MemoryKills
 from ..sample.sampler import NodeSampler
-from .ending import STEP_S, Ending
-from .held_files import hold_files
-from .job import Job, start_job
+from .job import Job, hold_files, prelude_trouble, start_job
 from .lease import Lease
-from .prelude import prelude_trouble
-from .processes import Family, Process, adopt_orphans, boot_id, find_process
+from .processes import Family, adopt_orphans, boot_id, find_process, fork_child
 from .status import describe_exit, new_status, note_exit, write_status
-from .stop import StopOrders
+from .stop import STEP_S, Ending, StopOrders
 
 __all__ = ["start_supervisor"]
 
@@ -139,18 +135,17 @@ class Supervisor:
             self._save()
 
     def _sign_in(self, *, subreaper: bool) -> None:
-        me, sentinel = find_process(os.getpid()), find_process(self._sentinel_pid)
         self._run.write(
             "supervisor.json",
             {
                 "schema": 1,
                 "run_id": self._run.run_id,
                 "pid": os.getpid(),
-                "start_ticks": _start_ticks(me),
+                "start_ticks": _start_ticks(os.getpid()),
                 "pgid": os.getpgrp(),
                 "boot_id": boot_id(),
                 "sentinel_pid": self._sentinel_pid,
-                "sentinel_start_ticks": _start_ticks(sentinel),
+                "sentinel_start_ticks": _start_ticks(self._sentinel_pid),
                 "subreaper": subreaper,
                 "created_s": time.time(),
             },
@@ -220,5 +215,6 @@ class Supervisor:
                 self._unsaved = False
 
 
-def _start_ticks(process: Optional[Process]) -> Optional[int]:
+def _start_ticks(pid: int) -> Optional[int]:
+    process = find_process(pid)
     return None if process is None else process.start_ticks

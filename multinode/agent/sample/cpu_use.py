@@ -7,6 +7,9 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple, Optional
 
+from ..kernel_files import read_text
+from ..run.processes import list_pids, stat_fields
+
 __all__ = ["JobClock", "Ticks", "read_ticks"]
 
 # Columns of the first line of /proc/stat (proc(5)). Guest time, after these, is counted in the first two already.
@@ -41,8 +44,7 @@ def read_ticks(path: str = "/proc/stat") -> Ticks:
     Raises:
         OSError, ValueError: the kernel does not tell.
     """
-    with open(path, encoding="ascii") as file:
-        columns = [int(word) for word in file.readline().split()[1:]][:_COLUMNS]
+    columns = [int(word) for word in read_text(path).partition("\n")[0].split()[1:]][:_COLUMNS]
     if len(columns) < _COLUMNS:
         raise ValueError(f"{path} does not begin with the times of all cores")
     return Ticks(sum(columns), columns[_IDLE] + columns[_IOWAIT], columns[_IOWAIT], columns[_STEAL])
@@ -90,13 +92,13 @@ class JobClock:
         own = os.times()
         ticks = 0
         for pid in sorted(self._members):
-            fields = _read_stat(pid)
+            fields = stat_fields(pid)
             ticks += sum(map(int, fields[_TIMES])) if fields else 0
         return own.children_user + own.children_system + ticks / os.sysconf("SC_CLK_TCK")
 
     def _meet(self) -> None:
         """Tell new processes apart: ours and strangers."""
-        there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        there = list_pids()
         now = time.monotonic()
         if now >= self._look_again:
             self._look_again = now + _LOOK_AGAIN_S
@@ -105,7 +107,7 @@ class JobClock:
         self._strangers &= there
         new = {}
         for pid in there - self._members - self._strangers - {self._root, *self._spared}:
-            fields = _read_stat(pid)
+            fields = stat_fields(pid)
             if fields:
                 new[pid] = int(fields[_PARENT])
         ours = {self._root, *self._members}
@@ -113,13 +115,3 @@ class JobClock:
             ours |= found
         self._members = ours - {self._root}
         self._strangers |= new.keys() - ours
-
-
-def _read_stat(pid: int) -> Optional[list[bytes]]:
-    """What stands after its name; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may hold anything, parentheses included.
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from ..channel import Record
-from ..fork import fork_child
+from ..run.processes import fork_child
 from ..rundir import RunDir
 from .sampler import SampleFile
 

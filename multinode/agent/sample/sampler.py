@@ -6,8 +6,10 @@ Never raises: what fails is noted once in the samples, and the job goes on. GPUs
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -15,15 +17,14 @@ from typing import Optional
 
 from ..channel import Record
 from ..facts.cgroups import CpuLimit
-from ..facts.kernel_log import KernelLog
 from ..facts.memory import Memory, MemoryReader
 from ..facts.rdma import list_rdma_ports
+from ..kernel_files import read_text
 from ..rundir import RunDir
 from .card_counters import read_interface, read_rdma_port
 from .cpu_use import JobClock, Ticks, read_ticks
-from .tcp_counters import read_tcp
 
-__all__ = ["NodeSampler", "SampleFile"]
+__all__ = ["KernelLog", "NodeSampler", "SampleFile", "parse_snmp"]
 
 _GIB = 1 << 30
 _LEAST_INTERVAL_S = 0.1
@@ -31,6 +32,15 @@ _LEAST_INTERVAL_S = 0.1
 _IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
 # Of all but the cards: the kernel takes a while to write down what each of many cores did, and means need no more.
 _SLOW_INTERVAL_S = 1.0
+# The controller knows what these mean; here they only keep the rest of a talkative log away.
+_TELLING = re.compile(
+    r"NVRM: Xid|amdgpu.*(?:ring \w+ timeout|GPU reset|uncorrectable)|EDAC .*UE|Hardware Error|Machine check"
+    r"|I/O error|(?:EXT4|XFS|BTRFS).*(?:error|corruption)|[Rr]emounting filesystem read-only"
+)
+_KERNEL_RECORD_BYTES = 8192
+# A disk that dies repeats itself; the first lines are the ones that count.
+_MOST_KERNEL_LINES = 100
+_MOST_KERNEL_CHARACTERS = 300
 
 
 class SampleFile:
@@ -68,6 +78,50 @@ class SampleFile:
             self._noted.add(message)
             with contextlib.suppress(OSError):
                 self.append([{"kind": "note", "message": message}])
+
+
+class KernelLog:
+    """Follows from now on what the kernel logs about failing hardware; readable for root, elsewhere often not.
+
+    Args:
+        path: the device that has one record a read (Documentation/ABI/testing/dev-kmsg).
+    """
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._left = _MOST_KERNEL_LINES
+        self._fd: Optional[int] = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError:
+            self.close()
+
+    def read(self) -> list[Record]:
+        """`kernel` records of what came since the last call."""
+        found: list[Record] = []
+        while self._fd is not None and self._left:
+            try:
+                text = os.read(self._fd, _KERNEL_RECORD_BYTES).decode(errors="replace")
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    # Overwritten before it was read: the next read goes on behind the gap.
+                    continue
+                if error.errno != errno.EAGAIN:
+                    self.close()
+                break
+            message = text.partition(";")[2].partition("\n")[0]
+            if not text:
+                break
+            if _TELLING.search(message):
+                self._left -= 1
+                found.append({"kind": "kernel", "message": message[:_MOST_KERNEL_CHARACTERS]})
+        return found
+
+    def close(self) -> None:
+        """Follow no more."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class NodeSampler:
@@ -130,7 +184,7 @@ class NodeSampler:
         if is_slow_due:
             # Half an interval early: a sample that comes a little before the second must not make it two.
             self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
-            readers += [self._read_processors, read_tcp]
+            readers += [self._read_processors, lambda: parse_snmp(read_text("/proc/net/snmp"))]
         records = [record for read in readers for record in self._try(read)]
         if is_slow_due:
             records += [*self._read_limit(), *self._kernel_log.read()]
@@ -159,6 +213,23 @@ class NodeSampler:
         except (OSError, ValueError) as error:
             self._file.note(f"no cgroup samples: {error}")
             return []
+
+
+def parse_snmp(text: str) -> Record:
+    """A `tcp` record from the text of /proc/net/snmp: a line of names, then a line of values, for each protocol.
+
+    It tells the segments sent, and sent again, in the network namespace that we are in.
+
+    Raises:
+        KeyError, ValueError: it is something else.
+    """
+    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+    counters = dict(zip(names, values))
+    return {
+        "kind": "tcp",
+        "sent_segments": int(counters["OutSegs"]),
+        "retransmitted_segments": int(counters["RetransSegs"]),
+    }
 
 
 def _read_card(name: str, read: Callable[[str], Record]) -> Record:

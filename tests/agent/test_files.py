@@ -11,12 +11,32 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.agent.facts.contents import ContentReader, digest_file, list_files, read_model, read_revision
+from multinode.agent.facts.files import (
+    ContentReader,
+    digest_file,
+    find_mount,
+    list_files,
+    look_at,
+    read_model,
+    read_revision,
+)
+from multinode.agent.kernel_files import Mount, read_mounts
 from multinode.core.cluster.facts import ContentFact, NodeFacts
 
 from .localnode import LocalNode
 
 MIB = 1 << 20
+# /proc/self/mountinfo of a virtual machine with Debian 12; then lines as NFS, a path with a blank, and rootless podman
+# show there.
+CAPTURED = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24683656k
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard,resv_strict,resuid=65534,resgid=65534
+41 27 0:44 / /home rw,relatime shared:23 - autofs systemd-1 rw,fd=50,pgrp=1,timeout=0,minproto=5,maxproto=5,direct
+83 41 0:45 / /home rw,relatime shared:46 master:2 - nfs4 store:/export/home rw,vers=4.2,rsize=1048576
+84 27 0:46 / /mnt/my\\040data rw - nfs store:/my\\040data rw
+85 27 0:50 / /srv rw,nodev - fuse.fuse-overlayfs fuse-overlayfs rw,user_id=0
+"""
 
 
 def put(folder: Path, name: str, text: str = "x") -> Path:
@@ -197,3 +217,58 @@ def test_a_probe_compares_what_it_is_asked_to(node: LocalNode) -> None:
     assert records[0]["missing"]["model"] == "not asked for"
     code, records = node.call("probe", {"packages": False, "model": "/nowhere"})
     assert "No such file" in records[0]["missing"]["model"]
+
+
+@pytest.fixture
+def mountinfo(tmp_path: Path) -> str:
+    return str(put(tmp_path, "mountinfo", CAPTURED))
+
+
+def test_mounts_are_read_with_their_blanks(tmp_path: Path, mountinfo: str) -> None:
+    mounts = read_mounts(mountinfo)
+    assert len(mounts) == 7
+    assert mounts[5] == Mount("/mnt/my data", "nfs", "store:/my data", "rw")
+    broken = put(tmp_path, "broken", "27 1 254:0 / / rw\n\n - \ncut off - ext4 /dev/vda\n")
+    assert read_mounts(str(broken)) == read_mounts(str(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "filesystem"),
+    [
+        ("/", "ext4"),
+        ("/homework/x", "ext4"),
+        ("/home", "nfs4"),
+        ("/home/jane/data", "nfs4"),
+        ("/dev/shm", "tmpfs"),
+        ("/mnt/my data/x", "nfs"),
+        ("/srv/x", "fuse.fuse-overlayfs"),
+    ],
+)
+def test_a_path_lies_on_the_deepest_file_system_and_the_last_that_was_put_there(
+    path: str, filesystem: str, mountinfo: str
+) -> None:
+    found = find_mount(path, read_mounts(mountinfo))
+    assert found is not None
+    assert found.filesystem == filesystem
+
+
+def test_what_is_missing_lies_where_its_path_begins_to_exist(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    mounts = [Mount("/", "ext4", "/dev/vda"), Mount(os.path.realpath(tmp_path), "nfs", "store:/x")]
+    assert look_at("out/new", str(tmp_path), mounts) == {
+        "path": "out/new",
+        "kind": "missing",
+        "writable": True,
+        "filesystem": "nfs",
+        "device": "store:/x",
+    }
+    assert look_at("/nowhere", str(tmp_path), mounts)["filesystem"] == "ext4"
+    assert look_at("x", str(tmp_path), [])["filesystem"] is None
+    below = look_at("file/below", str(tmp_path), mounts)
+    assert (below["kind"], below["writable"]) == ("missing", False)
+
+
+def test_this_machine_tells_its_file_systems() -> None:
+    found = find_mount("/proc/self", read_mounts())
+    assert found is not None
+    assert (found.place, found.filesystem) == ("/proc", "proc")

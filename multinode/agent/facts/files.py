@@ -1,4 +1,4 @@
-"""Contents of the job's files on this node, as digests that nodes can compare, and the model's config.json.
+"""The job's files on this node: whether they are there, can be written, and on which file system; digests to compare.
 
 Small files are hashed whole, large ones by their size and both ends. All in a thread with a deadline: a network file
 system that hangs must not keep the other facts back.
@@ -6,7 +6,6 @@ system that hangs must not keep the other facts back.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -16,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from ..channel import Record
+from ..kernel_files import Mount, list_names
 
-__all__ = ["ContentReader", "digest_file", "list_files", "read_model", "read_revision"]
+__all__ = ["ContentReader", "digest_file", "find_mount", "list_files", "look_at", "read_model", "read_revision"]
 
 _DEADLINE_S = 5.0
 _MOST_FILES = 200
@@ -95,6 +95,33 @@ class ContentReader:
             self._facts.append(_fact(name, self._cwd, self._datasets))
 
 
+def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
+    """The facts of one path; relative ones start at `cwd`."""
+    full = _full(path, cwd)
+    kind = "directory" if os.path.isdir(full) else "file" if os.path.exists(full) else "missing"
+    # Whether something that is missing could be made, and on which disk, is decided where its path begins to exist.
+    while not os.path.exists(full):
+        full = os.path.dirname(full)
+    mount = find_mount(os.path.realpath(full), mounts)
+    return {
+        "path": path,
+        "kind": kind,
+        "writable": _is_writable(full) and (kind != "missing" or os.path.isdir(full)),
+        "filesystem": mount.filesystem[:_MOST_CHARACTERS] if mount else None,
+        "device": mount.device[:_MOST_CHARACTERS] if mount else None,
+    }
+
+
+def find_mount(full: str, mounts: list[Mount]) -> Optional[Mount]:
+    """The file system that holds an absolute path without links: the deepest, and the last of those at one place."""
+    found = None
+    for mount in mounts:
+        inside = full == mount.place or full.startswith(mount.place.rstrip("/") + "/")
+        if inside and (found is None or len(mount.place) >= len(found.place)):
+            found = mount
+    return found
+
+
 def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
     """What of a path is compared, each name starting as the path does; nothing where it is not there.
 
@@ -105,10 +132,7 @@ def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
     if os.path.isfile(full):
         yield path
         return
-    try:
-        names = sorted(os.listdir(full))
-    except (OSError, ValueError):
-        return
+    names = list_names(full)
     for name in names:
         if _MODEL_FILES.fullmatch(name) and os.path.isfile(os.path.join(full, name)):
             yield os.path.join(path, name)
@@ -166,6 +190,11 @@ def read_model(path: str, cwd: str) -> Record:
     return {key: one for key, one in config.items() if _is_harmless(key, one)}
 
 
+def _is_writable(full: str) -> bool:
+    # To make something in a directory one has to pass through it as well.
+    return os.access(full, os.W_OK | os.X_OK if os.path.isdir(full) else os.W_OK)
+
+
 def _full(path: str, cwd: str) -> str:
     return os.path.join(cwd, os.path.expanduser(path))
 
@@ -216,10 +245,7 @@ def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
 
 
 def _files_in(place: str, full: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(full)):
-            if os.path.isfile(os.path.join(full, name)):
-                yield os.path.join(place, name)
+    return (os.path.join(place, name) for name in list_names(full) if os.path.isfile(os.path.join(full, name)))
 
 
 def _find_git(folder: str) -> Optional[str]:

@@ -1,0 +1,75 @@
+"""Reading small files and folders, those of the kernel below /proc and /sys above all: any of them may not be there."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple, Optional
+
+__all__ = ["TABLE_CHARACTERS", "Mount", "list_names", "read_mounts", "read_number", "read_text", "try_read"]
+
+TABLE_CHARACTERS = 1 << 20
+"""More of a table that grows with the machine is not read."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A mounted file system: where, of which type, from which source, with which options, and which part of it."""
+
+    place: str
+    filesystem: str
+    device: str
+    options: str = ""
+    root: str = "/"
+
+
+def read_text(path: str, most: int = -1) -> str:
+    """What a file says, without the blanks around it; of a long one its first `most` characters.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read(most).strip()
+
+
+def try_read(path: str, most: int = -1) -> Optional[str]:
+    """The same; None where it cannot be read: a card or a process may go meanwhile, and not every file is ours."""
+    try:
+        return read_text(path, most)
+    except (OSError, ValueError):
+        return None
+
+
+def read_number(path: str) -> Optional[int]:
+    """The integer that a file says; None where it cannot be read, or says something else."""
+    try:
+        return int(read_text(path))
+    except (OSError, ValueError):
+        return None
+
+
+def list_names(folder: str) -> list[str]:
+    """What a folder holds, in order; nothing where it cannot be listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError):
+        return []
+
+
+def read_mounts(path: str = "/proc/self/mountinfo") -> list[Mount]:
+    """What is mounted for this process (proc_pid_mountinfo(5)); a line that is cut off or unknown is passed over."""
+    mounts = []
+    for line in (try_read(path, TABLE_CHARACTERS) or "").splitlines():
+        mount, _, source = line.partition(" - ")
+        places, about = mount.split(" ")[3:5], source.split(" ")
+        if len(places) == 2 and len(about) == 3:  # noqa: PLR2004 - root and place; type, source and options
+            root, place, device = map(_unescape, (*places, about[1]))
+            mounts.append(Mount(place, about[0], device, about[2], root))
+    return mounts
+
+
+def _unescape(text: str) -> str:
+    """A path as it is; the kernel writes blanks in it as octal numbers."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
