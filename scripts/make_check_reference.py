@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from multinode.core.check.finding import SEVERITIES, Rule
+from multinode.core.check.finding import SEVERITIES
 from multinode.preflight.catalogue import CHECK_NAMES, CHECKS, RULES
+from multinode.preflight.rule import Rule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"
 

@@ -9,11 +9,15 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Interface, NodeFacts
-from multinode.core.job.job import Job
+from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.planning import workers_per_node
+from multinode.errors import UsageError
 from multinode.preflight.network.meeting import Meeting
 
 __all__ = ["Inspection"]
+
+_NOWHERE = Endpoint(addr=None, ifname=None)
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +29,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         job: what shall run; None is any training.
         master_port: port of the rendezvous on node 0.
         endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
-        meeting: how connections between them went; None where none were tried.
+        meeting: how connections between them went; empty where none were tried.
     """
 
     cluster: Cluster
@@ -33,7 +37,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | Benchmark | None = None
     master_port: int = 29500
     endpoints: dict[str, Endpoint] = {}
-    meeting: Meeting | None = None
+    meeting: Meeting = Meeting()
 
     @property
     def known(self) -> Iterator[tuple[Node, NodeFacts]]:
@@ -47,7 +51,31 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     def links(self) -> Iterator[tuple[Node, Interface]]:
         """The data-plane interface of each node that has one, in node-rank order."""
         for node, found in self.known:
-            endpoint = self.endpoints.get(node.name)
             for interface in found.interfaces:
-                if endpoint is not None and interface.name == endpoint.ifname:
+                if interface.name == self.place(node.name).ifname:
                     yield node, interface
+
+    @property
+    def training(self) -> LlamaFactoryJob | None:
+        """The job, where it is a LLaMA-Factory training."""
+        return self.job if isinstance(self.job, LlamaFactoryJob) else None
+
+    def place(self, node: str) -> Endpoint:
+        """A node's place on the data plane, with neither address nor interface where it is not known."""
+        return self.endpoints.get(node, _NOWHERE)
+
+    def require_workers(self) -> int:
+        """Workers on each node, by hostfile and GPUs of the nodes that answered.
+
+        Raises:
+            UsageError: the nodes differ.
+        """
+        nodes = tuple(node for node, _ in self.known) or self.cluster.nodes
+        return workers_per_node(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, None)
+
+    def workers_per_node(self) -> int | None:
+        """The same; None where the nodes differ, which is a finding of its own."""
+        try:
+            return self.require_workers()
+        except UsageError:
+            return None

@@ -9,7 +9,7 @@ import msgspec
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.errors import NodeFailed
-from multinode.preflight.catalogue import check_before_launch, sort_findings
+from multinode.preflight.catalogue import check_all, sort_findings
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.meeting import launch_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
@@ -33,7 +33,7 @@ def with_endpoints(inspection: Inspection) -> Inspection:
 
 def check_launch(inspection: Inspection) -> tuple[Finding, ...]:
     """What the checks find that a launch makes."""
-    return sort_findings(check_before_launch(inspection))
+    return sort_findings(check_all(inspection, before_launch=True))
 
 
 def with_meeting(agent: AgentTransport, inspection: Inspection) -> Inspection:

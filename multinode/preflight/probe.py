@@ -1,23 +1,44 @@
-"""probe: ask every node for its facts, in one round trip each. Judges nothing."""
+"""probe: ask every node for its facts, in one round trip each; what kept a node from answering is a finding."""
 
 from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.decoding import convert
-from multinode.errors import NodeFailed
+from multinode.errors import MultinodeError, NodeFailed
+from multinode.preflight.rule import Rule
 from multinode.transport.agent import AgentTransport
 from multinode.transport.outcomes import Outcomes, gather
+from multinode.transport.refusals import REFUSALS
 
-__all__ = ["PROBE_DEADLINE_S", "Questions", "peer_addresses", "probe"]
+__all__ = ["PROBE_DEADLINE_S", "UNANSWERED", "Questions", "check_ssh", "peer_addresses", "probe"]
 
 PROBE_DEADLINE_S = 30.0
+# What the transport says of a node that cannot be asked, for the reference.
+UNANSWERED = (
+    *(Rule("ssh", "error", one.catches, one.message, one.hint) for one in REFUSALS),
+    Rule(
+        "ssh",
+        "error",
+        catches="a node that answers too late, or goes away while it is asked",
+        message="no answer within {deadline_s} s",
+        hint="is it alive? try: ssh {node} true",
+    ),
+    Rule(
+        "ssh",
+        "error",
+        catches="a node that cannot run the agent: no python3 in the non-interactive shell, a full or read-only home",
+        message="python3 is not on the PATH of a non-interactive shell, and the agent needs it",
+        hint="install it on the node (Debian, Ubuntu: apt-get install python3); then: ssh {node} python3 -V",
+    ),
+)
 
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,27 +73,19 @@ def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outc
     return gather(cluster.nodes, lambda node: _probe_node(agent, node, questions), deadline_s=PROBE_DEADLINE_S)
 
 
+def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[Finding]:
+    """What kept nodes from answering, as findings; the transport has said why and what mends it."""
+    for error in errors:
+        yield Finding(severity="error", node=error.node, check="ssh", message=error.message, hint=error.hint)
+
+
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:
     """The data-plane addresses that the hostfile names."""
     return tuple(node.addr for node in nodes if node.addr is not None)
 
 
 def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
-    request = {
-        "schema": 1,
-        "python": node.python,
-        "workdir": node.workdir,
-        "controller_cwd": questions.controller_cwd,
-        "peers": list(questions.peers),
-        "paths": list(questions.paths),
-        "ports": list(questions.ports),
-        "tools": list(questions.tools),
-        "packages": questions.packages,
-        "contents": list(questions.contents),
-        "datasets": list(questions.datasets),
-        "model": questions.model,
-        "arguments": list(questions.arguments),
-    }
+    request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
     asked_s = time.time()
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)
     answered_s = time.time()

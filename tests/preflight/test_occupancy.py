@@ -7,7 +7,7 @@ import msgspec
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, GpuProcess, RunProcess
-from multinode.preflight.checks.occupancy import check_gpus_free, check_leftovers
+from multinode.preflight.checks.gpus import check_gpus_free, check_leftovers
 from multinode.preflight.inspection import Inspection
 
 from .inspecting import but, inspection, only
@@ -40,7 +40,7 @@ def test_free_gpus_have_no_finding() -> None:
 def test_somebody_elses_process_is_named_with_what_it_holds() -> None:
     finding = judged(card(process(), used=10600.0))
     assert (finding.severity, finding.node) == ("warning", "b")
-    assert "GPU 0 is in use by python3 (pid 4711, user eve, 10.0 GiB), with 10.4 GiB of its 24.0 GiB" in finding.message
+    assert "GPU 0 is in use by python3 (pid 4711, user eve, 10 GiB), with 10.4 GiB of its 24 GiB" in finding.message
 
 
 def test_a_desktop_that_draws_is_not_in_the_way() -> None:
@@ -52,14 +52,14 @@ def test_a_desktop_that_draws_is_not_in_the_way() -> None:
 def test_a_full_gpu_is_an_error() -> None:
     finding = judged(card(process(memory_mib=23000.0), used=23600.0))
     assert (finding.severity, finding.node) == ("error", "b")
-    assert "GPU 0 is full: 23.0 GiB of its 24.0 GiB are taken by python3 (pid 4711" in finding.message
+    assert "GPU 0 is full: 23 GiB of its 24 GiB are taken by python3 (pid 4711" in finding.message
 
 
 def test_memory_that_nobody_seems_to_hold_is_told_as_such() -> None:
     finding = judged(card(used=9000.0))
     assert (finding.severity, "cannot be seen" in finding.message) == ("warning", True)
     hidden = judged(card(process(user=None, command=None, memory_mib=None), used=None))
-    assert "a process (pid 4711), with an unknown part of its 24.0 GiB" in hidden.message
+    assert "a process (pid 4711), with an unknown part of its 24 GiB" in hidden.message
 
 
 def test_a_gpu_that_the_job_does_not_use_may_be_busy() -> None:

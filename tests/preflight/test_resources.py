@@ -7,7 +7,7 @@ import pytest
 
 from multinode.core.cluster.facts import Gpu
 from multinode.core.job.job import LlamaFactoryJob
-from multinode.preflight.checks.resources import (
+from multinode.preflight.checks.machine import (
     check_disk,
     check_limits,
     check_memory_limit,

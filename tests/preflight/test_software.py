@@ -10,11 +10,11 @@ from multinode.core.job.job import override_job
 from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.errors import ConnectError
 from multinode.preflight.catalogue import RULES
-from multinode.preflight.checks.access import check_ssh
 from multinode.preflight.checks.gpus import check_backend
 from multinode.preflight.checks.paths import check_output
 from multinode.preflight.checks.software import check_interpreter, check_packages, check_versions
 from multinode.preflight.checks.variables import check_interface_names, check_stray_variables
+from multinode.preflight.probe import check_ssh
 
 from .inspecting import PACKAGES, SCRIPT, SFT, but, inspection, only
 

@@ -54,7 +54,7 @@ def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
 
 
 def test_the_slowest_stream_counts_and_without_streams_the_slowest_card() -> None:
-    unmeasured = msgspec.structs.replace(training(LORA, stage=3), meeting=None)
+    unmeasured = msgspec.structs.replace(training(LORA, stage=3), meeting=Meeting())
     assert "at 1 Gbit/s (what the slowest card negotiated)" in only(check_strategy(unmeasured)).message
     assert list(check_strategy(msgspec.structs.replace(unmeasured, endpoints={}))) == []
 
@@ -129,7 +129,7 @@ def test_a_node_that_tells_nonsense_breaks_nothing() -> None:
     for gbit in (0.0, -1.0, 1e-300, float("nan"), float("inf")):
         assert all(finding.message for finding in judge(FULL, gbit=gbit))
     for changes in ({"speed_gbit_per_s": 1e-300}, {"mtu": -38}, {"mtu": 0}):
-        lying = msgspec.structs.replace(training(FULL), meeting=None)
+        lying = msgspec.structs.replace(training(FULL), meeting=Meeting())
         link = msgspec.structs.replace(lying.facts["b"].interfaces[0], **changes)
         assert all(finding.message for finding in check_strategy(but(lying, "b", interfaces=(link,))))
 

@@ -7,7 +7,7 @@ import pytest
 
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
-from multinode.preflight.checks.streams import check_streams, least_speeds
+from multinode.preflight.checks.link import check_streams, least_speeds
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.meeting import Meeting
 

@@ -9,7 +9,7 @@ from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, Interface
 from multinode.core.measure.benchmark import CollectiveTest, Message
-from multinode.preflight.catalogue import check_all, check_before_launch
+from multinode.preflight.catalogue import check_all
 from multinode.preflight.checks.variables import (
     check_agreement,
     check_hidden_gpus,
@@ -69,7 +69,7 @@ def test_nodes_without_presets_and_nodes_that_say_nothing_have_no_findings() -> 
     ],
 )
 def test_a_name_in_the_hostfile_that_no_interface_has_stops_a_launch(name: str, value: str, reader: str) -> None:
-    finding = only(check_before_launch(hostfile(**{name: value})))
+    finding = only(check_all(hostfile(**{name: value}), before_launch=True))
     assert (finding.severity, finding.node, finding.check) == ("error", "a", "variables")
     assert f"{name}={value} from the hostfile matches none of its interfaces" in finding.message
     assert "(lo, eth0, eth1 and eth10)" in finding.message

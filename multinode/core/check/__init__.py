@@ -1,1 +1,1 @@
-"""What a check finds, and NCCL's own choice of interfaces."""
+"""What a check finds."""

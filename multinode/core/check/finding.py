@@ -1,12 +1,10 @@
-"""Finding: a judgement on the facts, with the node, the reason and what mends it. Rule: what such a finding says."""
+"""Finding: a judgement on the facts, with the node, the reason and what mends it."""
 
 from __future__ import annotations
 
-import shlex
-
 import msgspec
 
-__all__ = ["SEVERITIES", "Finding", "Rule"]
+__all__ = ["SEVERITIES", "Finding"]
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -27,52 +25,3 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     message: str
     hint: str | None = None
-
-
-class _Word:
-    """A text that a hint names: quoted for a shell, unless `!s` asks for it as it is."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __format__(self, _spec: str) -> str:
-        return shlex.quote(self._text)
-
-
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of finding; the reference of all checks is made from these.
-
-    Attributes:
-        check: the check that it belongs to: its column in the matrix.
-        severity: as in `Finding`.
-        catches: the trouble, in the words of a list.
-        message: the finding's, with `{names}` for what is known only when it is found.
-        hint: likewise, with a `{name}` quoted for a shell, as it may be a node's own word; `{name!s}` is text of ours.
-    """
-
-    check: str
-    severity: str
-    catches: str
-    message: str
-    hint: str
-
-    def found(self, on: str | None, /, **values: object) -> Finding:
-        """The finding on a node, which message and hint may name `{node}`; None concerns the cluster as a whole.
-
-        Raises:
-            KeyError: a value that message or hint names was not given.
-        """
-        # A node's own words do not begin a line that would look like one of ours.
-        known: dict[str, object] = {"node": on}
-        known |= {name: one.replace("\n", " ") if isinstance(one, str) else one for name, one in values.items()}
-        words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
-        return Finding(
-            severity=self.severity,
-            node=on,
-            check=self.check,
-            message=self.message.format_map(known),
-            hint=self.hint.format_map(words),
-        )

@@ -1,45 +1,43 @@
-"""GPUs: those that the job is to use are there on every node, alike, and driven by software that fits together.
+"""GPUs: those that the job is to use are there on every node, alike, driven by software that fits together, and free.
 
-Who else uses them is the matter of `occupancy`.
+What holds them may be another's process, or what an earlier run of ours left behind.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 
-import msgspec
-
-from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
-from multinode.core.cluster.facts import Gpu, NodeFacts
+from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.core.measure.benchmark import CollectiveTest
-from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
-from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
 
 __all__ = [
     "check_backend",
     "check_counts",
     "check_drivers",
+    "check_gpus_free",
+    "check_leftovers",
     "check_models",
     "check_presence",
     "check_torch_builds",
     "used_gpus",
-    "worker_count",
 ]
 
 NO_GPU_FOR_NCCL = Rule(
-    check="gpus",
-    severity="error",
+    "gpus",
+    "error",
     catches="the nccl backend was asked for on a node without a GPU",
     message="the nccl backend needs a GPU, and there is none ({reason})",
     hint="--backend gloo measures the same network without a GPU",
 )
 NO_GPU_HERE = Rule(
-    check="gpus",
-    severity="error",
+    "gpus",
+    "error",
     catches="some nodes have GPUs and others have none: driver gone, container without --gpus",
     message="no GPU was found here ({reason}), and {peer} has {count}: its workers would speak gloo where the others "
     "speak NCCL, and the first collective would hang",
@@ -47,159 +45,254 @@ NO_GPU_HERE = Rule(
     "mends most); in a container: start it with --gpus all. Or take the node out of the hostfile",
 )
 NO_SUCH_GPU = Rule(
-    check="gpus",
-    severity="error",
+    "gpus",
+    "error",
     catches="gpus= names a GPU that the node does not have",
     message="the hostfile gives it GPU {ids}, and it has {there}: the workers on them would find no device",
     hint="on {node}: nvidia-smi -L; correct gpus= in the hostfile",
 )
 TOO_FEW_GPUS = Rule(
-    check="gpus",
-    severity="error",
+    "gpus",
+    "error",
     catches="more workers than GPUs on a node",
     message="{workers} workers shall run here, and it has {count} GPUs: the last would find no device",
     hint="slots={count} in the hostfile, on every node as many",
 )
 UNEQUAL_SLOTS = Rule(
-    check="gpus",
-    severity="error",
+    "gpus",
+    "error",
     catches="nodes with unequal numbers of workers, which torchrun waits for without end",
     message="{reason}",
     hint="{way!s}",
 )
 MIXED_MODELS = Rule(
-    check="gpus",
-    severity="warning",
+    "gpus",
+    "warning",
     catches="nodes with different models of GPU: the slowest sets the pace",
     message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest of them",
     hint="train on nodes that are alike; gpus= in the hostfile chooses cards of a node, --nodes the first nodes",
 )
 MIXED_MEMORY = Rule(
-    check="gpus",
-    severity="warning",
+    "gpus",
+    "warning",
     catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
     message="a GPU of it has {memory} of memory, that of {peer} {expected}: what fits one may not fit the other",
     hint="choose per_device_train_batch_size for the smallest",
 )
 DRIVERS_DIFFER = Rule(
-    check="gpus",
-    severity="warning",
+    "gpus",
+    "warning",
     catches="different versions of the NVIDIA driver",
     message="its NVIDIA driver is {version}, that of {peer} {expected}: what works there may fail here",
     hint="install the same driver on both; on {node}: nvidia-smi --query-gpu=driver_version --format=csv",
 )
 NO_PEER_TO_PEER = Rule(
-    check="gpus",
-    severity="warning",
+    "gpus",
+    "warning",
     catches="GeForce RTX 40 cards with a driver before 550.40.07, which offers peer-to-peer that does not work",
     message="{nodes}: several {model} with driver {version}. Before 550.40.07 it offers peer-to-peer access that "
     "these cards do not have, and NCCL may hang over it",
     hint="for {nodes!s} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
 )
 NCCL_DIFFERS = Rule(
-    check="versions",
-    severity="error",
+    "versions",
+    "error",
     catches="different versions of NCCL under torch: they cannot speak with each other",
     message="NCCL is {version} here and {expected} on {peer}: they refuse each other, or hang",
     hint="on {node}: {python} -m pip install {package}",
 )
 CUDA_DIFFERS = Rule(
-    check="versions",
-    severity="warning",
+    "versions",
+    "warning",
     catches="torch built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
     hint="install torch on both from the same package index; on {node}: {python} -m pip install --force-reinstall "
     "{package}",
 )
 
+GPU_HELD = Rule(
+    "gpus",
+    "warning",
+    catches="another process is on a GPU that the job would use",
+    message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
+    "step of all nodes waits for the slowest",
+    hint="on {node}: nvidia-smi; wait for it, or choose other cards in the hostfile: gpus=",
+)
+GPU_FULL = Rule(
+    "gpus",
+    "error",
+    catches="a GPU that the job would use has hardly any memory left",
+    message="GPU {index} is full: {used} of its {total} are taken by {who}, and the job would run out of memory there",
+    hint="on {node}: nvidia-smi; wait for it, or choose other cards in the hostfile: gpus=",
+)
+LEFTOVER = Rule(
+    "leftovers",
+    "warning",
+    catches="processes of an earlier run that nobody looks after any more",
+    message="{count} of run {run} left behind ({commands}), without a supervisor: what they take of cores, memory "
+    "and ports the job will lack",
+    hint="on {node}: kill -9 {pids!s}",
+)
+LEFTOVER_ON_GPU = Rule(
+    "leftovers",
+    "error",
+    catches="processes of an earlier run that still hold a GPU which the job would use",
+    message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
+    "too little memory there, or share the card",
+    hint="on {node}: kill -9 {pids!s}",
+)
+RUN_GOES_ON = Rule(
+    "leftovers",
+    "note",
+    catches="another run of ours is going on",
+    message="run {run} goes on ({nodes}): it shares cores, memory and network with the job",
+    hint="wait for its end, or stop it on all its nodes: multinode stop {run} (from another machine than the one that "
+    "launched it: --hosts HOSTFILE)",
+)
+RUN_ON_GPU = Rule(
+    "leftovers",
+    "warning",
+    catches="another run of ours is going on, on GPUs that the job would use",
+    message="run {run} goes on here and holds GPU {gpus}: the job would share it",
+    hint="wait for its end, choose other cards in the hostfile (gpus=), or stop it on all its nodes: multinode stop "
+    "{run} (from another machine than the one that launched it: --hosts HOSTFILE)",
+)
+
 _ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")
 _P2P_DRIVER = (550, 40, 7)
 _ALIKE = 0.05
+# A desktop holds so much of a card at times, and a CUDA context alone takes more.
+_LITTLE_MIB = 256.0
+_FULL = 0.9
+# What is taken without a process to be seen for it: a container hides them. The driver keeps less for itself.
+_UNSEEN = 0.1
+_SHOWN = 4
 
 
-def check_backend(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_backend(inspection: Inspection) -> Iterator[Case]:
     """A collective test that asks for NCCL has a GPU on every node."""
-    if not isinstance(inspection.job, CollectiveTest) or inspection.job.backend != "nccl":
-        return
-    for node, found in inspection.known:
+    for node, found in inspection.known if _backend(inspection) == "nccl" else ():
         if not found.gpus:
-            yield NO_GPU_FOR_NCCL.found(node.name, reason=found.missing.get("gpus", "none listed"))
+            yield NO_GPU_FOR_NCCL.found(node.name, reason=_why_none(found))
 
 
-def check_presence(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_presence(inspection: Inspection) -> Iterator[Case]:
     """Either every node has GPUs or none has."""
-    if isinstance(inspection.job, CollectiveTest) and inspection.job.backend is not None:
-        return
-    having = [(node, len(found.gpus)) for node, found in inspection.known if found.gpus]
-    for node, found in inspection.known:
-        if having and not found.gpus:
-            reason = found.missing.get("gpus", "none listed")
-            yield NO_GPU_HERE.found(node.name, reason=reason, peer=having[0][0].name, count=having[0][1])
+    having = [(node.name, len(found.gpus)) for node, found in inspection.known if found.gpus]
+    for node, found in inspection.known if having and _backend(inspection) is None else ():
+        if not found.gpus:
+            yield NO_GPU_HERE.found(node.name, reason=_why_none(found), peer=having[0][0], count=having[0][1])
 
 
-def check_counts(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_counts(inspection: Inspection) -> Iterator[Case]:
     """Every node has the GPUs that the hostfile gives it, one for each worker, and as many workers as the others."""
-    workers, error = _workers(inspection)
-    # Where some nodes have no GPU, what they lack has been said.
-    if error is not None and len({bool(found.gpus) for _, found in inspection.known}) == 1:
-        yield UNEQUAL_SLOTS.found(None, reason=error.message, way=error.hint)
+    some = {bool(found.gpus) for _, found in inspection.known}
+    workers = None
+    try:
+        workers = inspection.require_workers()
+    except UsageError as error:
+        # Where some nodes have no GPU, what they lack has been said.
+        if len(some) == 1:
+            yield UNEQUAL_SLOTS.found(None, reason=error.message, way=error.hint)
     for node, found in inspection.known:
         there = {gpu.index for gpu in found.gpus}
         lacking = [str(gpu) for gpu in node.gpus or () if gpu not in there]
-        if lacking and (there or not _some_have_gpus(inspection)):
-            listed = ", ".join(map(str, sorted(there)))
-            has = f"GPU {listed}" if there else f"none ({found.missing.get('gpus', 'none listed')})"
+        if lacking and (there or True not in some):
+            has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(found)})"
             yield NO_SUCH_GPU.found(node.name, ids=" and ".join(lacking), there=has)
         wanted = node.slots or workers or 1
         if there and node.gpus is None and wanted > len(there) and _on_gpus(inspection):
             yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=len(there))
 
 
-def check_models(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_models(inspection: Inspection) -> Iterator[Case]:
     """The workers run on GPUs of one model with one amount of memory."""
-    nodes = [(node, gpus) for node, found in inspection.known if (gpus := used_gpus(inspection, node, found))]
-    for node, gpus in nodes:
-        expected = nodes[0][1][0]
-        peer = "its first worker" if node is nodes[0][0] else nodes[0][0].name
+    used = _used(inspection)
+    for name, gpus in used.items():
+        first = next(iter(used))
+        expected = used[first][0]
+        peer = "its first worker" if name == first else first
         models = list(dict.fromkeys(gpu.name for gpu in gpus))
         if models != [expected.name]:
-            yield MIXED_MODELS.found(node.name, models=" and ".join(models), peer=peer, expected=expected.name)
+            yield MIXED_MODELS.found(name, models=" and ".join(models), peer=peer, expected=expected.name)
             continue
         memory = min((gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib), default=None)
         there = expected.memory_total_mib
         if memory and there and abs(memory - there) > _ALIKE * there:
-            yield MIXED_MEMORY.found(node.name, memory=_gib(memory), peer=peer, expected=_gib(there))
+            yield MIXED_MEMORY.found(name, memory=_gib(memory), peer=peer, expected=_gib(there))
 
 
-def check_drivers(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_drivers(inspection: Inspection) -> Iterator[Case]:
     """One version of the driver, and none that is known to break these cards."""
-    nodes = [(node, found, gpus) for node, found in inspection.known if (gpus := used_gpus(inspection, node, found))]
-    without = []
-    for node, found, gpus in nodes:
-        version, expected = gpus[0].driver, nodes[0][2][0].driver
-        if version and expected and version != expected:
-            yield DRIVERS_DIFFER.found(node.name, version=version, peer=nodes[0][0].name, expected=expected)
+    used = _used(inspection)
+    for name, version, peer, expected in disagreements({name: gpus[0].driver for name, gpus in used.items()}):
+        if version and expected:
+            yield DRIVERS_DIFFER.found(name, version=version, peer=peer, expected=expected)
+    for node, found in inspection.known:
+        gpus = used.get(node.name, ())
         if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in found.env | node.env:
-            without.append((node.name, {"model": gpus[0].name, "version": str(version)}))
-    yield from group_findings(NO_PEER_TO_PEER, without)
+            yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
 
 
-def check_torch_builds(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
     """NCCL and CUDA of the job's torch are the same everywhere, where they are used."""
-    nodes = [(node, found) for node, found in inspection.known if found.gpus and _on_gpus(inspection)]
-    for rule, version_of in ((NCCL_DIFFERS, _nccl_version), (CUDA_DIFFERS, _cuda_version)):
-        having = [(node, found) for node, found in nodes if version_of(found) is not None]
-        for node, found in having[1:]:
-            first, model = having[0]
-            if version_of(found) != version_of(model):
+    facts = {node.name: found for node, found in inspection.known if found.gpus and _on_gpus(inspection)}
+    for rule, version_of in ((NCCL_DIFFERS, attrgetter("nccl_version")), (CUDA_DIFFERS, attrgetter("cuda_version"))):
+        versions = {name: version for name, found in facts.items() if (version := version_of(found)) is not None}
+        for name, version, peer, expected in disagreements(versions):
+            found, model = facts[name], facts[peer]
+            torch = model.packages.get("torch")
+            package = f"torch=={torch}" if torch is not None else "torch"
+            # Beside the same torch, NCCL alone.
+            if rule is NCCL_DIFFERS and found.packages.get("torch") == torch:
+                package = f"nvidia-nccl-cu{(model.cuda_version or '12').partition('.')[0]}=={expected}"
+            python = found.python or "python3"
+            yield rule.found(name, version=version, peer=peer, expected=expected, python=python, package=package)
+
+
+@Check
+def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
+    """The GPUs of the job have room, and nobody else computes on them."""
+    for node, found in inspection.known:
+        for gpu in used_gpus(inspection, node, found):
+            ours = any(process.run_id is not None for process in gpu.processes)
+            others = [process for process in gpu.processes if process.run_id is None and _matters(process)]
+            rule = _judge(gpu, ours=ours, others=bool(others))
+            if rule is not None:
                 yield rule.found(
                     node.name,
-                    version=version_of(found),
-                    peer=first.name,
-                    expected=version_of(model),
-                    python=found.python or "python3",
-                    package=_same_nccl(found, model) if rule is NCCL_DIFFERS else _same_torch(model),
+                    index=gpu.index,
+                    who=_some([_describe(process) for process in others]) or "processes that cannot be seen from here",
+                    used=_gib(gpu.memory_used_mib),
+                    total=_gib(gpu.memory_total_mib),
                 )
+
+
+@Check
+def check_leftovers(inspection: Inspection) -> Iterator[Case]:
+    """No process of an earlier run is left, and no other run is going on."""
+    for node, found in inspection.known:
+        for run, processes in _by_run(found).items():
+            pids = {process.pid: process.command or "a process" for process in processes}
+            held = [gpu.index for gpu in used_gpus(inspection, node, found) if pids.keys() & _holders(gpu)]
+            gpus = " and ".join(map(str, held))
+            if all(process.supervised for process in processes):
+                yield RUN_ON_GPU.found(node.name, run=run, gpus=gpus) if gpus else RUN_GOES_ON.found(node.name, run=run)
+                continue
+            yield (LEFTOVER_ON_GPU if gpus else LEFTOVER).found(
+                node.name,
+                run=run,
+                gpus=gpus,
+                count="1 process" if len(processes) == 1 else f"{len(processes)} processes",
+                commands=_some(list(dict.fromkeys(pids.values()))),
+                pids=" ".join(map(str, pids)),
+            )
 
 
 def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu, ...]:
@@ -211,28 +304,24 @@ def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu
     return tuple(sorted(found.gpus, key=lambda gpu: gpu.index)[: node.slots])
 
 
-def worker_count(inspection: Inspection) -> int | None:
-    """Workers on each node, by the hostfile and the GPUs; None where the nodes differ."""
-    return _workers(inspection)[0]
+def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:
+    """By node, where there are any."""
+    used = {node.name: used_gpus(inspection, node, found) for node, found in inspection.known}
+    return {name: gpus for name, gpus in used.items() if gpus}
 
 
-def _workers(inspection: Inspection) -> tuple[int | None, UsageError | None]:
-    nodes = tuple(node for node, _ in inspection.known)
-    if not nodes:
-        return None, None
-    try:
-        return workers_per_node(msgspec.structs.replace(inspection.cluster, nodes=nodes), inspection.facts, None), None
-    except UsageError as error:
-        return None, error
-
-
-def _some_have_gpus(inspection: Inspection) -> bool:
-    return any(found.gpus for _, found in inspection.known)
+def _backend(inspection: Inspection) -> str | None:
+    """What a collective test asks for."""
+    return inspection.job.backend if isinstance(inspection.job, CollectiveTest) else None
 
 
 def _on_gpus(inspection: Inspection) -> bool:
     """Whether the job would use GPUs where there are any."""
-    return not (isinstance(inspection.job, CollectiveTest) and inspection.job.backend == "gloo")
+    return _backend(inspection) != "gloo"
+
+
+def _why_none(found: NodeFacts) -> str:
+    return found.missing.get("gpus", "none listed")
 
 
 def _lacks_peer_to_peer(gpu: Gpu) -> bool:
@@ -240,25 +329,47 @@ def _lacks_peer_to_peer(gpu: Gpu) -> bool:
     return bool(numbers) and numbers < _P2P_DRIVER and _ADA_GEFORCE.search(gpu.name) is not None
 
 
-def _nccl_version(found: NodeFacts) -> str | None:
-    return found.nccl_version
+def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
+    share = None
+    if gpu.memory_used_mib is not None and gpu.memory_total_mib:
+        share = gpu.memory_used_mib / gpu.memory_total_mib
+    # What our own runs hold is told as a leftover.
+    if share is not None and share >= _FULL and (others or not ours):
+        return GPU_FULL
+    unseen = share is not None and share >= _UNSEEN and not gpu.processes
+    return GPU_HELD if others or unseen else None
 
 
-def _cuda_version(found: NodeFacts) -> str | None:
-    return found.cuda_version
+def _matters(process: GpuProcess) -> bool:
+    return process.memory_mib is None or process.memory_mib >= _LITTLE_MIB
 
 
-def _same_torch(model: NodeFacts) -> str:
-    return f"torch=={model.packages['torch']}" if "torch" in model.packages else "torch"
+def _holders(gpu: Gpu) -> set[int]:
+    return {process.pid for process in gpu.processes}
 
 
-def _same_nccl(found: NodeFacts, model: NodeFacts) -> str:
-    """What pip has to install to bring the node's NCCL to the model's: torch, or beside the same torch NCCL alone."""
-    if found.packages.get("torch") != model.packages.get("torch"):
-        return _same_torch(model)
-    major = (model.cuda_version or "12").partition(".")[0]
-    return f"nvidia-nccl-cu{major}=={model.nccl_version}"
+def _by_run(found: NodeFacts) -> dict[str, list[RunProcess]]:
+    runs: dict[str, list[RunProcess]] = {}
+    for process in found.run_processes:
+        # What a run is called on a node has the node rank behind a dot.
+        run, _, rank = process.run_id.rpartition(".")
+        runs.setdefault(run if run and rank.isdigit() else process.run_id, []).append(process)
+    return runs
 
 
-def _gib(memory_mib: float) -> str:
-    return f"{memory_mib / 1024:.3g} GiB"
+def _describe(process: GpuProcess) -> str:
+    parts = [f"pid {process.pid}"]
+    if process.user is not None:
+        parts.append(f"user {process.user}")
+    if process.memory_mib is not None:
+        parts.append(_gib(process.memory_mib))
+    return f"{process.command or 'a process'} ({', '.join(parts)})"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _gib(memory_mib: float | None) -> str:
+    return "an unknown part" if memory_mib is None else f"{memory_mib / 1024:.3g} GiB"

@@ -1,109 +1,247 @@
-"""Links: the cards of the data plane have the speed, the packet size and the health that they should have."""
+"""Links: the data plane's cards are as fast and healthy as they should be, and streams reach what they promise."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from itertools import permutations
+from typing import NamedTuple
 
-from multinode.core.check.finding import Finding, Rule
-from multinode.core.cluster.cluster import Node
+from multinode.analyse.nccl_test.pair_speeds import Pair, blame_pairs, least_of_due
 from multinode.core.cluster.facts import Interface
 from multinode.preflight.inspection import Inspection
-from multinode.units import format_rate
+from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
+from multinode.units import format_rate, goodput_gb_per_s
 
-__all__ = ["check_link_health", "check_link_speeds", "check_link_up", "check_mtus"]
+__all__ = ["check_link_health", "check_link_speeds", "check_link_up", "check_mtus", "check_streams", "least_speeds"]
 
 LINK_DOWN = Rule(
-    check="link",
-    severity="error",
+    "link",
+    "error",
     catches="the data-plane card has no link: cable out, switch port off, interface down",
     message="{ifname}, the interface of the training, is down: no worker can reach this node",
     hint="on {node}: sudo ip link set dev {ifname} up; if it stays down, look at cable and switch port",
 )
 BELOW_CARD = Rule(
-    check="link",
-    severity="warning",
+    "link",
+    "warning",
     catches="a card that negotiated less than it can: a bad cable, a slower switch port",
     message="{ifname} runs at {speed}, and the card can do {best}: a cable, a plug or the switch port holds it back, "
     "and every collective goes at the pace of the slowest link",
     hint="see what both ends offer, on {node}: sudo ethtool {ifname}; try another cable and another switch port",
 )
 BELOW_PEERS = Rule(
-    check="link",
-    severity="warning",
+    "link",
+    "warning",
     catches="a node with a slower link than the others",
     message="{ifname} runs at {speed}, and {peer}'s link at {best}: every collective goes at the pace of this one",
     hint="another cable, card or switch port for {node}; if it has a faster card, name it in the hostfile: ifname=",
 )
 HALF_DUPLEX = Rule(
-    check="link",
-    severity="warning",
+    "link",
+    "warning",
     catches="half duplex: one end of the cable does not negotiate",
     message="{ifname} runs at half duplex: it cannot send while it receives, as every ring does, and loses packets",
     hint="on {node}: sudo ethtool -s {ifname} autoneg on; and the same on the switch port",
 )
 MTU_DIFFERS = Rule(
-    check="link",
-    severity="warning",
+    "link",
+    "warning",
     catches="different MTUs on the data plane: large packets get lost, or every node is slower than it could be",
     message="{ifname} has an MTU of {mtu}, that of {peer} {expected}: small packets pass, and large ones may vanish "
     "without a message",
     hint="on {node}: sudo ip link set dev {ifname} mtu {expected}; switches on the way must pass it too",
 )
 LINK_ERRORS = Rule(
-    check="link",
-    severity="warning",
+    "link",
+    "warning",
     catches="a card that counts errors: a bad cable or plug",
     message="{ifname} has counted {errors} errors in {packets} packets: TCP sends each again, and the link is slower "
     "than it says",
     hint="another cable or plug for {node}; whether the count still grows: ip -s link show {ifname}",
 )
 
+SLOW_NODE = Rule(
+    "link",
+    "warning",
+    catches="a node whose link carries much less than it negotiated, in both directions",
+    message="{ifname} sends and receives no more than {best}, where {ceiling} would be its due: every collective goes "
+    "at the pace of this node",
+    hint="cable, plug, switch port, or other traffic on {node}: ip -s link show {ifname}; sudo ethtool {ifname}; "
+    "measure on a quiet network once more: multinode check --bandwidth",
+)
+SLOW_SENDER = Rule(
+    "link",
+    "warning",
+    catches="a node that sends slowly and receives well",
+    message="{ifname} sends no more than {best}, where {ceiling} would be its due, and receives well: every collective "
+    "goes at the pace of this node",
+    hint="a traffic shaper or other traffic on {node}: tc -s qdisc show dev {ifname}; sudo ethtool -S {ifname}",
+)
+SLOW_RECEIVER = Rule(
+    "link",
+    "warning",
+    catches="a node that receives slowly and sends well",
+    message="{ifname} receives no more than {best}, where {ceiling} would be its due, and sends well: every collective "
+    "goes at the pace of this node",
+    hint="lost packets, a policer, or other traffic to {node}: tc -s qdisc show dev {ifname}; sudo ethtool -S {ifname}",
+)
+SLOW_PAIR = Rule(
+    "link",
+    "warning",
+    catches="two nodes between which the network is slow, while both are fast with others",
+    message="from {source} to {target} a stream reaches {best}, where {ceiling} would be its due: something between "
+    "the two holds it back",
+    hint="do they hang on different switches, with a slower link between them? On {source}: traceroute -n {addr}",
+)
+SLOW_BETWEEN = Rule(
+    "link",
+    "warning",
+    catches="two nodes between which the network is slow both ways",
+    message="between {source} and {target} a stream reaches {best} at most, either way, where {ceiling} would be its "
+    "due: the card, cable or switch port of one of the two, or what lies between them",
+    hint="on both: sudo ethtool {ifname}; ip -s link show {ifname}; change the cables of the two, one after the other, "
+    "and check again",
+)
+ALL_SLOW = Rule(
+    "link",
+    "note",
+    catches="a network that carries less than its links promise, between all nodes",
+    message="no stream between the nodes reaches more than {best}, where {ceiling} would be its due: the switch, or "
+    "processors too busy to keep up",
+    hint="measure once more on quiet nodes, or with the job's own collectives: multinode nccl-test",
+)
+ONE_CONNECTION = Rule(
+    "link",
+    "note",
+    catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
+    message="one TCP connection reaches {best} at most, where the links carry {ceiling}: at such speeds it is bound by "
+    "a processor, and NCCL opens several",
+    hint="what the collectives reach: multinode nccl-test",
+)
+
 _MUCH_LESS = 0.95
 _ERROR_RATE = 1e-6
 _FEW_ERRORS = 100
+_FILLED = 0.7
+_CPU_BOUND_GBIT = 10.0
+_BITS_PER_BYTE = 8
+_ETHERNET_MTU = 1500
+_RULES = {
+    "node": SLOW_NODE,
+    "sends": SLOW_SENDER,
+    "receives": SLOW_RECEIVER,
+    "one-way": SLOW_PAIR,
+    "cable": SLOW_BETWEEN,
+    "all": ALL_SLOW,
+}
 
 
-def check_link_up(inspection: Inspection) -> Iterator[Finding]:
+class _Due(NamedTuple):
+    """What the slower of two links carries of payload, and its speed."""
+
+    goodput_gbit_per_s: float
+    link_gbit_per_s: float
+
+
+class _Stream(NamedTuple):
+    """A stream between two links whose speed is known."""
+
+    pair: Pair
+    gbit_per_s: float
+    worse_gbit_per_s: float | None
+    due: _Due
+
+
+@launch_check
+def check_link_up(inspection: Inspection) -> Iterator[Case]:
     """The card of the data plane has a link."""
-    for node, interface in _cards(inspection):
-        if not interface.up or interface.running is False:
-            yield LINK_DOWN.found(node.name, ifname=interface.name)
+    for name, link in _cards(inspection).items():
+        if not link.up or link.running is False:
+            yield LINK_DOWN.found(name, ifname=link.name)
 
 
-def check_link_speeds(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
     """The card runs as fast as it can, and as those of the other nodes."""
-    speeds = [(node, link, link.speed_gbit_per_s) for node, link in _cards(inspection) if link.speed_gbit_per_s]
-    for node, link, speed in speeds:
-        if link.card_gbit_per_s is not None and speed < _MUCH_LESS * link.card_gbit_per_s:
-            best = format_rate(link.card_gbit_per_s)
-            yield BELOW_CARD.found(node.name, ifname=link.name, speed=format_rate(speed), best=best)
-        fastest, _, best_speed = max(speeds, key=lambda each: each[2])
-        if speed < _MUCH_LESS * best_speed:
-            values = {"speed": format_rate(speed), "best": format_rate(best_speed)}
-            yield BELOW_PEERS.found(node.name, ifname=link.name, peer=fastest.name, **values)
+    cards = _cards(inspection)
+    speeds = {name: link.speed_gbit_per_s for name, link in cards.items() if link.speed_gbit_per_s}
+    fastest = max(speeds, key=lambda name: speeds[name], default="")
+    for name, speed in speeds.items():
+        best, values = cards[name].card_gbit_per_s, {"ifname": cards[name].name, "speed": format_rate(speed)}
+        if best is not None and speed < _MUCH_LESS * best:
+            yield BELOW_CARD.found(name, best=format_rate(best), **values)
+        if speed < _MUCH_LESS * speeds[fastest]:
+            yield BELOW_PEERS.found(name, peer=fastest, best=format_rate(speeds[fastest]), **values)
 
 
-def check_mtus(inspection: Inspection) -> Iterator[Finding]:
-    """All cards of the data plane have one MTU."""
-    links = [(node, link) for node, link in _cards(inspection) if link.mtu is not None]
-    # The first node's counts where two are equally common.
-    common = Counter(link.mtu for _, link in links).most_common(1)
-    for node, link in links:
-        if link.mtu != common[0][0]:
-            peer = next(other.name for other, its in links if its.mtu == common[0][0])
-            yield MTU_DIFFERS.found(node.name, ifname=link.name, mtu=link.mtu, peer=peer, expected=common[0][0])
-
-
-def check_link_health(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_link_health(inspection: Inspection) -> Iterator[Case]:
     """The card loses no packets to errors, and sends while it receives."""
-    for node, link in _cards(inspection):
+    for name, link in _cards(inspection).items():
         if link.duplex == "half":
-            yield HALF_DUPLEX.found(node.name, ifname=link.name)
+            yield HALF_DUPLEX.found(name, ifname=link.name)
         errors, packets = link.errors or 0, link.packets or 0
         if errors >= _FEW_ERRORS and errors > _ERROR_RATE * packets:
-            yield LINK_ERRORS.found(node.name, ifname=link.name, errors=errors, packets=packets)
+            yield LINK_ERRORS.found(name, ifname=link.name, errors=errors, packets=packets)
 
 
-def _cards(inspection: Inspection) -> Iterator[tuple[Node, Interface]]:
-    return ((node, link) for node, link in inspection.links if link.kind != "loopback")
+@Check
+def check_mtus(inspection: Inspection) -> Iterator[Case]:
+    """All cards of the data plane have one MTU."""
+    cards = _cards(inspection)
+    mtus = {name: link.mtu for name, link in cards.items() if link.mtu is not None}
+    for name, mtu, peer, expected in disagreements(mtus, majority=True):
+        yield MTU_DIFFERS.found(name, ifname=cards[name].name, mtu=mtu, peer=peer, expected=expected)
+
+
+@Check
+def check_streams(inspection: Inspection) -> Iterator[Case]:
+    """Streams reach what the links promise; who is slow in all of its own is blamed for them."""
+    links = {node.name: interface for node, interface in inspection.links}
+    dues = _dues(inspection)
+    streams = [
+        _Stream((one.source, one.target), one.gbit_per_s, one.worse_gbit_per_s, due)
+        for one in inspection.meeting.streams
+        if one.gbit_per_s is not None and (due := dues.get((one.source, one.target))) is not None
+    ]
+    slow = {one.pair: one.gbit_per_s < least_of_due(*one.due) for one in streams}
+    fast = [one for one in streams if one.due.link_gbit_per_s >= _CPU_BOUND_GBIT]
+    bound = all(one.gbit_per_s < _FILLED * one.due.goodput_gbit_per_s for one in fast)
+    if fast and bound and not any(slow.values()):
+        yield ONE_CONNECTION.found(None, **_figures(fast))
+    for blame in blame_pairs(slow, tuple(links)):
+        words: dict[str, object] = {**_figures([one for one in streams if one.pair in blame.pairs])}
+        if blame.nodes:
+            source, target = blame.nodes[0], blame.nodes[-1]
+            addr = inspection.place(target).addr
+            words |= {"source": source, "target": target, "ifname": links[source].name, "addr": addr}
+        # Between two nodes either may be to blame, and all of them are none in particular.
+        nobody = blame.kind in {"cable", "all"}
+        yield _RULES[blame.kind].found(None if nobody else blame.nodes[0], **words)
+
+
+def least_speeds(inspection: Inspection) -> dict[Pair, float]:
+    """Gbit/s that a stream reaches at least unless something is wrong, by pair of nodes whose links are known."""
+    return {pair: least_of_due(*due) for pair, due in _dues(inspection).items()}
+
+
+def _cards(inspection: Inspection) -> dict[str, Interface]:
+    return {node.name: link for node, link in inspection.links if link.kind != "loopback"}
+
+
+def _dues(inspection: Inspection) -> dict[Pair, _Due]:
+    known = {node.name: (card, card.speed_gbit_per_s) for node, card in inspection.links if card.speed_gbit_per_s}
+    dues = {}
+    for (name, (one, speed)), (peer, (other, its_speed)) in permutations(known.items(), 2):
+        link = min(speed, its_speed)
+        mtu = min(one.mtu or _ETHERNET_MTU, other.mtu or _ETHERNET_MTU)
+        dues[name, peer] = _Due(goodput_gb_per_s(link, mtu) * _BITS_PER_BYTE, link)
+    return dues
+
+
+def _figures(streams: list[_Stream]) -> dict[str, str]:
+    best = max(streams, key=lambda stream: stream.gbit_per_s)
+    reached = format_rate(best.gbit_per_s)
+    if best.worse_gbit_per_s is not None:
+        reached += f" (the better of two tries; the other: {format_rate(best.worse_gbit_per_s)})"
+    return {"best": reached, "ceiling": format_rate(best.due.goodput_gbit_per_s)}

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.core.check.finding import Finding, Rule
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.preflight.checks.gpus import used_gpus
-from multinode.preflight.grouping import group_findings
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.rule import Case, Check, Rule
 
 __all__ = ["check_locked_memory", "check_rdma"]
 
 RDMA_ON_SOME = Rule(
-    check="rdma",
-    severity="warning",
+    "rdma",
+    "warning",
     catches="RDMA that works on some nodes only: NCCL takes it there, and the others cannot follow",
     message="RDMA is active on {having} ({ports}), and here {what}: NCCL would take it there and cannot here, and the "
     "first collective may hang or fall back without a word",
     hint="on every node in the hostfile: env.NCCL_NET=Socket (a network plugin ignores NCCL_IB_DISABLE=1)",
 )
 RDMA_IDLE = Rule(
-    check="rdma",
-    severity="note",
+    "rdma",
+    "note",
     catches="RDMA cards without an active port",
     message="the RDMA ports of {nodes} are not active ({ports}): NCCL passes them over and uses the network interface",
     hint="if it should be used: ibstat on {nodes!s} shows cable and subnet manager; else nothing needs to be done",
 )
 RDMA_EVERYWHERE = Rule(
-    check="rdma",
-    severity="note",
+    "rdma",
+    "note",
     catches="RDMA on every node: NCCL's traffic does not go where multinode counts it",
     message="RDMA is active on every node ({ports}): NCCL will use it beside the network interface, whose counters "
     "then do not show the training's traffic",
@@ -38,8 +37,8 @@ RDMA_EVERYWHERE = Rule(
 )
 
 LOCKED_MEMORY = Rule(
-    check="rdma",
-    severity="warning",
+    "rdma",
+    "warning",
     catches="a limit on locked memory where RDMA needs to lock its buffers",
     message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the card "
     "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
@@ -52,26 +51,28 @@ _SHOWN = 4
 _LOCKED_BYTES = 1 << 28
 
 
-def check_rdma(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_rdma(inspection: Inspection) -> Iterator[Case]:
     """RDMA is active on all nodes where NCCL runs, or on none."""
     nodes = [(node, found) for node, found in inspection.known if used_gpus(inspection, node, found)]
     # gloo knows no RDMA, and a single node no network.
     if len(nodes) < 2 or all(_is_off(node, found) for node, found in nodes):  # noqa: PLR2004
         return
-    having = [(node, found) for node, found in nodes if _active(found)]
-    if having and len(having) == len(nodes):
-        yield RDMA_EVERYWHERE.found(None, ports=_ports(having[0][1]))
+    having = [(node.name, _ports(found)) for node, found in nodes if _active(found)]
+    if len(having) == len(nodes):
+        yield RDMA_EVERYWHERE.found(None, ports=having[0][1])
         return
+    names = ", ".join(name for name, _ in having[:_SHOWN])
     for node, found in nodes:
         if having and not _active(found):
             what = f"it is not ({_ports(found)})" if found.rdma else "there is none"
-            listed = ", ".join(one.name for one, _ in having[:_SHOWN])
-            yield RDMA_ON_SOME.found(node.name, having=listed, ports=_ports(having[0][1]), what=what)
-    idle = [(node.name, {"ports": _ports(found)}) for node, found in nodes if found.rdma and not having]
-    yield from group_findings(RDMA_IDLE, idle)
+            yield RDMA_ON_SOME.found(node.name, having=names, ports=having[0][1], what=what)
+        elif found.rdma and not having:
+            yield RDMA_IDLE.found(node.name, ports=_ports(found))
 
 
-def check_locked_memory(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
     """NCCL may lock the buffers that it hands to an RDMA card."""
     for node, found in inspection.known:
         locked = found.limits.get("locked_memory_bytes")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.core.check.finding import Finding, Rule
 from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.measure.benchmark import Benchmark
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
 
 __all__ = [
     "check_interactive",
@@ -24,52 +24,54 @@ _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate
 _PACKAGES = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
 
 NO_INTERPRETER = Rule(
-    check="interpreter",
-    severity="error",
+    "interpreter",
+    "error",
     catches="the job's interpreter is not on a node",
     message="no interpreter for the job: {reason}",
     hint="name the training environment's in the hostfile: python=/path/to/env/bin/python",
 )
 NOT_INSTALLED = Rule(
-    check="packages",
-    severity="error",
+    "packages",
+    "error",
     catches="what the job imports is not installed for its interpreter",
     message="{words} not installed for {python}",
     hint="on the node: {python} -m pip install {packages!s}; or correct python=",
 )
 OTHER_SHELL = Rule(
-    check="interpreter",
-    severity="error",
+    "interpreter",
+    "error",
     catches="the training environment is found in an interactive shell only (conda, modules, .bashrc)",
     message="over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: what sets "
     "that up (conda, a module, ~/.bashrc) is not read when a command runs over SSH",
     hint="name it in the hostfile, on the line of {node}: python={other}",
 )
 TOOL_MISSING = Rule(
-    check="packages",
-    severity="error",
+    "packages",
+    "error",
     catches="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
     message="{tool} was not found beside {python}, nor on the PATH of a non-interactive shell{elsewhere}: the job "
     "could not be started",
     hint="on the node: {python} -m pip install {package}; or name the environment that has it in the hostfile: python=",
 )
 VERSIONS_DIFFER = Rule(
-    check="versions",
-    severity="error",
+    "versions",
+    "error",
     catches="nodes have different versions of a package that must be equal",
     message="{package} is {version} here and {expected} on {peer}: they would not fit together, whichever is right",
     hint="if that of {peer} is right, on {node}: {python} -m pip install {package}=={public}{build!s}",
 )
 
 
-def check_interpreter(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_interpreter(inspection: Inspection) -> Iterator[Case]:
     """The job's interpreter exists on every node."""
     for node, found in inspection.known:
         if found.python is None and "python3" not in found.interactive:
             yield NO_INTERPRETER.found(node.name, reason=found.missing.get("python", "none was found"))
 
 
-def check_interactive(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_interactive(inspection: Inspection) -> Iterator[Case]:
     """The interpreter that a non-interactive shell finds is the one with torch."""
     for node, found in inspection.known:
         other = found.interactive.get("python3")
@@ -77,7 +79,21 @@ def check_interactive(inspection: Inspection) -> Iterator[Finding]:
             yield OTHER_SHELL.found(node.name, python=found.python or "no python3", words="torch", other=other)
 
 
-def check_tools(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_packages(inspection: Inspection) -> Iterator[Case]:
+    """What the job imports is installed for its interpreter on every node."""
+    needed = ("torch",) if inspection.training is None else ("torch", "llamafactory")
+    for node, found in inspection.known:
+        missing = [name for name in needed if name not in found.packages]
+        # Where another shell finds an interpreter, that is what has to be corrected.
+        known = found.python is not None and "packages" not in found.missing and "python3" not in found.interactive
+        if missing and known:
+            words, packages = " and ".join(missing), " ".join(missing)
+            yield NOT_INSTALLED.found(node.name, words=words, packages=packages, python=found.python)
+
+
+@Check
+def check_tools(inspection: Inspection) -> Iterator[Case]:
     """The programs that start the job are there."""
     for node, found in inspection.known:
         for tool in needed_tools(inspection.job) if found.tools or found.interactive else ():
@@ -91,46 +107,26 @@ def check_tools(inspection: Inspection) -> Iterator[Finding]:
                 )
 
 
-def _build(version: str) -> str:
-    """What pip cannot know of a version such as 2.8.0+cu126: the build after the sign is of another package index."""
-    build = version.partition("+")[2]
-    return f" (from the package index of its {build} builds, where {version} came from)" if build else ""
+@Check
+def check_versions(inspection: Inspection) -> Iterator[Case]:
+    """What must be equal on all nodes is equal to that of the first node that has it."""
+    for package in _MUST_AGREE:
+        versions = {node.name: found.packages[package] for node, found in inspection.known if package in found.packages}
+        for name, version, peer, expected in disagreements(versions):
+            # What pip cannot know of a version such as 2.8.0+cu126: its build is of another package index.
+            public, _, build = expected.partition("+")
+            yield VERSIONS_DIFFER.found(
+                name,
+                package=package,
+                version=version,
+                expected=expected,
+                public=public,
+                build=f" (from the package index of its {build} builds, where {expected} came from)" if build else "",
+                peer=peer,
+                python=inspection.facts[name].python,
+            )
 
 
 def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
     """The programs that start a job of this kind."""
-    return ("torchrun", "llamafactory-cli") if isinstance(job, LlamaFactoryJob) else ()
-
-
-def check_packages(inspection: Inspection) -> Iterator[Finding]:
-    """What the job imports is installed for its interpreter on every node."""
-    needed = ("torch", "llamafactory") if isinstance(inspection.job, LlamaFactoryJob) else ("torch",)
-    for node, found in inspection.known:
-        if found.python is None or "packages" in found.missing:
-            continue
-        missing = [name for name in needed if name not in found.packages]
-        if missing and "python3" in found.interactive:
-            continue
-        if missing:
-            yield NOT_INSTALLED.found(
-                node.name, words=" and ".join(missing), packages=" ".join(missing), python=found.python
-            )
-
-
-def check_versions(inspection: Inspection) -> Iterator[Finding]:
-    """What must be equal on all nodes is equal to that of the first node that has it."""
-    for package in _MUST_AGREE:
-        versions = [(node.name, found) for node, found in inspection.known if package in found.packages]
-        for name, found in versions[1:]:
-            first, expected = versions[0][0], versions[0][1].packages[package]
-            if found.packages[package] != expected:
-                yield VERSIONS_DIFFER.found(
-                    name,
-                    package=package,
-                    version=found.packages[package],
-                    expected=expected,
-                    public=expected.partition("+")[0],
-                    build=_build(expected),
-                    peer=first,
-                    python=found.python,
-                )
+    return tuple(_PACKAGES) if isinstance(job, LlamaFactoryJob) else ()

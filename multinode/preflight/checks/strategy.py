@@ -15,26 +15,24 @@ from multinode.analyse.collectives.traffic import (
     step_exchanges,
 )
 from multinode.analyse.job.training import SMALL_RANK, STAGES, Training, read_training
-from multinode.core.check.finding import Finding, Rule
-from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.rule import Case, Check, Rule
 from multinode.units import format_duration, format_rate, goodput_gb_per_s
 
 __all__ = ["check_strategy"]
 
 SENDS_TOO_MUCH = Rule(
-    check="strategy",
-    severity="warning",
+    "strategy",
+    "warning",
     catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow for it",
     message="{name} sends {size} through each node's card in every optimizer step, which takes {time} at {link}; "
     "{other} would send {other_size}, in {other_time} (an estimate: what hides behind computation is not taken off)",
     hint="{way!s}",
 )
 SENDS_MUCH = Rule(
-    check="strategy",
-    severity="note",
+    "strategy",
+    "note",
     catches="communication that takes long in every step, and no way of sharing the model out that sends much less",
     message="{name} sends {size} through each node's card in every optimizer step, which takes {time} at {link} (an "
     "estimate: what hides behind computation is not taken off)",
@@ -66,15 +64,18 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: float  # what it sends
 
 
-def check_strategy(inspection: Inspection) -> Iterator[Finding]:
+@Check
+def check_strategy(inspection: Inspection) -> Iterator[Case]:
     """The gradients and weights of a step pass the links in good time, or nothing would pass them in less."""
-    training, layout, link = _read(inspection), _layout(inspection), _link(inspection)
-    if training is None or layout is None or link is None:
+    training, workers, link = _read(inspection), inspection.workers_per_node(), _link(inspection)
+    nodes = len(inspection.cluster.nodes)
+    if training is None or workers is None or link is None or nodes == 1:
         return
-    goodput_gb_per_s, words = link
+    layout = Layout(nodes=nodes, workers_per_node=workers)
+    goodput, words = link
     gloo = all(not found.gpus for found in inspection.facts.values())
     size = _sent(training.strategy, training.load, layout, gloo=gloo)
-    time_s = card_time_s(size, goodput_gb_per_s)
+    time_s = card_time_s(size, goodput)
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
     other = _cheapest(training, layout, inspection, gloo=gloo)
     if other is not None and time_s > _WARN_S and other.size_bytes < _MUCH_LESS * size:
@@ -83,7 +84,7 @@ def check_strategy(inspection: Inspection) -> Iterator[Finding]:
             **values,
             other=other.name,
             other_size=_format_bytes(other.size_bytes),
-            other_time=_format_time(card_time_s(other.size_bytes, goodput_gb_per_s)),
+            other_time=_format_time(card_time_s(other.size_bytes, goodput)),
             way=other.way,
         )
     elif time_s > _NOTE_S:
@@ -93,35 +94,28 @@ def check_strategy(inspection: Inspection) -> Iterator[Finding]:
 def _read(inspection: Inspection) -> Training | None:
     """What the job trains and how; None where it is not known, as then nothing can be said."""
     models = (found.model for found in inspection.facts.values() if found.model is not None)
-    if not isinstance(inspection.job, LlamaFactoryJob):
-        return None
     try:
-        return read_training(inspection.job, next(models, None))
+        return read_training(inspection.training, next(models, None)) if inspection.training is not None else None
     except UsageError:
         return None
 
 
 def _cheapest(training: Training, layout: Layout, inspection: Inspection, *, gloo: bool) -> _Choice | None:
     """What sends least and can still be done on these GPUs; None where nothing sends less."""
-    sharded = training.strategy in _SHARDED
-    if (training.lora and training.strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
+    strategy = training.strategy
+    sharded = strategy in _SHARDED
+    if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
-    leave = _leaving(training.strategy)
+    # How a person gets from it to DDP.
+    leave = "--set deepspeed=null" if strategy in STAGES else "leave fsdp out of the YAML"
     memory = ", if a GPU holds the whole model" if sharded else ""
     if training.lora:
         way = f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 sends little as well"
     else:
-        lora = " and ".join(part for part in ("--set finetuning_type=lora", leave) if part)
-        way = f"where an adapter serves the purpose: {lora}{memory}; else a faster link"
-    size = _sent(Strategy.DDP, training.small, layout, gloo=gloo)
-    return _Choice(name="DDP with LoRA" + ("" if training.lora else f" at rank {SMALL_RANK}"), way=way, size_bytes=size)
-
-
-def _leaving(strategy: Strategy) -> str | None:
-    """How a person gets from it to DDP."""
-    if strategy is Strategy.DDP:
-        return None
-    return "--set deepspeed=null" if strategy in STAGES else "leave fsdp out of the YAML"
+        also = "" if strategy is Strategy.DDP else f" and {leave}"
+        way = f"where an adapter serves the purpose: --set finetuning_type=lora{also}{memory}; else a faster link"
+    name = "DDP with LoRA" if training.lora else f"DDP with LoRA at rank {SMALL_RANK}"
+    return _Choice(name=name, way=way, size_bytes=_sent(Strategy.DDP, training.small, layout, gloo=gloo))
 
 
 def _fits(training: Training, inspection: Inspection) -> bool:
@@ -145,19 +139,10 @@ def _amortise(training: Training) -> str:
     )
 
 
-def _layout(inspection: Inspection) -> Layout | None:
-    nodes = len(inspection.cluster.nodes)
-    try:
-        workers = workers_per_node(inspection.cluster, inspection.facts, None)
-    except UsageError:
-        return None
-    return Layout(nodes=nodes, workers_per_node=workers) if nodes > 1 else None
-
-
 def _link(inspection: Inspection) -> tuple[float, str] | None:
     """Payload of the slowest link in GB/s, and in words: the slowest stream, else what the cards negotiated."""
-    streams = inspection.meeting.streams if inspection.meeting else ()
-    measured = [one.gbit_per_s for one in streams if one.gbit_per_s and one.gbit_per_s > _LEAST_GBIT_PER_S]
+    rates = [one.gbit_per_s or 0.0 for one in inspection.meeting.streams]
+    measured = [rate for rate in rates if rate > _LEAST_GBIT_PER_S]
     if measured:
         slowest = min(measured)
         return slowest / _BITS_PER_BYTE, f"{format_rate(slowest)} (measured between the nodes)"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from multinode.core.check.finding import Finding, Rule
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
-from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.run.planning import workers_per_node
-from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
+from multinode.preflight.rule import Case, Check, Rule, launch_check
 from multinode.units import format_duration
 
 __all__ = [
@@ -23,23 +20,23 @@ __all__ = [
 ]
 
 SPACE_IN_PATH = Rule(
-    check="training",
-    severity="error",
+    "training",
+    "error",
     catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
     message="{what} {path!r} has a space in it: LLaMA-Factory puts its path on torchrun's command line and splits that "
     "at every space, so the workers would be told of a file that is not there",
     hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = Rule(
-    check="training",
-    severity="error",
+    "training",
+    "error",
     catches="a number in the DeepSpeed JSON that contradicts the YAML",
     message="{key} is {value} in the DeepSpeed JSON, and {yaml_key} {said}: the Trainer refuses to start with both",
     hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json!s}; for one run: --deepspeed-set {key}=auto',
 )
 BATCH_SIZE_FIXED = Rule(
-    check="training",
-    severity="error",
+    "training",
+    "error",
     catches="train_batch_size in the DeepSpeed JSON that holds for another number of workers",
     message="train_batch_size is {value} in the DeepSpeed JSON, and {workers} workers make {micro} samples x {steps} "
     "accumulation steps x {workers} = {product}: the Trainer refuses to start",
@@ -47,8 +44,8 @@ BATCH_SIZE_FIXED = Rule(
     "--deepspeed-set train_batch_size=auto",
 )
 ZERO3_ON_CPU = Rule(
-    check="training",
-    severity="error",
+    "training",
+    "error",
     catches="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
     message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for processors here: "
     "LLaMA-Factory loads the model before the workers have found each other, and DeepSpeed's check of the batch size "
@@ -56,15 +53,15 @@ ZERO3_ON_CPU = Rule(
     hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 UNKNOWN_KEY = Rule(
-    check="training",
-    severity="error",
+    "training",
+    "error",
     catches="a key in the YAML or in --set that the LLaMA-Factory of a node has no argument for",
     message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
     hint="{fix!s}",
 )
 TIMEOUT_OF_AGES = Rule(
-    check="training",
-    severity="note",
+    "training",
+    "note",
     catches="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait for a silent peer for ever",
     message="ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but where a link "
     "drops packets without a word the others would wait that long",
@@ -88,11 +85,10 @@ _YEAR_S = 365.25 * _DAY_S
 _ZERO3 = 3
 
 
-def check_spaces(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_spaces(inspection: Inspection) -> Iterator[Case]:
     """Nothing that LLaMA-Factory puts on torchrun's command line has a space in it."""
-    if not isinstance(inspection.job, LlamaFactoryJob):
-        return
-    for node, found in inspection.known:
+    for node, found in inspection.known if inspection.training is not None else ():
         for what, path, way in (
             ("its home directory", found.home, "log in as a user whose home directory has none: user= in the hostfile"),
             ("the interpreter", found.python, "a training environment at another path: python= in the hostfile"),
@@ -101,10 +97,11 @@ def check_spaces(inspection: Inspection) -> Iterator[Finding]:
                 yield SPACE_IN_PATH.found(node.name, what=what, path=path, way=way)
 
 
-def check_arguments(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_arguments(inspection: Inspection) -> Iterator[Case]:
     """LLaMA-Factory has an argument for every key."""
-    job = inspection.job
-    if not isinstance(job, LlamaFactoryJob):
+    job = inspection.training
+    if job is None:
         return
     for node, found in inspection.known:
         version = found.packages.get("llamafactory")
@@ -122,62 +119,64 @@ def check_arguments(inspection: Inspection) -> Iterator[Finding]:
             )
 
 
-def check_timeout(inspection: Inspection) -> Iterator[Finding]:
+@launch_check
+def check_deepspeed(inspection: Inspection) -> Iterator[Case]:
+    """What the DeepSpeed JSON fixes is what the YAML says."""
+    config, settings = _settings(inspection)
+    for key, (yaml_key, default) in _MATCHES.items():
+        expected, value = _expected(config, yaml_key, default), settings.fixed.get(key)
+        if value is None or expected is None or value == expected:
+            continue
+        said = f"is {_json(expected)} in the YAML"
+        if yaml_key not in config:
+            said = f"is not in the YAML, which means {_json(expected)}"
+        *groups, last = key.split(".")
+        # `a.b` as JSON that leaves b to the Trainer.
+        auto = f'"{last}": "auto"'
+        for group in reversed(groups):
+            auto = f'"{group}": {{{auto}}}'
+        yield DEEPSPEED_CONTRADICTS.found(None, key=key, value=_json(value), yaml_key=yaml_key, said=said, json=auto)
+
+
+@Check
+def check_batch_size(inspection: Inspection) -> Iterator[Case]:
+    """A train_batch_size that is fixed is that of these workers."""
+    config, settings = _settings(inspection)
+    value, per_node = settings.fixed.get("train_batch_size"), inspection.workers_per_node()
+    micro, steps = (_expected(config, *_MATCHES[key]) for key in (_BATCH, _STEPS))
+    if value is None or per_node is None or micro is None or steps is None:
+        return
+    workers = per_node * len(inspection.cluster.nodes)
+    product = micro * steps * workers
+    if value != product:
+        yield BATCH_SIZE_FIXED.found(None, value=value, workers=workers, micro=micro, steps=steps, product=product)
+
+
+@Check
+def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[Case]:
+    """ZeRO-3 finds GPUs, or a JSON that does without."""
+    _, settings = _settings(inspection)
+    for node, found in inspection.known if settings.stage == _ZERO3 and settings.names_train_batch_size else ():
+        if found.packages.get("torch", "").endswith("+cpu"):
+            yield ZERO3_ON_CPU.found(node.name)
+
+
+@Check
+def check_timeout(inspection: Inspection) -> Iterator[Case]:
     """Workers that wait for a peer give up some day."""
-    job = inspection.job
-    timeout_s = _number(job.config.get("ddp_timeout")) if isinstance(job, LlamaFactoryJob) else None
+    job = inspection.training
+    timeout_s = _number(job.config.get("ddp_timeout")) if job is not None else None
     if timeout_s is not None and timeout_s > _DAY_S and len(inspection.cluster.nodes) > 1:
         years = timeout_s / _YEAR_S
         words = f"{years:.1f} years" if years >= 1 else format_duration(timeout_s)
         yield TIMEOUT_OF_AGES.found(None, timeout_s=f"{timeout_s:.0f}", words=words)
 
 
-def check_deepspeed(inspection: Inspection) -> Iterator[Finding]:
-    """What the DeepSpeed JSON fixes is what the YAML says."""
-    job, settings = _settings(inspection)
-    if job is None or settings is None:
-        return
-    for key, (yaml_key, default) in _MATCHES.items():
-        expected = _expected(job.config, yaml_key, default)
-        value = settings.fixed.get(key)
-        if value is None or expected is None or value == expected:
-            continue
-        said = f"is {_json(expected)} in the YAML"
-        if yaml_key not in job.config:
-            said = f"is not in the YAML, which means {_json(expected)}"
-        yield DEEPSPEED_CONTRADICTS.found(
-            None, key=key, value=_json(value), yaml_key=yaml_key, said=said, json=_auto(key)
-        )
-
-
-def check_batch_size(inspection: Inspection) -> Iterator[Finding]:
-    """A train_batch_size that is fixed is that of these workers."""
-    job, settings = _settings(inspection)
-    value = settings.fixed.get("train_batch_size") if settings else None
-    workers = _count_workers(inspection)
-    if job is None or value is None or workers is None:
-        return
-    micro, steps = (_expected(job.config, *_MATCHES[key]) for key in (_BATCH, _STEPS))
-    if micro is not None and steps is not None and value != micro * steps * workers:
-        product = micro * steps * workers
-        yield BATCH_SIZE_FIXED.found(None, value=value, workers=workers, micro=micro, steps=steps, product=product)
-
-
-def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[Finding]:
-    """ZeRO-3 finds GPUs, or a JSON that does without."""
-    _, settings = _settings(inspection)
-    if settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
-        return
-    for node, found in inspection.known:
-        if found.packages.get("torch", "").endswith("+cpu"):
-            yield ZERO3_ON_CPU.found(node.name)
-
-
-def _settings(inspection: Inspection) -> tuple[LlamaFactoryJob | None, DeepSpeedConfig | None]:
-    job = inspection.job
-    if not isinstance(job, LlamaFactoryJob) or job.deepspeed_text is None:
-        return None, None
-    return job, parse_deepspeed(job.deepspeed_text)
+def _settings(inspection: Inspection) -> tuple[dict[str, Any], DeepSpeedConfig]:
+    """The job's YAML and its DeepSpeed JSON, which fixes nothing where there is none."""
+    job = inspection.training
+    config = parse_deepspeed(job.deepspeed_text) if job is not None and job.deepspeed_text is not None else None
+    return job.config if job is not None else {}, config or DeepSpeedConfig()
 
 
 def _expected(config: dict[str, Any], key: str, default: Any) -> Any:
@@ -193,22 +192,5 @@ def _number(value: Any) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _count_workers(inspection: Inspection) -> int | None:
-    try:
-        return workers_per_node(inspection.cluster, inspection.facts, None) * len(inspection.cluster.nodes)
-    except UsageError:
-        # Unequal slots are a finding of their own.
-        return None
-
-
 def _json(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
-
-
-def _auto(key: str) -> str:
-    """`a.b` as JSON that leaves b to the Trainer."""
-    *groups, last = key.split(".")
-    text = f'"{last}": "auto"'
-    for group in reversed(groups):
-        text = f'"{group}": {{{text}}}'
-    return text

@@ -16,14 +16,13 @@ from multinode.core.job.job import Job, argument_keys
 from multinode.core.run.job_files import job_files
 from multinode.errors import MultinodeError, NodeError, UsageError
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
-from multinode.preflight.checks.access import check_ssh
+from multinode.preflight.checks.link import least_speeds
 from multinode.preflight.checks.software import needed_tools
-from multinode.preflight.checks.streams import least_speeds
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.launch_checks import with_endpoints
 from multinode.preflight.network.meeting import choose_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
-from multinode.preflight.probe import Questions, peer_addresses, probe
+from multinode.preflight.probe import Questions, check_ssh, peer_addresses, probe
 from multinode.transport.agent import AgentTransport
 from multinode.workflows.lab import refresh_lab
 
@@ -113,12 +112,11 @@ def check_cluster(
     inspection = Inspection(cluster=cluster, facts=facts, job=job, master_port=options.master_port)
     inspection, findings = _inspect_network(agent, inspection, options, say)
     findings = [*check_ssh(outcomes.errors), *findings, *check_all(inspection)]
-    meeting = inspection.meeting
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
         findings=sort_findings(findings),
-        streams=meeting.streams if meeting else (),
+        streams=inspection.meeting.streams,
         time_s=time.monotonic() - began,
     )
 
@@ -177,14 +175,14 @@ def _finding(check: str, error: MultinodeError) -> Finding:
 def _checked(inspection: Inspection, index: int) -> CheckedNode:
     name = inspection.cluster.nodes[index].name
     found = inspection.facts.get(name)
-    place = inspection.endpoints.get(name)
+    place = inspection.place(name)
     return CheckedNode(
         name=name,
         node_rank=index,
         reached=found is not None,
-        addr=place.addr if place else None,
-        ifname=place.ifname if place else None,
-        link_gbit_per_s=place.link_gbit_per_s if place else None,
+        addr=place.addr,
+        ifname=place.ifname,
+        link_gbit_per_s=place.link_gbit_per_s,
         python=found.python if found else None,
         packages=found.packages if found else {},
     )

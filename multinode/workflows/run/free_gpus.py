@@ -10,7 +10,7 @@ from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import Gpu, NodeFacts
 from multinode.core.run.plan import LaunchPlan
-from multinode.preflight.checks.occupancy import check_gpus_free
+from multinode.preflight.checks.gpus import check_gpus_free
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.probe import Questions, probe
 from multinode.workflows.run.context import Prepared, RunContext
