@@ -13,7 +13,7 @@ import typer
 from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
-from multinode.core.run.engines.engine import Engine, choose_engine
+from multinode.core.run.engines import Engine, choose_engine
 from multinode.errors import UsageError
 
 __all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment", "read_nodes"]

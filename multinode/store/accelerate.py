@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from multinode.core.run.engines.accelerate import parse_accelerate
+from multinode.core.run.engines import parse_accelerate
 from multinode.store.text_file import read_text
 
 __all__ = ["load_accelerate"]

@@ -11,13 +11,18 @@ import pytest
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.command import Command
-from multinode.core.run.engines.accelerate import accelerate_file, parse_accelerate
-from multinode.core.run.engines.benchmark import benchmark_command
-from multinode.core.run.engines.deepspeed import deepspeed_command
-from multinode.core.run.engines.engine import ENGINES, Engine, choose_engine, engine_command, engine_files
-from multinode.core.run.engines.llamafactory import llamafactory_command, reads_rank
-from multinode.core.run.engines.place import STRAY_VARIABLES, Place, network_environment
-from multinode.core.run.engines.torchrun import torchrun_command
+from multinode.core.run.engines import (
+    ENGINES,
+    STRAY_VARIABLES,
+    Engine,
+    Place,
+    benchmark_command,
+    choose_engine,
+    engine_command,
+    engine_files,
+    parse_accelerate,
+    reads_rank,
+)
 from multinode.core.text.strict_yaml import parse_yaml
 from multinode.errors import UsageError
 
@@ -38,28 +43,22 @@ YAML = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
 BARE = msgspec.structs.replace(PLACE, ifname=None, gpus=None, python=None, packages=None)
 
 
-def test_nccl_gets_the_interface_as_an_exact_match_and_gloo_its_plain_name() -> None:
-    env = network_environment(PLACE)
-    assert env["NCCL_SOCKET_IFNAME"] == "=ens1f0"
-    assert env["GLOO_SOCKET_IFNAME"] == "ens1f0"
+def run(name: str, place: Place, *argv: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Command:
+    job = YAML if name == "llamafactory" else ScriptJob(argv=argv or ("train.py",))
+    return engine_command(Engine(name=name), place, job, env or {}, cwd)
 
 
-def test_what_is_not_known_is_not_set() -> None:
-    env = network_environment(BARE)
-    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(env)
+def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_is_not_known_is_not_set() -> None:
+    env = run("torchrun", PLACE).env
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0", "ens1f0")
+    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(run("torchrun", BARE).env)
 
 
 @pytest.mark.parametrize("place", [PLACE, BARE])
 def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
     commands = [
-        llamafactory_command(place, {}, None),
-        torchrun_command(place, ("train.py",), {}, None),
         benchmark_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
-        *(
-            engine_command(Engine(name=name), msgspec.structs.replace(place, nproc=2), SCRIPT, {}, None)
-            for name in ENGINES
-            if name != "llamafactory"
-        ),
+        *(run(name, msgspec.structs.replace(place, nproc=2)) for name in ENGINES),
     ]
     for command in commands:
         removed_or_set = {*command.unset, *command.env}
@@ -69,7 +68,7 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
 
 def test_llamafactory_is_forced_through_torchrun_with_one_worker_too() -> None:
     one = msgspec.structs.replace(PLACE, nproc=1, gpus=(6,))
-    env = llamafactory_command(one, {}, None).env
+    env = run("llamafactory", one).env
     assert env["FORCE_TORCHRUN"] == "1"
     assert (env["NNODES"], env["NODE_RANK"], env["NPROC_PER_NODE"]) == ("2", "1", "1")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "29500")
@@ -91,29 +90,26 @@ def test_llamafactory_is_forced_through_torchrun_with_one_worker_too() -> None:
 def test_rank_is_set_for_releases_that_read_it_and_for_unknown_ones(version: str | None, *, expected: bool) -> None:
     assert reads_rank(version) is expected
     packages = {"llamafactory": version} if version is not None else {}
-    command = llamafactory_command(msgspec.structs.replace(PLACE, packages=packages), {}, None)
+    command = run("llamafactory", msgspec.structs.replace(PLACE, packages=packages))
     assert ("RANK" in command.env) is expected
     assert ("RANK" in command.unset) is not expected
 
 
 def test_llamafactory_reads_the_job_that_travelled_and_finds_its_own_torchrun() -> None:
-    command = llamafactory_command(PLACE, {}, "/work")
+    command = run("llamafactory", PLACE, cwd="/work")
     assert command.argv == ("llamafactory-cli", "train", "/home/u/.multinode/runs/r.1/job.yaml")
     assert (command.path_first, command.cwd) == ("/env/bin", "/work")
-    assert llamafactory_command(BARE, {}, None).path_first is None
-    assert llamafactory_command(msgspec.structs.replace(PLACE, python="python3"), {}, None).path_first is None
+    assert run("llamafactory", BARE).path_first is None
+    assert run("llamafactory", msgspec.structs.replace(PLACE, python="python3")).path_first is None
 
 
-def test_a_script_keeps_its_arguments_untouched() -> None:
-    script = ("train.py", "two words", "$HOME", "--x=;rm", "")
-    command = torchrun_command(PLACE, script, {}, "/work")
-    assert command.argv[-5:] == script
-    assert command.argv[:3] == ("/env/bin/python", "-m", "torch.distributed.run")
-    assert torchrun_command(BARE, script, {}, None).argv[0] == "python3"
+def test_torchrun_is_started_by_the_interpreter_in_full() -> None:
+    assert run("torchrun", PLACE).argv[:3] == ("/env/bin/python", "-m", "torch.distributed.run")
+    assert run("torchrun", BARE).argv[0] == "python3"
 
 
 def test_the_master_port_and_address_are_numbers_of_this_place() -> None:
-    argv = torchrun_command(msgspec.structs.replace(PLACE, master_port=1234), ("t.py",), {}, None).argv
+    argv = run("torchrun", msgspec.structs.replace(PLACE, master_port=1234)).argv
     assert "--master-port=1234" in argv
     assert any(re.fullmatch(r"--master-addr=[0-9.]+", word) for word in argv)
 
@@ -129,7 +125,7 @@ def test_a_collective_test_runs_the_archive_with_its_request_as_data() -> None:
 
 
 def world(place: Place, env: dict[str, str]) -> dict[str, Any]:
-    option = next(word for word in deepspeed_command(place, ("t.py",), env, None).argv if "--world_info=" in word)
+    option = next(word for word in run("deepspeed", place, env=env).argv if "--world_info=" in word)
     info: dict[str, Any] = json.loads(base64.urlsafe_b64decode(option.partition("=")[2]))
     return info
 
@@ -220,7 +216,7 @@ def test_accelerates_configuration_is_read_as_yaml_and_its_faults_are_named() ->
 
 def test_only_accelerate_has_a_file_of_its_own() -> None:
     assert [name for name in ENGINES if engine_files(Engine(name=name), PLACE)] == ["accelerate"]
-    assert accelerate_file(PLACE, {}).path == "accelerate.yaml"
+    assert [file.path for file in engine_files(Engine(name="accelerate"), PLACE)] == ["accelerate.yaml"]
 
 
 def test_a_command_knows_its_nodes_place_and_no_workers() -> None:

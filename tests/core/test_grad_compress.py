@@ -8,7 +8,7 @@ import pytest
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import CollectiveTest, Message
-from multinode.core.run.engines.engine import ENGINES, Engine
+from multinode.core.run.engines import ENGINES, Engine
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import UsageError

@@ -6,7 +6,7 @@ What then happens in a worker is the instrumentation's (agent/instrument/multino
 from __future__ import annotations
 
 from multinode.core.job.job import Job, LlamaFactoryJob
-from multinode.core.run.engines.engine import Engine
+from multinode.core.run.engines import Engine
 from multinode.errors import UsageError
 
 __all__ = ["compression_environment", "refuse_compression"]

@@ -70,7 +70,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, laid out over the nodes.
 
     Attributes:
-        engine: what starts the workers, by its name (core/run/engines/engine.py).
+        engine: what starts the workers, by its name (core/run/engines.py).
         job: the job in a few words, for people.
         master_addr: node 0's data-plane address.
         master_port: TCP port of the rendezvous on it.

@@ -14,10 +14,15 @@ from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_jo
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.core.run.command import Command
-from multinode.core.run.engines.benchmark import benchmark_command
-from multinode.core.run.engines.engine import Engine, choose_engine, engine_command, engine_files
-from multinode.core.run.engines.llamafactory import JOB_FILE
-from multinode.core.run.engines.place import Place
+from multinode.core.run.engines import (
+    JOB_FILE,
+    Engine,
+    Place,
+    benchmark_command,
+    choose_engine,
+    engine_command,
+    engine_files,
+)
 from multinode.core.run.grad_compress import compression_environment, refuse_compression
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
 from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths

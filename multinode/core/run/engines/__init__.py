@@ -1,1 +1,0 @@
-"""Engines: one small pure module each, from job and place in the cluster to the command of one node."""
