@@ -15,9 +15,9 @@ from multinode.analyse.job.workload import read_settings
 from multinode.core.job.deepspeed import parse_deepspeed
 from multinode.core.job.deepspeed_keys import require_known
 from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.run.engines import parse_accelerate
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import JobError
-from multinode.store.accelerate import load_accelerate
 from multinode.store.job import load_job
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def test_each_method_runs_without_a_data_set_once_it_is_told_how_long(
 
 @pytest.mark.parametrize("path", ACCELERATE, ids=lambda path: path.stem)
 def test_accelerates_files_are_for_machines_of_ones_own(path: Path) -> None:
-    config = load_accelerate(path)
+    config = parse_accelerate(path.read_text(), str(path))
     kind = {"single_gpu": "NO", "multi_gpu": "MULTI_GPU", "multi_node": "MULTI_GPU", "multi_cpu": "MULTI_CPU"}
     assert config["distributed_type"] == kind[path.stem]
     assert config.get("num_processes") == {"single_gpu": 1, "multi_gpu": 2}.get(path.stem)

@@ -77,7 +77,7 @@ def clean(
     cluster, _ = read_cluster(hosts)
     with open_agent(cluster) as agent:
         from multinode.units import format_size
-        from multinode.workflows.run.clean import clean as clean_nodes
+        from multinode.workflows.run.attach import clean as clean_nodes
 
         cleaned = clean_nodes(agent, cluster, run_ids or None, older * _SECONDS_PER_DAY)
     if as_json:

@@ -13,8 +13,9 @@ import typer
 from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
-from multinode.core.run.engines import Engine, choose_engine
+from multinode.core.run.engines import Engine, choose_engine, parse_accelerate
 from multinode.errors import UsageError
+from multinode.store.text_file import read_text
 
 __all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment", "read_nodes"]
 
@@ -113,9 +114,10 @@ def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
     Raises:
         UsageError: it does not run such a job, or accelerate's configuration cannot be understood.
     """
-    from multinode.store.accelerate import load_accelerate
-
-    return choose_engine(job, name, load_accelerate(accelerate) if accelerate is not None else None)
+    config = None
+    if accelerate is not None:
+        config = parse_accelerate(read_text(accelerate, "the accelerate configuration"), str(accelerate))
+    return choose_engine(job, name, config)
 
 
 def read_job_environment(variables: list[str] | None, prelude: str | None) -> JobEnvironment:

@@ -112,7 +112,7 @@ def launch(
 
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
-    from multinode.core.run.redaction import redact_plan
+    from multinode.core.run.plan import redact_plan
     from multinode.report.run.plan_text import plan_text
     from multinode.workflows.run.launch import plan_offline
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import StopRequest
 from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:

@@ -323,7 +323,7 @@ class TableLook(NamedTuple):
         from multinode.analyse.grid.cells import CellRow, CellTable
         from multinode.cli.inputs import parse_option
         from multinode.errors import UsageError
-        from multinode.store.prices import load_prices
+        from multinode.store.hostfile import load_prices
         from multinode.units import parse_duration
         from multinode.workflows.grid.sweep_table import View, show
 

@@ -121,7 +121,7 @@ def _ending(output: Path | None) -> str:
 
 
 def _prices(path: Path | None) -> Prices | None:
-    from multinode.store.prices import load_prices
+    from multinode.store.hostfile import load_prices
 
     return load_prices(path)[0] if path is not None else None
 

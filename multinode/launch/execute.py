@@ -15,12 +15,10 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Failure, Run
 from multinode.core.run.stall import Stall
-from multinode.launch.diagnose import diagnose
 from multinode.launch.failure import blame_machine, first_failure
-from multinode.launch.request import ExecuteOptions, supervise_request
+from multinode.launch.hang_watch import StallWatch, diagnose
+from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
 from multinode.launch.session import Event, NodeSession
-from multinode.launch.stall_watch import StallWatch
-from multinode.launch.stop_request import StopRequest
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
@@ -31,6 +29,8 @@ Observer = Callable[[RunProgress], None]
 
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.25
+# A lease is renewed when this part of it has passed: three renewals may be lost before it runs out.
+_RENEWED_AFTER = 1 / 4
 
 
 def execute(  # noqa: PLR0913 - the six things that a run is made of, each a value or a seam of its own
@@ -87,13 +87,15 @@ class _Loop:
             NodeSession(
                 agent,
                 node,
-                node_rank=node_plan.node_rank,
-                request=supervise_request(plan, node_plan, options),
+                node_rank=node_rank,
+                request=request,
                 events=self._events,
                 silence_s=options.silence_s,
-                have=directory.sizes(node_plan.node_rank) if options.attach else None,
+                have=directory.sizes(node_rank) if options.attach else None,
             )
-            for node, node_plan in zip(cluster.nodes, plan.nodes, strict=True)
+            for node_rank, (node, request) in enumerate(
+                zip(cluster.nodes, supervise_requests(plan, options), strict=True)
+            )
         ]
 
     def run(self, stop: StopRequest, observe: Observer) -> Run:
@@ -129,7 +131,7 @@ class _Loop:
             self._react(stop)
             now = time.monotonic()
             lease_s = self._options.lease_s
-            if lease_s is not None and now - renewed >= lease_s / 4:
+            if lease_s is not None and now - renewed >= lease_s * _RENEWED_AFTER:
                 renewed = now
                 for session in self._sessions:
                     session.renew_lease(lease_s)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from multinode.core.run.log import clean_log, last_lines
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample
-from multinode.decoding import convert
 from multinode.errors import MultinodeError
-from multinode.launch.diagnosis import classify, find_worker_death, words_of_workers
+from multinode.launch.failure_kinds import classify, find_worker_death, words_of_workers
 from multinode.launch.machine_faults import MachineFault, explains
 
 __all__ = ["Evidence", "blame_machine", "first_failure"]
@@ -202,19 +202,16 @@ def _failed(run: NodeRun) -> bool:
     )
 
 
-def _failure(node: Evidence, message: str, fields: Mapping[str, object]) -> Failure:
-    return convert(
-        {
-            "node": node.run.name,
-            "node_rank": node.run.node_rank,
-            "exit_code": node.run.exit_code,
-            "signal": node.run.signal,
-            "message": message,
-            "time_s": _at(node.run.ended_s, node) if node.run.ended_s is not None else None,
-            **fields,
-        },
-        Failure,
+def _failure(node: Evidence, message: str, **fields: Any) -> Failure:
+    failure = Failure(
+        node=node.run.name,
+        node_rank=node.run.node_rank,
+        exit_code=node.run.exit_code,
+        signal=node.run.signal,
+        message=message,
+        time_s=_at(node.run.ended_s, node) if node.run.ended_s is not None else None,
     )
+    return msgspec.structs.replace(failure, **fields)
 
 
 def _not_started(node: Evidence) -> Failure:
@@ -222,7 +219,7 @@ def _not_started(node: Evidence) -> Failure:
     message = error.message if error is not None else "the job could not be started"
     hint = error.hint if error is not None else None
     # A prelude that failed has said why.
-    return _failure(node, message, {"hint": hint, "log_tail": last_lines(node.log, 20)})
+    return _failure(node, message, hint=hint, log_tail=last_lines(node.log, 20))
 
 
 def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
@@ -232,7 +229,9 @@ def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
     return _failure(
         node,
         message,
-        {"rank": sample.rank, "log_tail": clean_log(sample.traceback), "time_s": _at(sample.time_s, node)},
+        rank=sample.rank,
+        log_tail=clean_log(sample.traceback),
+        time_s=_at(sample.time_s, node),
     )
 
 
@@ -248,11 +247,13 @@ def _job_failure(node: Evidence) -> Failure:
         return _failure(
             node,
             f"{who} {how}",
-            {"rank": death.rank, "signal": death.signal, "log_tail": last_lines(words_of_workers(node.log), 20)},
+            rank=death.rank,
+            signal=death.signal,
+            log_tail=last_lines(words_of_workers(node.log), 20),
         )
     how = f"was ended by {node.run.signal}" if node.run.signal else f"ended with exit code {node.run.exit_code}"
     message = causes.get(node.run.cause or "", f"the job {how}")
-    return _failure(node, message, {"log_tail": last_lines(node.log, 20)})
+    return _failure(node, message, log_tail=last_lines(node.log, 20))
 
 
 def _lost(node: Evidence) -> Failure:
@@ -260,11 +261,9 @@ def _lost(node: Evidence) -> Failure:
     return _failure(
         node,
         f"contact was lost and not regained: {reason}",
-        {
-            "hint": "see whether it has power, and whether SSH gets to it; if it runs, it stops the job by itself when "
-            "the lease runs out",
-            "log_tail": last_lines(node.log, 20),
-            "kind": "node_lost",
-            "time_s": node.run.lost_s,
-        },
+        hint="see whether it has power, and whether SSH gets to it; if it runs, it stops the job by itself when "
+        "the lease runs out",
+        log_tail=last_lines(node.log, 20),
+        kind="node_lost",
+        time_s=node.run.lost_s,
     )

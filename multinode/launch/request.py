@@ -1,4 +1,4 @@
-"""What a node's supervisor is asked to do: one plan for one node, as the agent reads it."""
+"""What is asked of a run: how it is executed, of each node's supervisor, and that it stop."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, node_run_id
-from multinode.core.run.redaction import redact_plan
+from multinode.core.run.plan import LaunchPlan, PlanFile, node_run_id, redact_plan
 from multinode.core.text.secret_values import redact_file
 
-__all__ = ["ExecuteOptions", "supervise_request"]
+__all__ = ["ExecuteOptions", "StopRequest", "supervise_requests"]
 
 
 class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,25 +40,13 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_stall: Literal["report", "stop"] = "report"
 
 
-def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions) -> dict[str, Any]:
-    """The request for one node (docs/reference/agent-protocol.md)."""
-    command = node.command
-    return {
+def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[str, Any]]:
+    """The request for each node, in node-rank order (docs/reference/agent-protocol.md)."""
+    common = {
         "schema": 1,
-        "run_id": node_run_id(plan.run_id, node.node_rank),
-        "argv": list(command.argv),
-        "env": command.env,
-        "unset": list(command.unset),
-        "cwd": command.cwd,
-        "path_first": command.path_first,
-        "prelude": command.prelude,
-        # The plan travels too, so that another machine with the hostfile can take the run up.
-        "files": [*(_file(file) for file in node.files), _plan_file(plan)],
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
-        "sample_ifnames": [node.ifname] if node.ifname else [],
         "sample_interval_s": plan.sample_interval_s,
-        "sample_gpus": list(node.gpus) if node.gpus is not None else None,
         "instrument": plan.profile,
         # A collective test measures itself: what is hooked into its calls would be measured with them.
         "failures_only": plan.test is not None,
@@ -67,11 +54,36 @@ def supervise_request(plan: LaunchPlan, node: NodePlan, options: ExecuteOptions)
         "detach": False,
         "offsets": {},
     }
+    # The plan travels too, so that another machine with the hostfile can take the run up.
+    plan_file = {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}
+    return [
+        common
+        | {name: value for name, value in msgspec.to_builtins(node.command).items() if name != "forwarded"}
+        | {
+            "run_id": node_run_id(plan.run_id, node.node_rank),
+            "files": [*map(_file, node.files), plan_file],
+            "sample_ifnames": [node.ifname] if node.ifname else [],
+            "sample_gpus": list(node.gpus) if node.gpus is not None else None,
+        }
+        for node in plan.nodes
+    ]
 
 
 def _file(file: PlanFile) -> dict[str, Any]:
     return {"path": file.path, "text": file.text, "in_memory": redact_file(file.text) != file.text}
 
 
-def _plan_file(plan: LaunchPlan) -> dict[str, str]:
-    return {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}
+class StopRequest:
+    """Counts how often a stop was asked for: once is TERM and a grace period, twice is KILL.
+
+    An int is all there is, because a signal handler may only do what cannot block.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.reason = ""
+
+    def ask(self, reason: str) -> None:
+        """Ask once more."""
+        self.count += 1
+        self.reason = self.reason or reason

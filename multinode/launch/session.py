@@ -1,4 +1,4 @@
-"""NodeSession: one node's part of a run, followed in a thread: start, read records, reconnect, report to a queue.
+"""NodeSession: one node's part of a run, followed in a thread; what the node says becomes types here, once.
 
 Knows nothing of the other nodes; what to do about a failure is the business of `execute`.
 """
@@ -10,16 +10,71 @@ import math
 import queue
 import threading
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from multinode.core.cluster.cluster import Node
+from multinode.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
-from multinode.launch.records import Chunk, Ended, Message, parse_record
 from multinode.transport.agent import AgentStream, AgentTransport, Record
 
-__all__ = ["Event", "NodeSession"]
+__all__ = ["Chunk", "Ended", "Event", "Hello", "Message", "NodeSession", "Status", "parse_record"]
+
+_OURS = frozenset({"hello", "chunk", "status", "end"})
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
+    """A channel to the run has been opened; `time_s` is the node's wall clock."""
+
+    time_s: float
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="chunk"):
+    """A piece of a file of the run directory, base64 on the way; `offset` in bytes."""
+
+    file: str
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    data: bytes
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="status"):
+    """The node's status.json, as far as it is read here."""
+
+    state: Literal["starting", "running", "stopping", "ended"]
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    message: str | None = None
+    ended_s: float | None = None
+    processes_left: int | None = None
+    oom_kills: int | None = None
+    disk_free_bytes: int | None = None
+
+
+class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
+    """The last status; nothing follows it."""
+
+    state: Literal["ended"]
+
+
+Message = Hello | Chunk | Status | Ended
+
+
+def parse_record(record: Record, node: str) -> Message | None:
+    """The record as a type; None for one that only shows that the node lives.
+
+    Raises:
+        NodeFailed: it lacks a field, or a field is not what it should be.
+    """
+    if record.get("kind") not in _OURS:
+        return None
+    try:
+        message: Message = convert(record, Message)  # type: ignore[arg-type]  # a union is no type
+    except msgspec.ValidationError as error:
+        raise NodeFailed(f"it answered what is not a record: {error}", node=node) from None
+    return message
+
 
 _START_DEADLINE_S = 30.0
 # A run without a lease goes on without us; so long we seek it before we say that it is lost.

@@ -7,20 +7,22 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from multinode.core.run.log import next_stage
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample, parse_samples
-from multinode.core.run.stage import next_stage
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
+from multinode.launch.failure_kinds import explain_timeout, link_share
 from multinode.launch.machine_faults import FaultWatch
-from multinode.launch.records import Chunk, Hello, Message, Status
-from multinode.launch.session import Event
-from multinode.launch.timeout_causes import explain_timeout, link_share
+from multinode.launch.session import Chunk, Event, Hello, Message, Status
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["Tracker"]
+
+# What a node's status says of how the job ended there.
+_OF_STATUS = ("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes")
 
 
 class _NodeTrack:
@@ -179,16 +181,8 @@ def _take_log(track: _NodeTrack, log: str) -> None:
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:
-    track.run = msgspec.structs.replace(
-        track.run,
-        exit_code=status.exit_code,
-        signal=status.signal,
-        cause=status.cause,
-        ended_s=status.ended_s,
-        processes_left=status.processes_left,
-        oom_kills=status.oom_kills,
-        disk_free_bytes=status.disk_free_bytes,
-    )
+    said = {name: getattr(status, name) for name in _OF_STATUS}
+    track.run = msgspec.structs.replace(track.run, **said)
     if status.cause == "not_started" and status.message:
         track.error = NodeFailed(status.message, node=track.run.name)
     _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")

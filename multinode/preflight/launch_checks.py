@@ -7,33 +7,26 @@ from collections.abc import Iterable
 import msgspec
 
 from multinode.core.check.finding import Finding
-from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.errors import NodeFailed
-from multinode.preflight.catalogue import check_all, sort_findings
+from multinode.preflight.catalogue import CHECKS, check_all, sort_findings
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.meeting import launch_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["check_launch", "raise_first_error", "with_endpoints", "with_meeting"]
+__all__ = ["check_launch", "check_meeting", "raise_first_error", "with_meeting"]
 
 _EPHEMERAL_PORTS = 2
-
-
-def with_endpoints(inspection: Inspection) -> Inspection:
-    """The same with each node's place on the data plane.
-
-    Raises:
-        UsageError: it cannot be chosen.
-    """
-    places = choose_endpoints(inspection.cluster, inspection.facts)
-    endpoints = {node.name: place for node, place in zip(inspection.cluster.nodes, places, strict=True)}
-    return msgspec.structs.replace(inspection, endpoints=endpoints)
 
 
 def check_launch(inspection: Inspection) -> tuple[Finding, ...]:
     """What the checks find that a launch makes."""
     return sort_findings(check_all(inspection, before_launch=True))
+
+
+def check_meeting(inspection: Inspection) -> tuple[Finding, ...]:
+    """What those of them find that judge how the nodes reached each other."""
+    return sort_findings(finding for check in CHECKS if check.judges_meeting for finding in check(inspection))
 
 
 def with_meeting(agent: AgentTransport, inspection: Inspection) -> Inspection:

@@ -13,7 +13,7 @@ import msgspec
 from multinode.core.check.finding import Finding
 from multinode.preflight.inspection import Inspection
 
-__all__ = ["Case", "Check", "Rule", "disagreements", "launch_check", "listed"]
+__all__ = ["Case", "Check", "Rule", "disagreements", "launch_check", "listed", "meeting_check"]
 
 _MOST_NAMES = 8
 
@@ -88,10 +88,12 @@ class Check(msgspec.Struct, frozen=True):
 
     Attributes:
         before_launch: whether a launch makes it as well: what it finds would leave the run hanging or dead.
+        judges_meeting: whether such a one judges how the nodes reached each other, too.
     """
 
     judge: Callable[[Inspection], Iterable[Case]]
     before_launch: bool = False
+    judges_meeting: bool = False
 
     def __call__(self, inspection: Inspection) -> Iterator[Finding]:
         """What it finds; of what nodes have in common, one finding in the place of all."""
@@ -109,6 +111,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 launch_check = partial(Check, before_launch=True)
+meeting_check = partial(Check, before_launch=True, judges_meeting=True)
 
 
 class _Disagreement(NamedTuple):

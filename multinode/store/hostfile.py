@@ -1,4 +1,4 @@
-"""Finding and reading the hostfile."""
+"""What the user says of the nodes: the hostfile, found and read, and the file of prices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.cluster.prices import Prices, parse_prices
 from multinode.errors import UsageError
 from multinode.store.settings import Settings
 from multinode.store.text_file import read_text
 
-__all__ = ["find_hosts", "load_hostfile"]
+__all__ = ["find_hosts", "load_hostfile", "load_prices"]
 
 # A file of this name is still found, as ./lab.
 _LAB = "lab"
@@ -47,3 +48,13 @@ def find_hosts(option: str | None, environ: Mapping[str, str], settings: Setting
         "no hostfile was given, and no lab is running",
         hint="--hosts FILE, or $MULTINODE_HOSTS, or hosts= under [defaults] in multinode.toml, or: multinode lab up",
     )
+
+
+def load_prices(path: Path) -> tuple[Prices, str]:
+    """The prices and the file's text, verbatim.
+
+    Raises:
+        UsageError: it cannot be read, or a line of it is wrong; the message has its place.
+    """
+    text = read_text(path, "the prices file", "a file to start from: configs/figures/gpu_prices.yaml")
+    return parse_prices(text, str(path)), text

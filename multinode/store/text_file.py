@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import TypeVar
 
+from multinode.core.text.strict_yaml import decode_yaml
 from multinode.errors import UsageError
 
-__all__ = ["read_text", "require_directory", "write_new_text", "write_text"]
+__all__ = ["load_yaml", "read_text", "require_directory", "write_new_text", "write_text"]
 
+T = TypeVar("T")
 _MOST_BYTES = 16 << 20
 
 
@@ -31,6 +34,16 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
         raise UsageError(f"{what} {str(path)!r} cannot be a path", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None
+
+
+def load_yaml(path: Path, what: str, kind: type[T], hint: str) -> T:
+    """A YAML file as `kind`, strict about every key.
+
+    Raises:
+        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
+            its place.
+    """
+    return decode_yaml(read_text(path, what, hint), kind, path, hint)
 
 
 def write_new_text(path: Path, text: str) -> None:

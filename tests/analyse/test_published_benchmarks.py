@@ -11,7 +11,7 @@ from multinode.analyse.prediction.forecast import ForecastRequest, make_forecast
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.errors import UsageError
-from multinode.store.published_benchmarks import load_published_benchmarks
+from multinode.workflows.prediction.predict import load_published_benchmarks
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
 PLAIN: dict[str, Any] = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run.recent_steps import RECENT_STEPS, RecentSteps
+from multinode.core.run.progress import RECENT_STEPS, RecentSteps
 from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
 
 

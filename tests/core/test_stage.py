@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run.stage import next_stage
+from multinode.core.run.log import next_stage
 
 BAR = "Running tokenizer on dataset:  10%|#  | 10/100\rRunning tokenizer on dataset:  45%|## | 45/100"
 

@@ -21,8 +21,7 @@ from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Run
 from multinode.errors import ContactLost
 from multinode.launch.execute import execute
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Completed

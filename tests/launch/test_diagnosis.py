@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from multinode.core.run.run import Failure, NodeRun
-from multinode.launch.diagnosis import WorkerDeath, classify, find_worker_death
 from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.failure_kinds import WorkerDeath, classify, find_worker_death
 
 # What torch 2.13's torchrun prints when one of its workers was killed; two lines of a traceback left out.
 REPORT = """\

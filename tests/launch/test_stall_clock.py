@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from multinode.errors import ContactLost
-from multinode.launch.records import Chunk, Ended, Hello, Message, Status
-from multinode.launch.session import Event
-from multinode.launch.stall_clock import StallClock
+from multinode.launch.hang_watch import StallClock
+from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status
 
 RUNS = Status(state="running")
 

@@ -11,7 +11,7 @@ from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure
 from multinode.core.run.samples import NicSample, StepSample
 from multinode.launch.failure import Evidence, first_failure
-from multinode.launch.timeout_causes import explain_timeout, link_share
+from multinode.launch.failure_kinds import explain_timeout, link_share
 
 from .scripted import HELLO, RUNNING, Execution, Talk
 from .test_failure import ended

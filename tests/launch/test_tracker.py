@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.records import Chunk, Ended, Hello, Message, Status
-from multinode.launch.session import Event
+from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
 

@@ -4,7 +4,7 @@ import pytest
 
 from multinode.core.check.finding import Finding
 from multinode.errors import NodeFailed
-from multinode.preflight.launch_checks import check_launch, raise_first_error, with_endpoints
+from multinode.preflight.launch_checks import check_launch, raise_first_error
 
 from .inspecting import but, inspection
 
@@ -17,14 +17,6 @@ def test_nodes_that_are_well_may_launch() -> None:
 def test_what_would_break_the_launch_is_found_first() -> None:
     broken = but(inspection(), "b", python=None, missing={"workdir": "/work does not exist"})
     assert [one.check for one in check_launch(broken)] == ["interpreter", "workdir"]
-
-
-def test_the_data_plane_is_chosen_from_the_facts() -> None:
-    chosen = with_endpoints(inspection(endpoints={}))
-    assert [(name, place.addr, place.ifname) for name, place in chosen.endpoints.items()] == [
-        ("a", "10.0.0.1", "eth0"),
-        ("b", "10.0.0.2", "eth0"),
-    ]
 
 
 def test_the_first_error_stops_a_launch_and_names_the_others() -> None:

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.core.run.progress import CardProgress, NodeProgress, RunProgress, TrainingTime
-from multinode.core.run.recent_steps import RecentSteps
+from multinode.core.run.progress import CardProgress, NodeProgress, RecentSteps, RunProgress, TrainingTime
 from multinode.core.run.samples import GpuSample, NicSample
 from multinode.core.run.stall import Stall
 from multinode.report.run.progress_table import progress_line, progress_table

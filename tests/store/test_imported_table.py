@@ -6,7 +6,7 @@ import pytest
 
 from multinode.core.grid.imported_table import Extras
 from multinode.errors import UsageError
-from multinode.store.imported_table import load_imported_table
+from multinode.workflows.grid.import_table import load_imported_table
 
 CSV = b"\xef\xbb\xbfgpus;samples/s\r\n2;1.5\r\n"
 YAML = b"- {gpus: 2, samples/s: 1.5}\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.store.prices import load_prices
+from multinode.store.hostfile import load_prices
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "figures" / "gpu_prices.yaml"
 
@@ -29,7 +29,7 @@ def test_a_wrong_line_is_named_with_the_path_of_its_file(tmp_path: Path) -> None
     path.write_text("currency: EUR\nnodes:\n  a: {hourly: cheap}\n")
     with pytest.raises(UsageError) as refused:
         load_prices(path)
-    assert refused.value.message.startswith(f"{path}:3: 'nodes': 'a': Expected `float | null`")
+    assert refused.value.message.startswith(f"{path}:3: 'nodes': 'a': 'hourly': Expected `float | null`")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.store.published_benchmarks import load_published_benchmarks
+from multinode.workflows.prediction.predict import load_published_benchmarks
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
 

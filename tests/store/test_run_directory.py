@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory, list_runs, runs_root
@@ -185,3 +186,12 @@ def test_runs_are_kept_where_the_user_says_else_in_the_working_directory(
     }.items():
         monkeypatch.setenv("MULTINODE_RUNS", named)
         assert runs_root() == root
+
+
+def test_a_stored_cluster_holds_no_secret_and_everything_else(directory: RunDirectory) -> None:
+    env = {"HF_TOKEN": "s3cret", "NCCL_DEBUG": "INFO"}
+    directory.write_cluster(Cluster(nodes=(Node(name="a", env=env), Node(name="b", price=0.5)), source="hosts"), "")
+    text = (directory.path / "cluster.json").read_text()
+    assert "s3cret" not in text
+    assert '"NCCL_DEBUG": "INFO"' in text
+    assert '"price": 0.5' in text

@@ -17,8 +17,7 @@ from multinode.core.grid.grid_plan import cell_overrides, plan_grid
 from multinode.core.job.job import Job, parse_llamafactory
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Failure, NodeRun, Run
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.sweep import Resume, Swept, sweep

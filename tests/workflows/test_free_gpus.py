@@ -14,7 +14,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.run import Run
 from multinode.errors import Interrupted
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.sweep_cell import measure_cell

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.core.run.progress import NodeProgress, RunProgress
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import StopRequest
 from multinode.report.run.progress_table import progress_line
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.sweep_cell import STEPS_WITHOUT_END, TimedStop, with_time_limit

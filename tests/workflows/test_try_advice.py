@@ -18,7 +18,7 @@ from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamaf
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.advice.try_advice import Trials, changed_launch, try_advice

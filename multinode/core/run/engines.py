@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.measure.benchmark import Benchmark
-from multinode.core.measure.device_test import DeviceTest
+from multinode.core.measure.benchmark import Benchmark, DeviceTest
 from multinode.core.run.command import Command
 from multinode.core.run.plan import PlanFile
 from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml

@@ -8,9 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from multinode.core.measure.benchmark import Benchmark
-from multinode.core.run.command import Command
+from multinode.core.run.command import Command, shown_environment
+from multinode.core.text.secret_values import redact, redact_file
+from multinode.decoding import convert
 
-__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "node_run_id"]
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "node_run_id", "redact_plan"]
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,3 +105,15 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 def node_run_id(run_id: str, node_rank: int) -> str:
     """What a run is called on one node: nodes may share a home directory, and with it the place of their runs."""
     return f"{run_id}.{node_rank}"
+
+
+def redact_plan(plan: LaunchPlan) -> LaunchPlan:
+    """The same plan without secrets: in variables, arguments, prelude and files, and what was forwarded."""
+    shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
+    return convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
+
+
+def _redact_node(node: NodePlan) -> NodePlan:
+    shown = msgspec.structs.replace(node.command, env=shown_environment(node.command))
+    files = tuple(PlanFile(path=file.path, text=redact_file(file.text)) for file in node.files)
+    return msgspec.structs.replace(node, command=shown, files=files)

@@ -23,12 +23,18 @@ from multinode.core.run.engines import (
     engine_command,
     engine_files,
 )
-from multinode.core.run.grad_compress import compression_environment, refuse_compression
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
 from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.errors import UsageError
 
-__all__ = ["DEFAULT_MASTER_PORT", "LaunchOptions", "plan_launch", "workers_per_node"]
+__all__ = [
+    "DEFAULT_MASTER_PORT",
+    "LaunchOptions",
+    "_compression_environment",
+    "_refuse_compression",
+    "plan_launch",
+    "workers_per_node",
+]
 
 DEFAULT_MASTER_PORT = 29500
 _DEEPSPEED_FILE = "deepspeed.json"
@@ -213,7 +219,7 @@ def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
     if kind is not None:
-        refuse_compression(kind, job, engine, profile=options.profile)
+        _refuse_compression(kind, job, engine, profile=options.profile)
     return _Task(job, engine, options.environment, kind)
 
 
@@ -256,7 +262,7 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
         own = synthetic_environment(task.job, place.run_dir) if isinstance(task.job, LlamaFactoryJob) else {}
         command = engine_command(task.engine, place, task.job, own | env, cwd)
     environment = task.environment
-    env = command.env | compression_environment(task.grad_compress)
+    env = command.env | _compression_environment(task.grad_compress)
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
@@ -288,3 +294,54 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
     if found is None and task.engine.name == "llamafactory":
         assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
     return tuple(assumed)
+
+
+_KINDS = ("fp16", "bf16")
+# Read by the instrumentation.
+_VARIABLE = "MULTINODE_GRAD_COMPRESS"
+# What accelerate's configuration calls the ways in which not DDP sends the gradients.
+_NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
+
+
+def _compression_environment(kind: str | None) -> dict[str, str]:
+    """Variables that tell a node's workers; none where nothing is to be compressed."""
+    return {} if kind is None else {_VARIABLE: kind}
+
+
+def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:
+    """Refuse what is known beforehand not to work; what shows in the workers alone, their notes say.
+
+    Raises:
+        UsageError: there is no such compression, or not DDP sends the gradients, or nobody could ask it to.
+    """
+    option = f"--grad-compress {kind}"
+    if kind.lower() == "powersgd":
+        raise UsageError(
+            f"{option}: PowerSGD aborts on gloo, where its collectives of two buckets cross",
+            hint="--grad-compress fp16 or bf16 halves fp32 gradients",
+        )
+    if kind not in _KINDS:
+        raise UsageError(f"{option}: there is no such compression", hint=f"one of {', '.join(_KINDS)}")
+    if not profile:
+        raise UsageError(
+            f"{option} needs the instrumentation, which --no-profile leaves out",
+            hint="leave --no-profile out: what it records also tells whether gradients were compressed",
+        )
+    sender = _sender(job, engine)
+    if sender is not None:
+        raise UsageError(
+            f"{option}: it works on DDP's gradients, and {sender} sends those of this job",
+            hint="DeepSpeed has communication_data_type in its JSON, FSDP the reduce dtype of its mixed precision; or "
+            "train under DDP: --set deepspeed=null, --set fsdp=null",
+        )
+
+
+def _sender(job: Job, engine: Engine) -> str | None:
+    """What sends the gradients in DDP's place, by the job's own files; None where these name nothing else."""
+    if isinstance(job, LlamaFactoryJob):
+        if job.config.get("deepspeed"):
+            return "DeepSpeed"
+        if job.config.get("fsdp"):
+            return "FSDP"
+    kind = engine.accelerate.get("distributed_type")
+    return f"accelerate with {kind}" if kind in _NOT_DDP else None

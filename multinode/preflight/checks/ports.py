@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.meeting import Attempted
-from multinode.preflight.rule import Case, Rule, launch_check, listed
+from multinode.preflight.rule import Case, Rule, listed, meeting_check
 
 __all__ = ["check_master_port", "check_ports"]
 
@@ -94,7 +94,7 @@ class _Edge(NamedTuple):
     ports: tuple[int, ...]  # that failed
 
 
-@launch_check
+@meeting_check
 def check_master_port(inspection: Inspection) -> Iterator[Case]:
     """MASTER_PORT is free on node 0."""
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
@@ -106,7 +106,7 @@ def check_master_port(inspection: Inspection) -> Iterator[Case]:
         yield PORT_IN_USE.found(first, port=port, user=user, other=port + 1 if port < _LAST_PORT else port - 1)
 
 
-@launch_check
+@meeting_check
 def check_ports(inspection: Inspection) -> Iterator[Case]:
     """Nodes reach each other on the data plane: on MASTER_PORT, on ephemeral ports, with packets of any size."""
     # Those of a node whose card is down are told by the check of the link.

@@ -21,15 +21,9 @@ from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.run import Run
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
-from multinode.workflows.run.launch import (
-    cleanup_nodes,
-    launch,
-    make_run_id,
-    measured_only,
-    require_success,
-    same_threads,
-)
+from multinode.workflows.run.launch import launch, make_run_id, measured_only, require_success, same_threads
 
 __all__ = ["Attempt", "Trials", "changed_job", "changed_launch", "try_advice"]
 

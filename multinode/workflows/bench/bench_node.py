@@ -19,8 +19,9 @@ from multinode.core.run.progress import RunProgress
 from multinode.core.run.samples import Sample, parse_samples
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
-from multinode.workflows.run.launch import cleanup_nodes, prepare, require_success, run_prepared
+from multinode.workflows.run.launch import prepare, require_success, run_prepared
 
 __all__ = ["Measured", "ShownTogether", "Turn", "make_turn", "measure_node"]
 

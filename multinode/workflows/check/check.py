@@ -12,6 +12,7 @@ import msgspec
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.core.job.job import Job, argument_keys
 from multinode.core.run.job_files import job_files
 from multinode.errors import MultinodeError, NodeError, UsageError
@@ -19,7 +20,6 @@ from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
 from multinode.preflight.checks.link import least_speeds
 from multinode.preflight.checks.software import needed_tools
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.launch_checks import with_endpoints
 from multinode.preflight.network.meeting import choose_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
 from multinode.preflight.probe import Questions, check_ssh, peer_addresses, probe
@@ -143,13 +143,13 @@ def _inspect_network(
     nodes = tuple(node for node, _ in inspection.known)
     if not nodes:
         return inspection, []
-    reached = msgspec.structs.replace(inspection, cluster=msgspec.structs.replace(inspection.cluster, nodes=nodes))
     try:
-        reached = with_endpoints(reached)
+        places = choose_endpoints(msgspec.structs.replace(inspection.cluster, nodes=nodes), inspection.facts)
     except UsageError as error:
         return inspection, [_finding("interface", error)]
-    inspection = msgspec.structs.replace(inspection, endpoints=reached.endpoints)
-    addresses = {name: place.addr for name, place in reached.endpoints.items() if place.addr is not None}
+    endpoints = {node.name: place for node, place in zip(nodes, places, strict=True)}
+    inspection = msgspec.structs.replace(inspection, endpoints=endpoints)
+    addresses = {name: place.addr for name, place in endpoints.items() if place.addr is not None}
     # What calls at a card without a link ends at its deadline; the check of the link tells of it.
     down = {node.name for node, interface in inspection.links if not interface.up}
     present = [node for node in nodes if node.name in addresses and node.name not in down]

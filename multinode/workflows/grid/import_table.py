@@ -11,15 +11,16 @@ from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cell_table import make_table
 from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
-from multinode.core.grid.imported_table import Extras, ImportedTable
+from multinode.core.grid.imported_table import FORMS, HINT, Extras, ImportedTable, parse_table
 from multinode.core.run.run import Run
-from multinode.store.imported_table import load_imported_table
-from multinode.store.prices import load_prices
+from multinode.errors import UsageError
+from multinode.store.hostfile import load_prices
 from multinode.store.run_directory import RunDirectory
+from multinode.store.text_file import read_text
 from multinode.workflows.grid.sweep_table import TABLE_FILE
 from multinode.workflows.run.launch import make_run_id
 
-__all__ = ["Foreign", "Imported", "import_table"]
+__all__ = ["Foreign", "Imported", "import_table", "load_imported_table"]
 
 _RULE = "Figures as the table has them; what it does not have follows from them by arithmetic, or is missing."
 
@@ -97,3 +98,18 @@ def _record(table: CellTable, started_s: float) -> Run:
         nodes=(),
         kind="import",
     )
+
+
+def load_imported_table(path: Path, extras: Extras) -> tuple[ImportedTable, bytes]:
+    """The table, and the file's bytes as they are.
+
+    Args:
+        path: of the file; its ending tells the form.
+        extras: what holds for all rows.
+
+    Raises:
+        UsageError: it cannot be read, or a line of it is wrong; the message has its place.
+    """
+    if path.suffix.lower() not in FORMS:
+        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(FORMS)}", hint=HINT)
+    return parse_table(read_text(path, "the table", HINT), str(path), extras), path.read_bytes()

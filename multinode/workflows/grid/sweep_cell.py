@@ -21,14 +21,14 @@ from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.core.run.samples import parse_samples
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import Interrupted
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_duration
 from multinode.workflows.comparison.contrast import cut_job
-from multinode.workflows.run.attach import Known, find_known, stop
+from multinode.workflows.run.attach import Known, cleanup_nodes, find_known, stop
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
-from multinode.workflows.run.launch import cleanup_nodes, measured_only, prepare, run_prepared
+from multinode.workflows.run.launch import measured_only, prepare, run_prepared
 from multinode.workflows.run.observe import summarise_run
 
 __all__ = [

@@ -15,14 +15,16 @@ from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, mak
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.analyse.prediction.run_selection import Record, job_of
 from multinode.analyse.steps.summary import Summary
+from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.core.run.plan import LaunchPlan
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
-from multinode.store.published_benchmarks import load_published_benchmarks
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.store.text_file import read_text
+from multinode.store.text_file import load_yaml, read_text
 
-__all__ = ["evidence_of", "forecast_benchmarks", "forecast_runs"]
+__all__ = ["evidence_of", "forecast_benchmarks", "forecast_runs", "load_published_benchmarks"]
+
+_BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml"
 
 _CONTRAST = "contrast.json"
 # Stored runs that are read beside those that were named: the newest.
@@ -153,3 +155,13 @@ def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
             continue
         if record is not None:
             yield record
+
+
+def load_published_benchmarks(path: Path) -> PublishedBenchmarks:
+    """The figures of a file.
+
+    Raises:
+        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
+            its place.
+    """
+    return load_yaml(path, "the file of figures", PublishedBenchmarks, _BENCHMARKS_HINT)

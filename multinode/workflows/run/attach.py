@@ -1,8 +1,9 @@
-"""attach, stop: taking up a run that goes on on its nodes. Prints nothing."""
+"""attach, stop, clean: runs that go on, or lie, on their nodes. Prints nothing."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,17 +14,15 @@ from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.run.plan import LaunchPlan, node_run_id
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.execute import execute
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.outcomes import gather
 from multinode.workflows.run.context import Launched, RunContext
+from multinode.workflows.run.launch import follow_run
 from multinode.workflows.run.observe import summarise_run
-from multinode.workflows.run.traces import fetch_traces
 
-__all__ = ["Known", "attach", "find_known", "find_on_nodes", "stop"]
+__all__ = ["Cleaned", "Known", "attach", "clean", "cleanup_nodes", "find_known", "find_on_nodes", "stop"]
 
 _ANSWER_S = 30.0
 _WAIT_S = 0.2
@@ -47,6 +46,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 class _RunOnNode(msgspec.Struct, frozen=True):
     run_id: str
     created_s: float = 0.0
+    size_bytes: int = 0
 
 
 class _RunsOnNode(msgspec.Struct, frozen=True):
@@ -160,19 +160,7 @@ def _take_up(known: Known, context: RunContext, options: ExecuteOptions) -> Laun
         return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory.path)
     lease_s = None if known.run.detached else known.run.lease_s
     options = msgspec.structs.replace(options, lease_s=lease_s, kind=known.run.kind, attach=True)
-    with directory.lock():
-        run = execute(
-            known.plan,
-            known.cluster,
-            agent=context.agent,
-            directory=directory,
-            options=options,
-            stop=context.stop,
-            observe=context.observe,
-        )
-        fetch_traces(context.agent, known.cluster, known.plan, directory, context.say)
-        summary = summarise_run(directory, known.plan)
-    return Launched(run=run, summary=summary, plan=known.plan, directory=directory.path)
+    return follow_run(context, known.plan, known.cluster, directory, options)
 
 
 def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
@@ -189,3 +177,55 @@ def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
             hint="name the hostfile that it was launched with: --hosts",
         )
     return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))
+
+
+class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
+    """What was removed from one node.
+
+    Attributes:
+        removed: run ids, as the node has them.
+        kept: those that are not over.
+        size_bytes: what was freed.
+        error: why it could not be asked.
+    """
+
+    node: str
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    size_bytes: int = 0
+    error: str | None = None
+
+
+class _CleanedNode(msgspec.Struct, frozen=True):
+    removed: tuple[_RunOnNode, ...]
+    kept: tuple[_RunOnNode, ...]
+
+
+def clean(
+    agent: AgentTransport, cluster: Cluster, run_ids: Sequence[str] | None, older_s: float
+) -> tuple[Cleaned, ...]:
+    """What was removed from each node: these runs, or with None all that began at least `older_s` seconds ago."""
+    ranks = range(len(cluster.nodes))
+    names = None if run_ids is None else [node_run_id(one, rank) for one in run_ids for rank in ranks]
+    request = {"schema": 1, "run_ids": names, "older_s": older_s}
+
+    def ask(node: Node) -> Cleaned:
+        answer = read_answer(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode, node.name)
+        return Cleaned(
+            node=node.name,
+            removed=tuple(one.run_id for one in answer.removed),
+            kept=tuple(one.run_id for one in answer.kept),
+            size_bytes=sum(one.size_bytes for one in answer.removed),
+        )
+
+    return tuple(
+        one.value if one.error is None else Cleaned(node=one.node.name, error=one.error.message)
+        for one in gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
+    )
+
+
+def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
+    """Remove from its nodes what a run left there; everything of it that is wanted has come home."""
+    for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
+        if node.error is not None:
+            context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")

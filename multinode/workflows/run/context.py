@@ -18,8 +18,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Run
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.stop_request import StopRequest
+from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,30 +14,31 @@ from multinode.analyse.job.workload import read_workload
 from multinode.analyse.steps.utilisation import read_model_work
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import LlamaFactoryJob, argument_keys, figures_only
 from multinode.core.job.job_environment import with_same_threads
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.job_files import job_files
-from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.plan import LaunchPlan, redact_plan
 from multinode.core.run.planning import plan_launch
-from multinode.core.run.redaction import redact_plan
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.execute import execute
+from multinode.launch.request import ExecuteOptions
+from multinode.preflight.catalogue import sort_findings
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.launch_checks import check_launch, raise_first_error, with_endpoints, with_meeting
+from multinode.preflight.launch_checks import check_launch, check_meeting, raise_first_error, with_meeting
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.units import format_count
 from multinode.workflows.lab import refresh_lab
-from multinode.workflows.run.clean import clean
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
+from multinode.workflows.run.fetch import fetch_traces
 from multinode.workflows.run.observe import summarise_run
-from multinode.workflows.run.traces import fetch_traces
 
 __all__ = [
-    "cleanup_nodes",
+    "follow_run",
     "launch",
     "make_run_id",
     "measured_only",
@@ -78,7 +79,7 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     context.say(f"probing {_nodes(what.cluster)}")
     facts = probe_nodes(what, context.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
-    findings = _check(what, facts, context) if what.check else ()
+    findings = _check(what, facts, plan, context) if what.check else ()
     directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
     return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory.path)
@@ -89,13 +90,24 @@ def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
     plan, cluster = prepared.plan, prepared.what.cluster
     directory = RunDirectory(prepared.directory)
     context.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
+    return follow_run(context, plan, cluster, directory, prepared.what.execute)
+
+
+def follow_run(
+    context: RunContext, plan: LaunchPlan, cluster: Cluster, directory: RunDirectory, options: ExecuteOptions
+) -> Launched:
+    """Execute a plan, or take it up again, bring its traces home and summarise it.
+
+    Raises:
+        UsageError: another process follows it.
+    """
     with directory.lock():
         run = execute(
             plan,
             cluster,
             agent=context.agent,
             directory=directory,
-            options=prepared.what.execute,
+            options=options,
             stop=context.stop,
             observe=context.observe,
         )
@@ -136,13 +148,6 @@ def measured_only(what: Launch) -> Launch:
     return msgspec.structs.replace(what, job=figures_only(what.job))
 
 
-def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
-    """Remove from its nodes what a run left there; everything of it that is wanted has come home."""
-    for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
-        if node.error is not None:
-            context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
-
-
 def plan_offline(what: Launch) -> LaunchPlan:
     """The plan as far as the hostfile alone gives it; what a probe would have told is marked as assumed."""
     return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
@@ -180,31 +185,38 @@ def _argument_keys(what: Launch) -> tuple[str, ...]:
     return argument_keys(what.job, (*environment.env, *names))
 
 
-def _check(what: Launch, facts: dict[str, NodeFacts], context: RunContext) -> tuple[Finding, ...]:
-    inspection = with_endpoints(
-        Inspection(cluster=what.cluster, facts=facts, job=what.job, master_port=what.options.master_port)
+def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext) -> tuple[Finding, ...]:
+    endpoints = {
+        node.node: Endpoint(addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s)
+        for node in plan.nodes
+    }
+    inspection = Inspection(
+        cluster=what.cluster, facts=facts, job=what.job, master_port=plan.master_port, endpoints=endpoints
     )
     findings = _apply(what, check_launch(inspection))
     raise_first_error(findings)
-    if len(what.cluster.nodes) == 1:
-        return findings
-    context.say("checking that the nodes reach each other")
-    findings = _apply(what, check_launch(with_meeting(context.agent, inspection)))
-    raise_first_error(findings)
+    if len(what.cluster.nodes) > 1:
+        context.say("checking that the nodes reach each other")
+        met = with_meeting(context.agent, inspection)
+        findings = sort_findings([*findings, *_apply(what, check_meeting(met))])
+        raise_first_error(findings)
     return findings
 
 
-def _apply(what: Launch, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _apply(what: Launch, found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Those that concern the job: a prelude may bring interpreter and files, and a program of any kind needs none."""
-    options = what.options
+    options, names = what.options, {node.name for node in what.cluster.nodes}
+    # On which nodes nothing is known of the job's files, and of its interpreter.
+    files, software = set[str](), set[str]()
     if options.engine is not None and options.engine.name == "command":
-        unknown = {(check, node.name) for check in (*_SOFTWARE, _FILES) for node in what.cluster.nodes}
+        files = software = names
     elif options.environment.prelude is not None:
-        unknown = {(_FILES, node.name) for node in what.cluster.nodes}
-        unknown |= {(check, node.name) for check in _SOFTWARE for node in what.cluster.nodes if node.python is None}
-    else:
-        return findings
-    return tuple(finding for finding in findings if (finding.check, finding.node) not in unknown)
+        files, software = names, {node.name for node in what.cluster.nodes if node.python is None}
+    return tuple(
+        one
+        for one in found
+        if not ((one.check == _FILES and one.node in files) or (one.check in _SOFTWARE and one.node in software))
+    )
 
 
 def _keep(

@@ -13,7 +13,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.samples import Sample, StepSample, parse_samples
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.workflows.run.traces import read_traces
+from multinode.workflows.run.fetch import read_traces
 
 __all__ = ["observe_run", "summarise_run"]
 

@@ -1,0 +1,193 @@
+"""Noticing that a run hangs, having all its nodes diagnosed, and saying which rank is behind."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from multinode.analyse.hang.stall import explain_stall
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.run.plan import LaunchPlan, NodePlan, node_run_id
+from multinode.core.run.stall import NodeDiagnosis, Stall, StallRecord
+from multinode.launch.session import Chunk, Event, Hello, Status
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.outcomes import gather
+
+__all__ = ["StallClock", "StallWatch", "diagnose"]
+
+
+_WORKER_SAMPLES = "samples/rank-"
+
+
+class StallClock:
+    """Counts from the last byte of log or record of a worker that came from any node.
+
+    It begins when the job runs on every node, or with the first line of log. It stands still while a node is out of
+    contact: what we do not hear is no sign of what the job does.
+
+    Args:
+        node_count: nodes of the run.
+
+    Attributes:
+        generation: grows with every sign of progress.
+    """
+
+    def __init__(self, node_count: int) -> None:
+        self.generation = 0
+        self._since: float | None = None
+        self._running = [False] * node_count
+        self._lost = [False] * node_count
+
+    def take(self, event: Event, now: float) -> None:
+        """Note what a node said; `now` in seconds of any steady clock."""
+        message = event.message
+        if event.error is not None:
+            self._lost[event.node_rank] = True
+        elif isinstance(message, Hello):
+            if self._lost[event.node_rank]:
+                self._lost[event.node_rank] = False
+                self._restart(now)
+        elif isinstance(message, Chunk):
+            if message.file == "log" or message.file.startswith(_WORKER_SAMPLES):
+                self.generation += 1
+                self._since = now
+        elif isinstance(message, Status):
+            self._running[event.node_rank] = message.state == "running"
+            if self._since is None and all(self._running):
+                self._since = now
+
+    def silent_s(self, now: float) -> float:
+        """Seconds without progress; 0 before the job has begun and while a node is out of contact."""
+        return now - self._since if self._since is not None and not any(self._lost) else 0.0
+
+    def _restart(self, now: float) -> None:
+        if self._since is not None:
+            self._since = now
+
+
+# The agent's own deadlines add up to a third of it.
+_ANSWER_S = 20.0
+
+
+class _Answer(NodeDiagnosis, frozen=True, kw_only=True):
+    """What a node says of itself; it knows its own time."""
+
+    time_s: float
+
+
+def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple[NodeDiagnosis, ...]:
+    """What each node said, in node-rank order; one that could not be asked says why."""
+    plans = {node_plan.node: node_plan for node_plan in plan.nodes}
+
+    def ask(node: Node) -> NodeDiagnosis:
+        return _ask(agent, node, plans[node.name], plan.run_id)
+
+    outcomes = gather(cluster.nodes, ask, deadline_s=_ANSWER_S)
+    return tuple(
+        outcome.value if outcome.error is None else _silent(plans[outcome.node.name], outcome.error.message)
+        for outcome in outcomes
+    )
+
+
+def _ask(agent: AgentTransport, node: Node, plan: NodePlan, run_id: str) -> NodeDiagnosis:
+    request = {"schema": 1, "run_id": node_run_id(run_id, plan.node_rank)}
+    # Its channel is not kept: stalls are far apart.
+    stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
+    stream.close()
+    place = {"node": plan.node, "node_rank": plan.node_rank, "ranks": plan.ranks, "error": None}
+    return read_answer((stream.first or {}) | place, _Answer, node.name, "diagnosis")
+
+
+def _silent(plan: NodePlan, error: str) -> NodeDiagnosis:
+    return NodeDiagnosis(node=plan.node, node_rank=plan.node_rank, ranks=plan.ranks, error=error)
+
+
+_FILE = "stall.json"
+_MOST_KEPT = 20
+_LEAVE_S = 25.0
+
+
+class StallWatch:
+    """Watches one run; its methods are called from the loop that follows the run and do not block.
+
+    Args:
+        stall_s: how long no node may get on; None watches nothing.
+        node_count: nodes of the run.
+        diagnose: asks all nodes; takes seconds, and is called in a thread.
+        directory: where `stall.json` goes.
+
+    Attributes:
+        stalls: all so far, those of an earlier controller too.
+        current: the one that lasts; None while the run gets on.
+    """
+
+    def __init__(
+        self,
+        *,
+        stall_s: float | None,
+        node_count: int,
+        diagnose: Callable[[], Sequence[NodeDiagnosis]],
+        directory: RunDirectory,
+    ) -> None:
+        self._stall_s = stall_s
+        self._clock = StallClock(node_count)
+        self._diagnose = diagnose
+        self._directory = directory
+        before = directory.read(_FILE, StallRecord)
+        self.stalls: tuple[Stall, ...] = before.stalls if before is not None else ()
+        self.current: Stall | None = None
+        # The progress after which the nodes were last asked: once is enough for each standstill.
+        self._asked: int | None = None
+        self._answers: queue.Queue[Sequence[NodeDiagnosis] | Exception] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    def take(self, event: Event) -> None:
+        """Note what a node said."""
+        before = self._clock.generation
+        self._clock.take(event, time.monotonic())
+        if self._clock.generation != before:
+            self.current = None
+
+    def look(self) -> bool:
+        """Have the nodes asked when the time has come, and fold what they answered; whether that is a new stall."""
+        if self._stall_s is None:
+            return False
+        found = not self._answers.empty() and self._fold(self._answers.get())
+        generation = self._clock.generation
+        idle = self._thread is None or not self._thread.is_alive()
+        if idle and self._asked != generation and self._clock.silent_s(time.monotonic()) >= self._stall_s:
+            self._asked = generation
+            self._thread = threading.Thread(target=self._ask, name="diagnose", daemon=True)
+            self._thread.start()
+        return found
+
+    def close(self) -> None:
+        """Wait for a diagnosis that is under way: nothing of ours stays on a node."""
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
+
+    def _ask(self) -> None:
+        try:
+            self._answers.put(self._diagnose())
+        except Exception as error:  # noqa: BLE001 - a defect; raised in the loop, where it is not lost
+            self._answers.put(error)
+
+    def _fold(self, answer: Sequence[NodeDiagnosis] | Exception) -> bool:
+        if isinstance(answer, Exception):
+            raise answer
+        if self._asked != self._clock.generation:
+            # The run went on meanwhile.
+            return False
+        self.current = self._make(answer)
+        self.stalls = (*self.stalls, self.current)[-_MOST_KEPT:]
+        self._directory.write(_FILE, StallRecord(stalls=self.stalls, nodes=tuple(answer)))
+        return True
+
+    def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
+        silent_s = self._clock.silent_s(time.monotonic())
+        return Stall(time_s=time.time(), silent_s=silent_s, **msgspec.structs.asdict(explain_stall(nodes)))
