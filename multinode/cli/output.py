@@ -13,6 +13,7 @@ from rich.table import Table
 from multinode.core.run.run import Failure
 from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
+from multinode.store.run_directory import RunDirectory
 
 __all__ = ["print_directory", "print_document", "print_failure", "print_table"]
 
@@ -40,7 +41,7 @@ def print_table(table: Table, prefix: str = "") -> None:
     typer.echo("\n".join((prefix + line).rstrip() for line in captured.get().splitlines()))
 
 
-def print_directory(directory: Path) -> None:
+def print_directory(directory: RunDirectory | Path) -> None:
     """Where all files of a run lie."""
     typer.echo(f"everything of it: {directory}", err=True)
 

@@ -36,7 +36,7 @@ def fetch_results(
 
     wanted = Wanted(node=node, paths=tuple(paths), cwd=launched.plan.nodes[0].command.cwd)
     try:
-        fetched = fetch_files(context.agent, wanted, launched.directory / "fetched")
+        fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
     except MultinodeError as error:
         return error
     typer.echo(

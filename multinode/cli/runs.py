@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from multinode.cli.options import Json, RunId
 from multinode.cli.output import print_directory, print_document, print_table
 from multinode.cli.running import open_context
-from multinode.store.run_directory import runs_root
+from multinode.store.run_directory import RunDirectory, runs_root
 
 __all__ = ["register"]
 
@@ -57,12 +56,11 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
     print_directory(found.directory)
 
 
-def _show_contrast(directory: Path) -> None:
+def _show_contrast(directory: RunDirectory) -> None:
     from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
-    from multinode.store.run_directory import RunDirectory
     from multinode.workflows.comparison.compare import load_contrast
 
-    contrast, unread = load_contrast(RunDirectory(directory))
+    contrast, unread = load_contrast(directory)
     if contrast is not None:
         typer.echo()
         print_table(contrast_table(contrast))
@@ -72,25 +70,23 @@ def _show_contrast(directory: Path) -> None:
         typer.echo(unread)
 
 
-def _show_cells(directory: Path) -> None:
+def _show_cells(directory: RunDirectory) -> None:
     from multinode.cli.table import print_cells
-    from multinode.store.run_directory import RunDirectory
     from multinode.workflows.grid.sweep_table import load_table
 
-    table = load_table(RunDirectory(directory))
+    table = load_table(directory)
     if table is not None:
         typer.echo()
         print_cells(table)
-        name = directory.name
+        name = directory.run_id
         typer.echo(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html", err=True)
 
 
-def _show_bench(directory: Path) -> None:
+def _show_bench(directory: RunDirectory) -> None:
     from multinode.cli.bench import print_bench
-    from multinode.store.run_directory import RunDirectory
     from multinode.workflows.bench.bench_store import load_bench
 
-    found = load_bench(RunDirectory(directory))
+    found = load_bench(directory)
     if found is not None:
         typer.echo()
         print_bench(found)
@@ -110,7 +106,8 @@ def logs(
 
     Progress bars are reduced to their last state.
     """
-    from multinode.workflows.run.runs import choose_logs, load_run, node_logs
+    from multinode.workflows.run.logs import choose_logs, node_logs
+    from multinode.workflows.run.runs import load_run
 
     found = load_run(runs_root(), run_id)
     chosen = choose_logs(runs_root(), found, node, rank)
@@ -136,7 +133,7 @@ def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
     import contextlib
 
     from multinode.workflows.run.attach import find_known
-    from multinode.workflows.run.follow_logs import follow_logs, needs_follower
+    from multinode.workflows.run.logs import follow_logs, needs_follower
 
     known = find_known(runs_root(), run_id)
     with contextlib.ExitStack() as stack:

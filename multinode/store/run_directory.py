@@ -46,6 +46,9 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     @classmethod
     def create(cls, root: Path, run_id: str) -> RunDirectory:
         """A new directory for a run.

@@ -67,7 +67,7 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
         step = step_messages(extent.like, model, layout)
         what = _measuring(step, layout.workers, what)
     prepared = prepare(what, context)
-    directory = RunDirectory(prepared.directory)
+    directory = prepared.directory
     tcp = _measure_tcp(prepared, extent, context)
     directory.write("raw-tcp.json", tcp)
     launched = run_prepared(prepared, context)

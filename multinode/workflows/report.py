@@ -17,13 +17,12 @@ from multinode.report.grid.cell_page import cell_page
 from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun, run_page
 from multinode.report.steps.export import csv_files
-from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import write_text
 from multinode.workflows.bench.bench_store import load_bench
 from multinode.workflows.comparison.compare import load_contrast
 from multinode.workflows.grid.sweep_table import load_table
 from multinode.workflows.run.observe import observe_run
-from multinode.workflows.run.runs import load_run
+from multinode.workflows.run.runs import StoredRun, load_run
 
 __all__ = ["Report", "load_report", "report_markdown", "write_csv", "write_markdown", "write_page"]
 
@@ -57,8 +56,8 @@ def load_report(root: Path, names: Sequence[str]) -> Report:
     """
     found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
     return Report(
-        runs=tuple(_load(stored.directory) for stored in found.values()),
-        directories=tuple(stored.directory for stored in found.values()),
+        runs=tuple(_load(stored) for stored in found.values()),
+        directories=tuple(stored.directory.path for stored in found.values()),
     )
 
 
@@ -110,9 +109,8 @@ def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
     return csv_files(one.observed for one in runs if one.observed is not None) | files
 
 
-def _load(path: Path) -> ReportedRun:
-    stored = load_run(path.parent, path.name)
-    directory = RunDirectory(path)
+def _load(stored: StoredRun) -> ReportedRun:
+    directory = stored.directory
     plan = directory.read("plan.json", LaunchPlan)
     contrast, unread = load_contrast(directory)
     return ReportedRun(

@@ -142,4 +142,4 @@ def keep_run(runs: Path, what: Launch, end: float | str | None, *, is_stopped: b
     directory.write("plan.json", plan)
     directory.write("summary.json", summary)
     directory.write("run.json", run)
-    return Launched(run=run, summary=summary, plan=plan, directory=directory.path)
+    return Launched(run=run, summary=summary, plan=plan, directory=directory)

@@ -197,7 +197,7 @@ def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
 
     def look(progress: RunProgress) -> None:
         stored = load_run(tmp_path / "runs", "b")
-        found = load_bench(RunDirectory(stored.directory))
+        found = load_bench(stored.directory)
         assert found is not None
         seen[progress.run_id] = (stored.run.status, found.verdict[0])
 
@@ -245,7 +245,7 @@ def test_a_controller_that_is_killed_loses_nothing_that_was_measured(
     stored = load_run(tmp_path / "runs", "b")
     assert (stored.run.kind, stored.run.status) == ("bench", "stopped")
     assert [node.state for node in stored.run.nodes] == states
-    found = load_bench(RunDirectory(stored.directory))
+    found = load_bench(stored.directory)
     assert found is not None
     assert found.verdict[0] == f"the bench was broken off at {broken_off}"
     measured = [test.alone for node in found.nodes for worker in node.workers for test in worker.tests]

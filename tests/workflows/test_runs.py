@@ -13,7 +13,8 @@ from multinode.cli.main import build_app
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.runs import choose_logs, choose_nodes, load_run, load_runs, node_logs
+from multinode.workflows.run.logs import choose_logs, choose_nodes, node_logs
+from multinode.workflows.run.runs import load_run, load_runs
 
 RUN = Run(
     run_id="20260102-aa",
@@ -38,7 +39,7 @@ def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:
     directory = store(tmp_path)
     directory.write("summary.json", SUMMARY)
     found = load_run(tmp_path, RUN.run_id)
-    assert (found.run, found.summary, found.directory) == (RUN, SUMMARY, directory.path)
+    assert (found.run, found.summary, found.directory.path) == (RUN, SUMMARY, directory.path)
 
 
 def test_a_run_that_got_nowhere_has_no_figures(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_job_has_it_and_no_file_on_controller_or_node(
     finally:
         context.agent.close()
     assert launched.run.status == "succeeded", launched.run.first_failure
-    log = (launched.directory / "logs" / "node-0.log").read_text().splitlines()
+    log = launched.directory.log_path(0).read_text().splitlines()
     assert log == [f"given {sha256(SECRET.encode()).hexdigest()}"] * given
     kept = [path for root in (tmp_path / "runs", home) for path in root.rglob("*") if path.is_file()]
     assert {"hostfile.txt", "cluster.json", "plan.json", "request.json"} <= {path.name for path in kept}

@@ -55,7 +55,7 @@ def leave(nodes: Elsewhere, end: End, status: str | None = None) -> str:
     what = msgspec.structs.replace(cell_launch(ASKED, ASKED.cells[1], 2), run_id=run_id)
     launched = keep_run(nodes.runs, what, end)
     if status is not None:
-        RunDirectory(launched.directory).write("run.json", msgspec.structs.replace(launched.run, status=status))
+        launched.directory.write("run.json", msgspec.structs.replace(launched.run, status=status))
     return run_id
 
 

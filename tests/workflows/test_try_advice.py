@@ -114,7 +114,7 @@ class Elsewhere:
             plan=LaunchPlan(
                 run_id="", engine="", job="", master_addr="", master_port=1, nproc_per_node=1, world_size=2, nodes=()
             ),
-            directory=context.runs / (what.run_id or ""),
+            directory=RunDirectory(context.runs / (what.run_id or "")),
         )
 
     @property

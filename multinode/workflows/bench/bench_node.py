@@ -92,7 +92,7 @@ def _with_run(part: BenchPart, launched: Launched, facts: NodeFacts | None) -> B
         ranks=node.ranks,
         gpus=node.gpus,
         facts=facts,
-        samples=_samples(RunDirectory(launched.directory)),
+        samples=_samples(launched.directory),
     )
 
 

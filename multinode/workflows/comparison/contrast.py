@@ -366,7 +366,7 @@ def _measure_all(
         context.say(f"[{number}/{len(order)}] {side.label}: {side.description}")
         ending = f"-{turn}" if repeats > 1 else ""
         launched = _measure(what, context, side, f"{run_id}-{side.label}{ending}")
-        measured = load_side_run(RunDirectory(launched.directory))
+        measured = load_side_run(launched.directory)
         # One that has no speed to compare is told before the others are measured for nothing.
         make_side(side.role, [measured])
         turns.append(_Turn(side=side, launched=launched, measured=measured))

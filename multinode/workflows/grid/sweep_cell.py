@@ -178,7 +178,7 @@ def _refuse(prepared: Prepared, held: Finding) -> Launched:
         ),
         kind=prepared.what.execute.kind,
     )
-    RunDirectory(prepared.directory).write("run.json", run)
+    prepared.directory.write("run.json", run)
     nothing = Summary(run_id=plan.run_id, steps=0, steady_steps=0, rule="")
     return Launched(run=run, summary=nothing, plan=plan, directory=prepared.directory)
 
@@ -303,7 +303,7 @@ def _end(known: Known, context: RunContext) -> Launched:
     if known.run.status == "running":
         context.say(f"run {known.run.run_id} was cut off: seeing that nothing of it goes on")
         return stop(known, context, _GRACE_S)
-    directory = RunDirectory(known.directory)
+    directory = known.directory
     summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
     return Launched(run=known.run, summary=summary, plan=known.plan, directory=known.directory)
 
@@ -326,7 +326,7 @@ def _short_of(launched: Launched, limit_s: float) -> str | None:
     for node in run.nodes:
         if node.cause not in _FROM_OUTSIDE:
             return f"{node.name}: nobody stopped it there ({(node.cause or node.state).replace('_', ' ')})"
-        time_s = trained_s(parse_samples(RunDirectory(launched.directory).sample_lines(node.node_rank)))
+        time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
         if time_s is None:
             return f"{node.name}: it stored too few steps to tell how long it trained"
         if time_s < limit_s:

@@ -40,7 +40,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     plan: LaunchPlan
     cluster: Cluster
-    directory: Path
+    directory: RunDirectory
 
 
 class _RunOnNode(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def find_known(runs: Path, run_id: str) -> Known:
     if run is None or plan is None or not hostfile.is_file():
         raise UsageError(f"run {directory.run_id} has no nodes of its own", hint="its parts are runs: multinode runs")
     cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
-    return Known(run=run, plan=plan, cluster=_in_order(cluster, plan), directory=directory.path)
+    return Known(run=run, plan=plan, cluster=_in_order(cluster, plan), directory=directory)
 
 
 def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> Known:
@@ -98,7 +98,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     directory.write_cluster(nodes, hostfile)
     directory.write("plan.json", found.plan)
     directory.write("run.json", run)
-    return Known(run=run, plan=found.plan, cluster=nodes, directory=directory.path)
+    return Known(run=run, plan=found.plan, cluster=nodes, directory=directory)
 
 
 def attach(
@@ -129,7 +129,7 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     Raises:
         MultinodeError: a node could not be asked, or the end was not recorded in time.
     """
-    directory = RunDirectory(known.directory)
+    directory = known.directory
     if not directory.is_locked:
         request = StopRequest()
         request.ask("stop")
@@ -145,19 +145,17 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     while time.monotonic() < end:
         run = directory.read("run.json", Run)
         if run is not None and run.status != "running":
-            return Launched(
-                run=run, summary=summarise_run(directory, known.plan), plan=known.plan, directory=directory.path
-            )
+            return Launched(run=run, summary=summarise_run(directory, known.plan), plan=known.plan, directory=directory)
         time.sleep(_WAIT_S)
     raise MultinodeError(f"run {known.run.run_id} has stopped on its nodes, and who follows it does not record that")
 
 
 def _take_up(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
     """Follow it; of the options, lease and kind are the run's own."""
-    directory = RunDirectory(known.directory)
+    directory = known.directory
     if known.run.status != "running":
         summary = summarise_run(directory, known.plan)
-        return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory.path)
+        return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory)
     lease_s = None if known.run.detached else known.run.lease_s
     options = msgspec.structs.replace(options, lease_s=lease_s, kind=known.run.kind, attach=True)
     return follow_run(context, known.plan, known.cluster, directory, options)

@@ -19,6 +19,7 @@ from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Run
 from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
 
@@ -85,7 +86,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     summary: Summary
     plan: LaunchPlan
-    directory: Path
+    directory: RunDirectory
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,4 +101,4 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, NodeFacts]
     plan: LaunchPlan
     findings: tuple[Finding, ...]
-    directory: Path
+    directory: RunDirectory

@@ -82,15 +82,14 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     findings = _check(what, facts, plan, context) if what.check else ()
     directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
-    return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory.path)
+    return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory)
 
 
 def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
     """Start what was prepared and follow it to its end; a run that fails is a result."""
     plan, cluster = prepared.plan, prepared.what.cluster
-    directory = RunDirectory(prepared.directory)
     context.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
-    return follow_run(context, plan, cluster, directory, prepared.what.execute)
+    return follow_run(context, plan, cluster, prepared.directory, prepared.what.execute)
 
 
 def follow_run(
@@ -113,7 +112,7 @@ def follow_run(
         )
         fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan)
-    return Launched(run=run, summary=summary, plan=plan, directory=directory.path)
+    return Launched(run=run, summary=summary, plan=plan, directory=directory)
 
 
 def require_success(launched: Launched, context: RunContext) -> None:

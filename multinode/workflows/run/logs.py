@@ -1,0 +1,150 @@
+"""logs: whose logs are meant; and logs as they grow, whoever on this machine writes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from multinode.core.run.run import NodeRun, Run
+from multinode.errors import MultinodeError, UsageError
+from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.attach import Known, attach
+from multinode.workflows.run.context import RunContext
+from multinode.workflows.run.runs import PLAN_FILE, StoredRun, load_parts
+
+__all__ = ["choose_logs", "choose_nodes", "follow_logs", "needs_follower", "node_logs"]
+
+_POLL_S = 0.2
+_CHUNK_BYTES = 1 << 16
+_JOIN_S = 30.0
+
+
+def choose_logs(
+    root: Path, stored: StoredRun, node: str | None, rank: int | None
+) -> list[tuple[StoredRun, tuple[NodeRun, ...]]]:
+    """Whose logs are meant: a run's own, or those of all runs that a bench, sweep, contrast or try is made of.
+
+    `node` and `rank` are as in `choose_nodes`, of each of the runs.
+
+    Raises:
+        UsageError: there is no such node or worker, or no log at all, as of an import.
+    """
+    if (stored.directory.path / PLAN_FILE).is_file():
+        return [(stored, choose_nodes(stored, node, rank))]
+    run = stored.run
+    parts = load_parts(root, run)
+    if not parts:
+        shown = f"multinode {'table' if run.kind in {'import', 'sweep'} else 'show'} {run.run_id}"
+        raise UsageError(f"run {run.run_id} has no logs: it is of kind {run.kind}, without runs", hint=f"see {shown}")
+    # A node rank is that in the whole: a part has some of its nodes.
+    name = choose_nodes(stored, node, None)[0].name if node is not None else None
+    able = [(part, choose_nodes(part, None, rank)) for part in parts if rank is None or rank < part.run.world_size]
+    named = [(part, tuple(one for one in nodes if name in {None, one.name})) for part, nodes in able]
+    chosen = [(part, nodes) for part, nodes in named if nodes]
+    if not chosen:
+        raise UsageError(f"no run of {run.run_id} has this node and rank", hint=f"see multinode show {run.run_id}")
+    return chosen
+
+
+def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple[NodeRun, ...]:
+    """All nodes of a run, or the one that is named by name, by node rank, or by the rank of a worker on it.
+
+    Raises:
+        UsageError: the run has no such node or worker.
+    """
+    run = stored.run
+    if rank is not None:
+        per_node = run.world_size // max(1, len(run.nodes))
+        if rank >= run.world_size or not per_node:
+            raise UsageError(f"run {run.run_id} has no rank {rank}", hint=f"its ranks are 0 to {run.world_size - 1}")
+        node = str(rank // per_node)
+    chosen = tuple(found for found in run.nodes if node in {None, found.name, str(found.node_rank)})
+    if not chosen:
+        names = ", ".join(found.name for found in run.nodes)
+        raise UsageError(f"run {run.run_id} has no node {node!r}", hint=f"it has: {names}")
+    return chosen
+
+
+def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str, bytes]]:
+    """Name and raw log of each of these nodes."""
+    for found in nodes:
+        path = stored.directory.log_path(found.node_rank)
+        yield found.name, path.read_bytes() if path.exists() else b""
+
+
+def needs_follower(known: Known) -> bool:
+    """Whether the run goes on and nobody on this machine brings its logs home."""
+    return known.run.status == "running" and not known.directory.is_locked
+
+
+def follow_logs(known: Known, ranks: tuple[int, ...], context: RunContext | None) -> Iterator[tuple[str, bytes]]:
+    """Name of the node, and what its log has gained; from the beginning of the logs to the end of the run.
+
+    Args:
+        known: the run.
+        ranks: node ranks whose logs are wanted.
+        context: the way to the nodes, where a follower is needed; it leaves the run alone when this ends.
+    """
+    directory = known.directory
+    follower = _Follower(known, context) if context is not None else None
+    places = dict.fromkeys(ranks, 0)
+    names = {node.node_rank: node.name for node in known.run.nodes}
+    try:
+        while True:
+            # Asked first: what was written before the end is then read after it.
+            over = not _goes_on(directory) or (follower is not None and not follower.is_alive)
+            for rank in ranks:
+                for data in _read(directory.log_path(rank), places[rank]):
+                    places[rank] += len(data)
+                    yield names[rank], data
+            if over:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        if follower is not None:
+            follower.leave()
+    if follower is not None and follower.error is not None:
+        raise follower.error
+
+
+class _Follower:
+    """Follows the run in a thread, for its files."""
+
+    def __init__(self, known: Known, context: RunContext) -> None:
+        self.error: MultinodeError | None = None
+        self._stop = context.stop
+        self._known = known
+        self._context = context
+        self._thread = threading.Thread(target=self._follow, name="follow-logs", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def leave(self) -> None:
+        self._stop.ask("leave")
+        self._thread.join(_JOIN_S)
+
+    def _follow(self) -> None:
+        try:
+            attach(self._known, self._context, leave=True)
+        except MultinodeError as error:
+            self.error = error
+
+
+def _goes_on(directory: RunDirectory) -> bool:
+    run = directory.read("run.json", Run)
+    return run is not None and run.status == "running"
+
+
+def _read(path: Path, offset: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            while data := file.read(_CHUNK_BYTES):
+                yield data
+    except FileNotFoundError:
+        return
