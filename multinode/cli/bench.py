@@ -71,7 +71,7 @@ def bench(
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.transport.agent import load_archive
-    from multinode.workflows.bench.bench import bench as run_bench
+    from multinode.workflows.bench import bench as run_bench
 
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
@@ -104,8 +104,7 @@ def bench(
 def print_bench(report: BenchReport) -> None:
     """The verdict, the tables and how it was measured, on stdout."""
     from multinode.cli.output import print_table
-    from multinode.report.bench.bench_table import bench_sheets
-    from multinode.report.bench.bench_text import bench_lines
+    from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
     from multinode.report.render.escaping import sanitize
     from multinode.report.render.table import sheet_table
 

@@ -170,9 +170,7 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
 
 def _print_report(report: ScanReport, form: str) -> None:
     from multinode.cli.output import print_table
-    from multinode.report.nccl_test.collective_table import collective_table
-    from multinode.report.nccl_test.nccl_tests_text import nccl_tests_text
-    from multinode.report.nccl_test.pair_table import pair_table
+    from multinode.report.nccl_test.scan_tables import collective_table, nccl_tests_text, pair_table
     from multinode.report.nccl_test.scan_text import scan_lines
 
     if form == "nccl-tests":

@@ -84,7 +84,7 @@ def _show_cells(directory: RunDirectory) -> None:
 
 def _show_bench(directory: RunDirectory) -> None:
     from multinode.cli.bench import print_bench
-    from multinode.workflows.bench.bench_store import load_bench
+    from multinode.workflows.bench import load_bench
 
     found = load_bench(directory)
     if found is not None:

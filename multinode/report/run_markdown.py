@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from multinode.report.bench.bench_table import bench_sheets
-from multinode.report.bench.bench_text import bench_lines
+from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
 from multinode.report.comparison.contrast_table import contrast_markdown
 from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.nccl_test.scan_text import scan_lines

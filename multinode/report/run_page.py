@@ -15,7 +15,7 @@ from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Run
-from multinode.report.bench.bench_page import bench_html
+from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
 from multinode.report.comparison.contrast_page import contrast_html
 from multinode.report.grid.cell_page import cells_html
 from multinode.report.nccl_test.scan_chart import scan_chart
@@ -99,7 +99,9 @@ def _parts(one: ReportedRun, name: str) -> Iterator[str]:
     if one.cells is not None:
         yield from cells_html(one.cells, name)
     if one.bench is not None:
-        yield from bench_html(one.bench)
+        yield section_html("verdict", [text_html("\n".join(bench_lines(one.bench)))])
+        yield from (sheet_html(sheet) for sheet in bench_sheets(one.bench))
+        yield text_html("\n".join(one.bench.notes))
     if summary is not None:
         yield tiles_html(_key_figures(summary))
         yield sheet_html(verdict_sheet(summary))

@@ -18,7 +18,7 @@ from multinode.report.run_markdown import run_markdown
 from multinode.report.run_page import ReportedRun, run_page
 from multinode.report.steps.export import csv_files
 from multinode.store.text_file import write_text
-from multinode.workflows.bench.bench_store import load_bench
+from multinode.workflows.bench import load_bench
 from multinode.workflows.comparison.compare import load_contrast
 from multinode.workflows.grid.sweep_table import load_table
 from multinode.workflows.run.observe import observe_run

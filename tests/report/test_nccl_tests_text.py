@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.core.measure.benchmark import CollectiveTest, Message
-from multinode.report.nccl_test.nccl_tests_text import nccl_tests_text
+from multinode.report.nccl_test.scan_tables import nccl_tests_text
 
 # Printed by all_reduce_perf 2.13.
 HEAD = """\

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, find_odd
-from multinode.report.nccl_test.pair_table import pair_table
+from multinode.report.nccl_test.scan_tables import pair_table
 
 
 def measured(names: Sequence[str], speed: Callable[[str, str], float | None]) -> tuple[PairSpeed, ...]:

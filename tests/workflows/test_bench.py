@@ -23,8 +23,7 @@ from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import load_archive
 from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
-from multinode.workflows.bench.bench import bench
-from multinode.workflows.bench.bench_store import load_bench
+from multinode.workflows.bench import bench, load_bench
 from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.runs import load_run
 from tests.torch_stand_in import put_torch

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.bench.bench_drop import find_drops
-from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchReport, Drop, Slow
+from multinode.analyse.bench.bench_figures import BenchNode, BenchReport
 from multinode.analyse.bench.bench_nodes import BenchPart, bench_nodes
-from multinode.analyse.bench.bench_sheet import find_below_sheet
-from multinode.analyse.bench.bench_slow import SLOW_BELOW, find_slow, with_peers
+from multinode.analyse.bench.slow_devices import SLOW_BELOW, find_below_sheet, find_drops, find_slow, with_peers
 from multinode.core.measure.benchmark import PHASES, DeviceTest
 
 __all__ = ["BenchPart", "summarise_bench", "tell_left"]
@@ -29,17 +27,16 @@ def summarise_bench(run_id: str, test: DeviceTest, parts: Sequence[BenchPart]) -
     """
     nodes = with_peers(bench_nodes(parts))
     made = {part.phase for part in parts}
-    slow, drops, below = find_slow(nodes), find_drops(nodes), find_below_sheet(nodes)
-    return BenchReport(
+    report = BenchReport(
         run_id=run_id,
         phases=tuple(phase for phase in PHASES if phase in made),
         nodes=nodes,
-        slow=slow,
-        drops=drops,
-        below_sheet=below,
-        verdict=tuple(_verdict(nodes, slow, drops, below)),
+        slow=find_slow(nodes),
+        drops=find_drops(nodes),
+        below_sheet=find_below_sheet(nodes),
         notes=tuple(_notes(nodes, test)),
     )
+    return msgspec.structs.replace(report, verdict=tuple(_verdict(report)))
 
 
 def tell_left(report: BenchReport, *, goes_on: bool) -> BenchReport:
@@ -53,32 +50,22 @@ def tell_left(report: BenchReport, *, goes_on: bool) -> BenchReport:
     return msgspec.structs.replace(report, verdict=(told, *report.verdict))
 
 
-def _verdict(
-    nodes: Sequence[BenchNode], slow: Sequence[Slow], drops: Sequence[Drop], below: Sequence[BelowSheet]
-) -> Iterator[str]:
-    for node in nodes:
+def _verdict(report: BenchReport) -> Iterator[str]:
+    for node in report.nodes:
         for phase, reason in node.failures.items():
             yield f"{node.node} could not be measured {phase}: {reason}"
-    yield from [*(one.text for one in slow), *(one.text for one in drops), *(one.text for one in below)]
-    measured = [
-        worker for node in nodes for worker in node.workers if any(one.alone or one.together for one in worker.tests)
-    ]
-    compared = [
-        speed
-        for worker in measured
-        for test in worker.tests
-        for speed in (test.alone, test.together)
-        if speed is not None and speed.of_peers is not None
-    ]
+    yield from (one.text for one in report.anomalies)
+    speeds = [[speed for test in worker.tests for speed in test.speeds] for worker in report.workers]
+    measured = [of_worker for of_worker in speeds if of_worker]
     if not measured:
         yield "no device was measured"
-    elif not compared:
+    elif all(speed.of_peers is None for of_worker in measured for speed in of_worker):
         yield (
             "one device was measured, and there is none to compare it with"
             if len(measured) == 1
-            else (f"{len(measured)} devices were measured, none of which has its like")
+            else f"{len(measured)} devices were measured, none of which has its like"
         )
-    elif not slow:
+    elif not report.slow:
         yield f"no device is slow: none stays below {SLOW_BELOW:.0%} of its like"
 
 
@@ -89,13 +76,14 @@ def _notes(nodes: Sequence[BenchNode], test: DeviceTest) -> Iterator[str]:
         + (f", gone through {test.repeats} times" if test.repeats > 1 else "")
         + "; matrix products: 2 n^3 FLOP; memory: bytes read and written, copy 2 and triad 3 buffers"
     )
-    sizes = {one.size for node in nodes for worker in node.workers for one in worker.tests if one.kind == "layers"}
+    workers = [worker for node in nodes for worker in node.workers]
+    sizes = {one.size for worker in workers for one in worker.tests if one.kind == "layers"}
     if sizes:
         yield (
             f"layers: batch x sequence {' and '.join(sorted(sizes))}, width 1024; backward counts as two forward "
             "passes, and a causal mask saves nothing"
         )
-    threads = {worker.threads for node in nodes for worker in node.workers if worker.device == "cpu"}
+    threads = {worker.threads for worker in workers if worker.device == "cpu"}
     if threads:
         noun = "thread" if threads == {1} else "threads"
         yield f"processors: torch computes with {' or '.join(sorted(map(str, threads)))} {noun} a worker"

@@ -14,7 +14,7 @@ from multinode.analyse.bench.bench_figures import BenchWorker, WorkerUse
 from multinode.analyse.steps.stragglers import Clue
 from multinode.analyse.telemetry.gpus import GpuUse
 
-__all__ = ["Case", "find_clues", "throttled"]
+__all__ = ["Case", "find_clues", "sensor_clues", "shared_processors"]
 
 # Parts of the time.
 _HELD_MORE = 0.1
@@ -22,9 +22,17 @@ _THROTTLED_MORE = 0.1
 _SLOWER_CLOCK = 0.95
 _STOLEN_MORE_PERCENT = 5
 _FULL_PERCENT = 90
+# Of the cores that a worker may run on: who has fewer of them, while all of the node are busy, shares them.
+_SHARED_BELOW = 0.8
+# Beside no other device: of the clocks that it could have, and of the time.
+_SLOWER_THAN_MOST = 0.9
+_THROTTLED = 0.2
 # Of the node's cores.
 _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
+
+
+_NOTHING = WorkerUse(seconds=0.0)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +42,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         me: the slow worker.
         phase: in which it was slow.
         they: the others in words; `peers` their workers.
-        peer_phase: in which they were not slow.
+        peer_phase: in which they were not slow; the same without.
     """
 
     node: str
@@ -42,17 +50,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     they: str
     peers: tuple[BenchWorker, ...]
-    peer_phase: str
+    peer_phase: str | None = None
 
     @property
-    def use(self) -> WorkerUse | None:
+    def use(self) -> WorkerUse:
         """What the device and its node did."""
-        return self.me.use.get(self.phase)
+        return self.me.use.get(self.phase, _NOTHING)
 
     @property
     def others(self) -> tuple[WorkerUse, ...]:
-        """What those of the others did, as far as it is known."""
-        return tuple(peer.use[self.peer_phase] for peer in self.peers if self.peer_phase in peer.use)
+        """What those of the others did."""
+        return tuple(peer.use.get(self.peer_phase or self.phase, _NOTHING) for peer in self.peers)
 
 
 def find_clues(case: Case) -> tuple[Clue, ...]:
@@ -60,9 +68,47 @@ def find_clues(case: Case) -> tuple[Clue, ...]:
     return tuple(clue for look in _LOOKS for clue in look(case))
 
 
-def throttled(gpu: GpuUse, word: str) -> float:
-    """Part of the time in which a reason with this word in it held its clocks down."""
-    return max((share for reason, share in gpu.throttle.items() if word in reason), default=0.0)
+def sensor_clues(worker: BenchWorker) -> Iterator[Clue]:
+    """What a GPU's own sensors say, beside no other."""
+    gpu = next((use.gpu for use in worker.use.values() if use.gpu is not None), None)
+    if worker.gpu_holders:
+        yield Clue(
+            cause="other_load",
+            sentence=f"before the measurement it was held by {', '.join(worker.gpu_holders)}",
+            hint="see whose it is, and whether it may go: nvidia-smi",
+        )
+    if gpu is None:
+        return
+    for cause, word, what, _ in _THROTTLES:
+        if _throttled(gpu, word) >= _THROTTLED:
+            yield Clue(
+                cause=cause,
+                sentence=f"{what} held its clocks down for {_throttled(gpu, word):.0%} of the time",
+                hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
+            )
+    clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
+    if clock is not None and most is not None and clock < _SLOWER_THAN_MOST * most:
+        yield Clue(
+            cause="gpu_clocks",
+            sentence=f"it ran at {clock:.0f} of {most:.0f} MHz",
+            hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets clocks that were set by hand",
+        )
+
+
+def shared_processors(case: Case) -> Clue | None:
+    """Processors that are all busy, of which a node's own workers have a part: others compute on them."""
+    worker, got, busy = case.me, case.use.job_cores, case.use.cpu_busy_percent
+    if worker.device != "cpu" or worker.cores is None or got is None or busy is None:
+        return None
+    if busy < _FULL_PERCENT or got >= _SHARED_BELOW * worker.cores:
+        return None
+    own = "them" if worker.node_cores in {None, worker.cores} else f"the {worker.cores} that they may run on"
+    return Clue(
+        cause="shared_processors",
+        sentence=f"all {worker.node_cores or worker.cores} cores that {case.node} sees were busy, and its own workers "
+        f"had {got:.1f} of {own}",
+        hint="nodes that are parts of one machine have its cores only once: compare them alone",
+    )
 
 
 def _device(case: Case) -> Iterator[Clue]:
@@ -76,10 +122,10 @@ def _device(case: Case) -> Iterator[Clue]:
 
 
 def _quota(case: Case) -> Iterator[Clue]:
-    mine, theirs = _known(case.use, "throttled_share"), _median(one.throttled_share for one in case.others)
+    mine, theirs = case.use.throttled_share, _median(one.throttled_share for one in case.others)
     if mine is None or mine < (theirs or 0.0) + _HELD_MORE:
         return
-    quota = _known(case.use, "quota_cores")
+    quota = case.use.quota_cores
     limit = f" of {quota:.3g} {'core' if quota == 1 else 'cores'}" if quota is not None else ""
     beside = f"{case.they} for {theirs:.0%}" if theirs is not None else f"{case.they} had no limit to be seen"
     yield Clue(
@@ -107,11 +153,11 @@ def _threads(case: Case) -> Iterator[Clue]:
 
 
 def _gpu(case: Case) -> Iterator[Clue]:
-    mine, theirs = _gpu_of(case.use), [gpu for gpu in map(_gpu_of, case.others) if gpu is not None]
+    mine, theirs = case.use.gpu, [use.gpu for use in case.others if use.gpu is not None]
     if mine is None or not theirs:
         return
     for cause, word, what, hint in _THROTTLES:
-        held, held_there = throttled(mine, word), statistics.median(throttled(gpu, word) for gpu in theirs)
+        held, held_there = _throttled(mine, word), statistics.median(_throttled(gpu, word) for gpu in theirs)
         if held >= held_there + _THROTTLED_MORE:
             yield Clue(
                 cause=cause,
@@ -147,7 +193,7 @@ def _degrees(mine: GpuUse, theirs: Sequence[GpuUse]) -> str:
 
 
 def _pcie(case: Case) -> Iterator[Clue]:
-    mine, theirs = _gpu_of(case.use), [gpu for gpu in map(_gpu_of, case.others) if gpu is not None]
+    mine, theirs = case.use.gpu, [use.gpu for use in case.others if use.gpu is not None]
     wide = next((gpu for gpu in theirs if gpu.pcie is not None and not gpu.pcie_reduced), None)
     if mine is not None and wide is not None and mine.pcie is not None and mine.pcie != wide.pcie:
         if not mine.pcie_reduced and not _is_slower_link(mine.pcie, wide.pcie or ""):
@@ -181,7 +227,7 @@ def _holders(case: Case) -> Iterator[Clue]:
 
 
 def _stolen(case: Case) -> Iterator[Clue]:
-    mine, theirs = _known(case.use, "cpu_steal_percent"), _median(one.cpu_steal_percent for one in case.others)
+    mine, theirs = case.use.cpu_steal_percent, _median(one.cpu_steal_percent for one in case.others)
     if mine is not None and theirs is not None and mine >= theirs + _STOLEN_MORE_PERCENT:
         yield Clue(
             cause="cpu",
@@ -193,7 +239,7 @@ def _stolen(case: Case) -> Iterator[Clue]:
 
 def _others_load(case: Case) -> Iterator[Clue]:
     mine = _others_cores(case.me, case.use)
-    theirs = _median(_others_cores(peer, peer.use.get(case.peer_phase)) for peer in case.peers)
+    theirs = _median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
     beside = f" where they had {theirs:.1f} of those of {case.they}" if theirs is not None else ""
@@ -228,21 +274,16 @@ _LOOKS: tuple[Callable[[Case], Iterator[Clue]], ...] = (
 )
 
 
-def _others_cores(worker: BenchWorker, use: WorkerUse | None) -> float | None:
+def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:
     """Cores of the node that were busy and not for the job, which may be confined to some of them."""
-    busy, job = _known(use, "cpu_busy_percent"), _known(use, "job_cores")
-    if busy is None or job is None or worker.node_cores is None:
+    if use.cpu_busy_percent is None or use.job_cores is None or worker.node_cores is None:
         return None
-    return max(0.0, busy / 100 * worker.node_cores - job)
+    return max(0.0, use.cpu_busy_percent / 100 * worker.node_cores - use.job_cores)
 
 
-def _gpu_of(use: WorkerUse | None) -> GpuUse | None:
-    return use.gpu if use is not None else None
-
-
-def _known(use: WorkerUse | None, name: str) -> float | None:
-    value: float | None = getattr(use, name, None)
-    return value
+def _throttled(gpu: GpuUse, word: str) -> float:
+    """Part of the time in which a reason with this word in it held its clocks down."""
+    return max((share for reason, share in gpu.throttle.items() if word in reason), default=0.0)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -7,7 +7,18 @@ import msgspec
 from multinode.analyse.steps.stragglers import Clue
 from multinode.analyse.telemetry.gpus import GpuUse
 
-__all__ = ["BelowSheet", "BenchNode", "BenchReport", "BenchTest", "BenchWorker", "Drop", "Slow", "Speed", "WorkerUse"]
+__all__ = [
+    "Anomaly",
+    "BelowSheet",
+    "BenchNode",
+    "BenchReport",
+    "BenchTest",
+    "BenchWorker",
+    "Drop",
+    "Slow",
+    "Speed",
+    "WorkerUse",
+]
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +66,16 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
     alone: Speed | None = None
     together: Speed | None = None
     error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What it has in common with the same test of another device."""
+        return self.label, self.size
+
+    @property
+    def speeds(self) -> tuple[Speed, ...]:
+        """Of the phases in which it was measured."""
+        return tuple(speed for speed in (self.alone, self.together) if speed is not None)
 
     def speed(self, phase: str) -> Speed | None:
         """Its speed in a phase."""
@@ -131,10 +152,17 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_measured(self) -> bool:
         """Whether anything was measured on it."""
-        return any(test.alone or test.together for worker in self.workers for test in worker.tests)
+        return any(test.speeds for worker in self.workers for test in worker.tests)
 
 
-class Slow(msgspec.Struct, frozen=True, kw_only=True):
+class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that is not as fast as it should be: it all in a sentence, and what differs, the likeliest first."""
+
+    text: str
+    clues: tuple[Clue, ...]
+
+
+class Slow(Anomaly, frozen=True, kw_only=True):
     """A node, or one worker of it, that is slower than its like.
 
     Attributes:
@@ -143,8 +171,6 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
         peers: who they are, in words.
         cause: of the first clue: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`,
             `device`, `software`; `unknown` without any.
-        clues: what differs, the likeliest cause first.
-        text: it all in a sentence.
     """
 
     node: str
@@ -152,43 +178,34 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
     ratios: dict[str, dict[str, float]]
     peers: str
     cause: str
-    clues: tuple[Clue, ...]
-    text: str
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True):
+class Drop(Anomaly, frozen=True, kw_only=True):
     """Workers that are slower while all of them measure than each of them alone.
 
     Attributes:
         ratio: median over workers and tests of the speed together over that alone.
         cause: `gpu_heat`, `gpu_power`, `gpu_clocks`, `shared_processors`, `cpu`, `unknown`.
-        text: it all in a sentence.
     """
 
     nodes: tuple[str, ...]
     ratio: float
     cause: str
-    clues: tuple[Clue, ...]
-    text: str
 
 
-class BelowSheet(msgspec.Struct, frozen=True, kw_only=True):
+class BelowSheet(Anomaly, frozen=True, kw_only=True):
     """Devices that stay far below their data sheet.
 
     Attributes:
         label: of the test in which they come closest.
         of_peak: the best share of the data sheet's figure.
         workers: whose, as `node0/1`.
-        clues: what may be behind it.
-        text: it all in a sentence.
     """
 
     device: str
     label: str
     of_peak: float
     workers: tuple[str, ...]
-    clues: tuple[Clue, ...]
-    text: str
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,3 +231,13 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> tuple[BenchWorker, ...]:
+        """Of all nodes."""
+        return tuple(worker for node in self.nodes for worker in node.workers)
+
+    @property
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """All that is not as fast as it should be."""
+        return (*self.slow, *self.drops, *self.below_sheet)

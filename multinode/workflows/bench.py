@@ -6,23 +6,33 @@ is stored before the next is: a controller that is killed loses none of it. Prin
 
 from __future__ import annotations
 
+import copy
+import itertools
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from multinode.analyse.bench.bench import summarise_bench
+from multinode.analyse.bench.bench import BenchPart, summarise_bench, tell_left
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.core.measure.benchmark import DeviceTest, describe_device_test
+from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import NodeRun, Run
-from multinode.errors import Interrupted, NodeError, UsageError
+from multinode.core.run.samples import parse_samples
+from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.bench.bench_node import Measured, ShownTogether, Turn, make_turn, measure_node
-from multinode.workflows.bench.bench_store import create_bench, keep_bench
-from multinode.workflows.run.context import Launch, RunContext
+from multinode.workflows.run.attach import cleanup_nodes
+from multinode.workflows.run.context import Launch, Launched, RunContext
+from multinode.workflows.run.launch import make_run_id, prepare, require_success, run_prepared
 
-__all__ = ["bench"]
+__all__ = ["bench", "load_bench"]
+
+_FILE = "bench.json"
+# Records of one worker or sampler that are looked at; a bench has some hundreds.
+_MOST_SAMPLES = 100_000
+_LAST_PORT = 65535
 
 # More nodes are not named one by one.
 _MOST_NAMES = 8
@@ -34,6 +44,14 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     phase: str  # Of PHASES.
     node_ranks: tuple[int, ...]
     place: str = ""  # Which of the phase's steps it is, for people; empty of the only one.
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one node in one phase: its run, None where it never began, and why it did not end well."""
+
+    part: BenchPart
+    launched: Launched | None = None
+    error: MultinodeError | None = None
 
 
 def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchReport:
@@ -52,11 +70,22 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchRepo
     test = what.job
     if not isinstance(test, DeviceTest):
         raise UsageError("bench measures devices, and this is another job")
-    directory = create_bench(context.runs, what)
+    directory = RunDirectory.create(context.runs, what.run_id or make_run_id())
+    directory.write_cluster(what.cluster, what.hostfile)
     what = msgspec.structs.replace(what, run_id=directory.run_id)
     steps = [step for phase in phases for step in _steps(phase, len(what.cluster.nodes))]
     with directory.lock():
         return _Series(what, test, context, directory).run(steps)
+
+
+def load_bench(directory: RunDirectory) -> BenchReport | None:
+    """What a stored bench found out, and where it is or was broken off; None of another run.
+
+    Raises:
+        MultinodeError: its file is not what it should be.
+    """
+    report = directory.read(_FILE, BenchReport)
+    return tell_left(report, goes_on=directory.is_locked) if report is not None else None
 
 
 def _steps(phase: str, nodes: int) -> list[_Step]:
@@ -109,11 +138,22 @@ class _Series:
         return len(self._what.cluster.nodes) == 1 and [len(one.part.ranks) for one in self._measured] == [1]
 
     def _measure(self, step: _Step) -> list[Measured]:
-        turns = [make_turn(self._what, self._test, step.phase, rank) for rank in self._able(step)]
-        if not turns:
+        ranks = self._able(step)
+        launches = [_launch_of(self._what, self._test, step.phase, rank) for rank in ranks]
+        if not ranks:
             return []
         self._context.say(f"{step.place}{self._title(step)}")
-        return [measure_node(turns[0], self._context)] if step.phase == "alone" else _all_at_once(turns, self._context)
+        if step.phase == "alone":
+            return [_measure_node(launches[0], step.phase, ranks[0], self._context)]
+        shown = _ShownTogether(self._context.observe)
+        with ThreadPoolExecutor(max_workers=len(ranks)) as threads:
+            contexts = [shown.context_of(rank, self._context) for rank in ranks]
+            phases = [step.phase] * len(ranks)
+            measured = list(threads.map(_measure_node, launches, phases, ranks, contexts))
+        for one in measured:
+            if one.error is not None:
+                self._context.say(f"{one.part.node}: {one.error.message}")
+        return measured
 
     def _able(self, step: _Step) -> list[int]:
         """Node ranks of the step, without those that have failed before; to be stopped is no failure."""
@@ -143,7 +183,8 @@ class _Series:
             nodes=self._node_runs(),
             kind="bench",
         )
-        keep_bench(self._directory, report, run)
+        self._directory.write(_FILE, report)
+        self._directory.write("run.json", run)
         return report
 
     def _node_runs(self) -> tuple[NodeRun, ...]:
@@ -153,20 +194,84 @@ class _Series:
         return tuple(last.get(rank) or NodeRun(name=node.name, node_rank=rank) for rank, node in nodes)
 
 
-def _all_at_once(turns: Sequence[Turn], context: RunContext) -> list[Measured]:
-    shown = ShownTogether(context.observe)
-    with ThreadPoolExecutor(max_workers=len(turns)) as threads:
-        begun = [threads.submit(measure_node, turn, shown.outside_of(turn.node_rank, context)) for turn in turns]
-        measured = [one.result() for one in begun]
-    for one in measured:
-        if one.error is not None:
-            context.say(f"{one.part.node}: {one.error.message}")
-    return measured
-
-
 def _node_run(one: Measured) -> NodeRun:
     name, node_rank = one.part.node, one.part.node_rank
     if one.launched is None:
         state = "lost" if isinstance(one.error, NodeError) else "ended"
         return NodeRun(name=name, node_rank=node_rank, state=state, cause="not_started")
     return msgspec.structs.replace(one.launched.run.nodes[0], name=name, node_rank=node_rank)
+
+
+def _launch_of(what: Launch, test: DeviceTest, phase: str, node_rank: int) -> Launch:
+    """A node's run of a bench, which is named after it; its port is its own: some nodes may be of one machine."""
+    port = min(what.options.master_port + node_rank, _LAST_PORT)
+    return msgspec.structs.replace(
+        what,
+        job=msgspec.structs.replace(test, turns=phase == "alone"),
+        options=msgspec.structs.replace(what.options, master_port=port),
+        cluster=msgspec.structs.replace(what.cluster, nodes=(what.cluster.nodes[node_rank],)),
+        run_id=f"{what.run_id}-{phase}-{node_rank}",
+    )
+
+
+def _measure_node(what: Launch, phase: str, node_rank: int, context: RunContext) -> Measured:
+    """One node's run; whatever goes wrong with it is told, and is nobody else's trouble."""
+    name = what.cluster.nodes[0].name
+    part = BenchPart(phase=phase, node=name, node_rank=node_rank)
+    launched = None
+    try:
+        prepared = prepare(what, context)
+        launched = run_prepared(prepared, context)
+        (node,) = launched.plan.nodes
+        lines = launched.directory.sample_lines(0)
+        part = msgspec.structs.replace(
+            part,
+            run_id=launched.run.run_id,
+            ranks=node.ranks,
+            gpus=node.gpus,
+            facts=prepared.facts.get(name),
+            # A bench has few, whatever a node sends.
+            samples=tuple(itertools.islice(parse_samples(lines), _MOST_SAMPLES)),
+        )
+        require_success(launched, context)
+    except MultinodeError as error:
+        error.node = error.node or name
+        context.say(str(error))
+        return Measured(part=msgspec.structs.replace(part, error=error.message), launched=launched, error=error)
+    cleanup_nodes(launched, what.cluster, context)
+    return Measured(part=part, launched=launched)
+
+
+class _ShownTogether:
+    """Shows the runs of several nodes as the progress of one; called from as many threads.
+
+    Args:
+        observe: is shown them all.
+    """
+
+    def __init__(self, observe: Callable[[RunProgress], None]) -> None:
+        self._lock = threading.Lock()
+        self._observe = observe
+        self._seen: dict[int, RunProgress] = {}
+
+    def context_of(self, node_rank: int, context: RunContext) -> RunContext:
+        """The context of one node's run, which shows it among the others and tells no stages of its own."""
+        own = copy.copy(context)
+        own.observe = lambda progress: self._show(node_rank, progress)
+        own.say = lambda _: None
+        return own
+
+    def _show(self, node_rank: int, progress: RunProgress) -> None:
+        with self._lock:
+            self._seen[node_rank] = progress
+            seen = sorted(self._seen.items())
+            nodes = [msgspec.structs.replace(node, node_rank=rank) for rank, one in seen for node in one.nodes]
+            self._observe(
+                msgspec.structs.replace(
+                    progress,
+                    run_id=progress.run_id.rpartition("-")[0],
+                    world_size=sum(one.world_size for _, one in seen),
+                    nodes=tuple(nodes),
+                    elapsed_s=max(one.elapsed_s for _, one in seen),
+                )
+            )

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.analyse.bench.bench_nodes import BenchPart
-from multinode.report.bench.bench_table import bench_sheets
-from multinode.report.bench.bench_text import bench_lines
+from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
 from multinode.report.render.sheet import Sheet
 from multinode.report.render.table import sheet_table
 from tests.analyse.made_up_bench import gpu, limited, on_cpu, on_gpu, part, processors, report, speed, speeds

@@ -1,0 +1,285 @@
+"""Slow devices: beside like devices, all at once beside each alone, and below their data sheet. Pure.
+
+A worker is held against the workers of other nodes with the same device, in the same phase and test; without any,
+against those of its own node. It is slow where its median over the tests of a kind is below nine tenths of the peers'
+median, and by more than the timings scatter.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from multinode.analyse.bench.bench_clues import Case, find_clues, sensor_clues, shared_processors
+from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Drop, Slow, Speed
+from multinode.analyse.bench.bench_work import KINDS
+from multinode.analyse.steps.stragglers import Clue
+from multinode.core.measure.benchmark import PHASES
+from multinode.units import format_list
+
+__all__ = ["SLOW_BELOW", "find_below_sheet", "find_drops", "find_slow", "with_peers"]
+
+SLOW_BELOW = 0.9
+"""Of the peers' median: what is below is slow."""
+# Standard errors of a median: what differs by less may be chance.
+_BEYOND_CHANCE = 3.0
+_MOST_NAMED = 4
+# Large products of half precision reach from two thirds to nine tenths on sound GPUs (A100, H100, RTX 4090, A6000),
+# a copy in memory from eight to nine tenths.
+_LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
+# In smaller matrices, starting and ending weigh as much as the product.
+_LARGE_ROWS = 4096
+_USUAL = {
+    "matmul": Clue(
+        cause="usual",
+        sentence="usual reasons are a power limit below the card's own, heat, clocks that were set by hand, a GPU that "
+        "others use, and a torch that was built without kernels for it",
+        hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
+    ),
+    "memory": Clue(
+        cause="usual",
+        sentence="usual reasons are memory clocks that were set by hand, error correction of cards that have it as an "
+        "option, and a GPU that others use",
+        hint="nvidia-smi -q -d CLOCK,ECC on the node while bench runs",
+    ),
+}
+
+# By phase and kind of test, a median share of what the peers reach.
+_Ratios = dict[str, dict[str, float]]
+
+
+class _Placed(msgspec.Struct, frozen=True):
+    """A worker and where it is."""
+
+    node: BenchNode
+    worker: BenchWorker
+
+    @property
+    def name(self) -> str:
+        return f"{self.node.node}/{self.worker.rank}"
+
+
+def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
+    """The nodes with each speed as a share of the peers', and marked where it is slow."""
+    placed = _placed(nodes)
+    marked = {
+        each.name: msgspec.structs.replace(each.worker, tests=_compared(each.worker.tests, _peers(each, placed)))
+        for each in placed
+    }
+    return tuple(
+        msgspec.structs.replace(node, workers=tuple(marked[f"{node.node}/{one.rank}"] for one in node.workers))
+        for node in nodes
+    )
+
+
+def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
+    """Nodes and workers slower than their like, the slowest first; a node whose workers all are is named as a whole.
+
+    Args:
+        nodes: as `with_peers` marked them.
+    """
+    placed = _placed(nodes)
+    found = []
+    for node in nodes:
+        slow = [(each, ratios) for each in placed if each.node is node and (ratios := _slow_ratios(each.worker))]
+        whole = len(slow) == len(node.workers)
+        found += [
+            _slow([each for each, _ in some], [ratios for _, ratios in some], placed, whole=whole)
+            for some in ([slow] if whole else [[one] for one in slow])
+            if some
+        ]
+    return tuple(sorted(found, key=lambda one: min(ratio for kinds in one.ratios.values() for ratio in kinds.values())))
+
+
+def find_drops(nodes: Sequence[BenchNode]) -> tuple[Drop, ...]:
+    """Nodes slower while all workers measure than each alone; the ones with the same cause are named together."""
+    placed = _placed(nodes)
+    by_cause: dict[str, list[tuple[_Placed, float, tuple[Clue, ...]]]] = {}
+    for each in placed:
+        pairs = [(test.together, test.alone) for test in each.worker.tests]
+        known = [(late, early) for late, early in pairs if late is not None and early is not None]
+        ratios = [late.value / early.value for late, early in known]
+        if known and _is_slow(ratios, [_scatter(late, early) for late, early in known]):
+            clues = _drop_clues(each, alone=len(placed) == 1)
+            by_cause.setdefault(_cause(clues), []).append((each, statistics.median(ratios), clues))
+    return tuple(_drop(cause, members) for cause, members in by_cause.items())
+
+
+def find_below_sheet(nodes: Sequence[BenchNode]) -> tuple[BelowSheet, ...]:
+    """GPUs whose best test of a kind is too little of the data sheet's figure; like ones are named together."""
+    found: dict[tuple[str, str], list[tuple[_Placed, BenchTest, float]]] = {}
+    for each in _placed(nodes):
+        for kind, least in _LEAST_SHARE.items():
+            best = max(_shares(each.worker, kind), key=lambda one: one[1], default=None)
+            if best is not None and best[1] < least:
+                found.setdefault((each.worker.name or "", kind), []).append((each, *best))
+    return tuple(_below(device, kind, members) for (device, kind), members in found.items())
+
+
+def _placed(nodes: Iterable[BenchNode]) -> list[_Placed]:
+    return [_Placed(node, worker) for node in nodes for worker in node.workers]
+
+
+def _peers(one: _Placed, placed: Sequence[_Placed]) -> list[_Placed]:
+    """Like devices on other nodes, else on its own, else any of the same kind elsewhere."""
+    alike = [each for each in placed if each.worker.device == one.worker.device and each.worker is not one.worker]
+    same = [each for each in alike if each.worker.name == one.worker.name]
+    elsewhere, here = ([each for each in same if (each.node is one.node) is own] for own in (False, True))
+    return elsewhere or here or [each for each in alike if each.node is not one.node]
+
+
+def _compared(tests: Iterable[BenchTest], peers: Sequence[_Placed]) -> tuple[BenchTest, ...]:
+    compared = []
+    for test in tests:
+        like = [other for peer in peers for other in peer.worker.tests if other.key == test.key]
+        speeds = {phase: _against(test.speed(phase), [other.speed(phase) for other in like]) for phase in PHASES}
+        compared.append(msgspec.structs.replace(test, **speeds))
+    return tuple(compared)
+
+
+def _against(mine: Speed | None, others: Iterable[Speed | None]) -> Speed | None:
+    theirs = [other for other in others if other is not None]
+    if mine is None or not theirs:
+        return mine
+    ratio = mine.value / statistics.median(other.value for other in theirs)
+    scatter = math.hypot(_error(mine), statistics.median(map(_error, theirs)))
+    return msgspec.structs.replace(mine, of_peers=ratio, slow=_is_slow([ratio], [scatter]))
+
+
+def _is_slow(ratios: Iterable[float], scatters: Iterable[float]) -> bool:
+    ratio = statistics.median(ratios)
+    return ratio < SLOW_BELOW and 1 - ratio > _BEYOND_CHANCE * statistics.median(scatters)
+
+
+def _scatter(one: Speed, other: Speed) -> float:
+    return math.hypot(_error(one), _error(other))
+
+
+def _error(speed: Speed) -> float:
+    """How far its median may be off by chance, as a share of it."""
+    return speed.cv / math.sqrt(speed.timings)
+
+
+def _slow_ratios(worker: BenchWorker) -> _Ratios:
+    """By phase and kind of test, where it is slow, its median share of what the peers reach."""
+    found: _Ratios = {}
+    for phase in PHASES:
+        for kind in KINDS:
+            speeds = [test.speed(phase) for test in worker.tests if test.kind == kind]
+            judged = [(one.of_peers, one.slow) for one in speeds if one is not None and one.of_peers is not None]
+            ratio = statistics.median(each for each, _ in judged) if judged else 1.0
+            if ratio < SLOW_BELOW and 2 * sum(slow for _, slow in judged) >= len(judged):
+                found.setdefault(phase, {})[kind] = ratio
+    return found
+
+
+def _slow(members: Sequence[_Placed], all_ratios: Sequence[_Ratios], placed: Sequence[_Placed], *, whole: bool) -> Slow:
+    worst: _Ratios = {}
+    for ratios in all_ratios:
+        for phase, kinds in ratios.items():
+            mine = worst.setdefault(phase, {})
+            mine |= {kind: min(ratio, mine.get(kind, ratio)) for kind, ratio in kinds.items()}
+    first = members[0]
+    peers = _peers(first, placed)
+    they = _names(each.node.node for each in peers if each.node is not first.node) or "the other workers of its node"
+    phase = next(phase for phase in PHASES if phase in worst)
+    # Of all members, one clue of each cause.
+    clues: dict[str, Clue] = {}
+    for each in members:
+        case = Case(
+            node=each.node.node, me=each.worker, phase=phase, they=they, peers=tuple(peer.worker for peer in peers)
+        )
+        for clue in find_clues(case):
+            clues.setdefault(clue.cause, clue)
+    found = tuple(clues.values())
+    who = first.node.node if whole else f"worker {first.worker.rank} of {first.node.node}"
+    reach = "reach" if "," in they else "reaches"
+    return Slow(
+        node=first.node.node,
+        rank=None if whole else first.worker.rank,
+        ratios=worst,
+        peers=they,
+        cause=_cause(found),
+        clues=found,
+        text=f"{who} is slow: {_told(worst)} of what {they} {reach}; {_because(found)}",
+    )
+
+
+def _told(ratios: _Ratios) -> str:
+    """`0.31 in matrix products and 0.33 in memory (alone)`."""
+    return "; ".join(
+        f"{format_list([f'{ratio:.2f} in {KINDS[kind]}' for kind, ratio in kinds.items()])} ({phase})"
+        for phase, kinds in ratios.items()
+    )
+
+
+def _drop_clues(each: _Placed, *, alone: bool) -> tuple[Clue, ...]:
+    worker, name = each.worker, each.node.node
+    case = Case(
+        node=name,
+        me=worker,
+        phase="together",
+        they="the same device alone",
+        peers=(worker,),
+        peer_phase="alone",
+    )
+    shared = None if alone else shared_processors(case)
+    found = find_clues(case)
+    # The other nodes' workers are those other processes.
+    return found if shared is None else (shared, *(clue for clue in found if clue.cause != "other_load"))
+
+
+def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[Clue, ...]]]) -> Drop:
+    names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
+    ratio = statistics.median(ratio for _, ratio, _ in members)
+    clues = members[0][2]
+    verb = "reaches" if len(names) == 1 else "reach"
+    return Drop(
+        nodes=names,
+        ratio=ratio,
+        cause=cause,
+        clues=clues,
+        text=f"while all workers measure, {_names(names)} {verb} {ratio:.2f} of the speed alone; {_because(clues)}",
+    )
+
+
+def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]:
+    """Its tests of a kind that say how it stands to the data sheet, each with its share in each phase."""
+    for test in worker.tests:
+        if test.kind == kind and (kind != "matmul" or int(test.size) >= _LARGE_ROWS):
+            yield from ((test, speed.of_peak) for speed in test.speeds if speed.of_peak is not None)
+
+
+def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
+    best, test, share = max(members, key=lambda one: one[2])
+    names = tuple(each.name for each, _, _ in members)
+    clues = (*sensor_clues(best.worker), _USUAL[kind])
+    fastest = max((speed.value for speed in test.speeds), default=0.0)
+    return BelowSheet(
+        device=device,
+        label=test.label,
+        of_peak=share,
+        workers=names,
+        clues=clues,
+        text=f"{device} of {_names(names)} reaches at most {share:.0%} of its data sheet: {test.label} "
+        f"{fastest:.4g} of {test.peak:.4g} {test.unit}; {clues[0].sentence}",
+    )
+
+
+def _cause(clues: Sequence[Clue]) -> str:
+    return clues[0].cause if clues else "unknown"
+
+
+def _because(clues: Sequence[Clue]) -> str:
+    return f"likely because {clues[0].sentence}" if clues else "nothing that was recorded says why"
+
+
+def _names(names: Iterable[str]) -> str:
+    """At most four names, and how many there are beside."""
+    shown = list(dict.fromkeys(names))
+    if len(shown) > _MOST_NAMED:
+        return f"{', '.join(shown[: _MOST_NAMED - 1])} and {len(shown) - _MOST_NAMED + 1} others"
+    return ", ".join(shown)

@@ -1,0 +1,242 @@
+"""What a bench says: who is slow, the likely cause and what mends it; then its tables, with best and worst below."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.analyse.bench.bench_figures import BenchReport, BenchTest, BenchWorker, Speed
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
+
+__all__ = ["bench_lines", "bench_sheets"]
+
+# Of more rows the slowest are shown.
+_MOST_ROWS = 32
+# Below it, digits are counted from the first one that is none.
+_SMALL = 0.1
+_SLOW_NOTE = "! is slow: below its like by more than the timings scatter"
+_WAYS = (" forward", " forward + backward")
+_WHERE = (Column("node", words=True), Column("worker"), Column("phase", words=True))
+
+# What stands in a column: the fastest of the tests that each of these takes, with a stroke between them.
+_Picks = tuple[Callable[[BenchTest], bool], ...]
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A worker in a phase, and a tuple of speeds a column."""
+
+    node: str
+    rank: int
+    phase: str
+    cells: tuple[tuple[Speed | None, ...], ...]
+
+    @property
+    def speeds(self) -> list[Speed]:
+        return [speed for cell in self.cells for speed in cell if speed is not None]
+
+    @property
+    def standing(self) -> float:
+        """Its median share of what its like reach."""
+        ratios = [speed.of_peers for speed in self.speeds if speed.of_peers is not None]
+        return statistics.median(ratios) if ratios else 1.0
+
+
+def bench_lines(report: BenchReport) -> list[str]:
+    """Lines of plain text: the verdict, and below each of its sentences what is to be done."""
+    clues = {one.text: one.clues for one in report.anomalies}
+    lines = []
+    for sentence in report.verdict:
+        lines.append(sentence)
+        # The first clue stands in the sentence already.
+        for number, clue in enumerate(clues.get(sentence, ())):
+            lines += [f"  also: {clue.sentence}"] if number else []
+            lines.append(f"  hint: {clue.hint}")
+    return lines
+
+
+def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:
+    """Devices; products; memory; layers, by type; products by size; what could not be measured. None of them empty."""
+    tests = [test for worker in report.workers for test in worker.tests]
+    products = {test.dtype: (_of(kind="matmul", dtype=test.dtype),) for test in tests if test.kind == "matmul"}
+    memory = {test.name: (_of(kind=test.kind, name=test.name),) for test in tests if test.kind in {"memory", "bus"}}
+    sheets = [
+        _device_sheet(report),
+        _speed_sheet(
+            report,
+            "matrix products",
+            products,
+            "TFLOP/s",
+            "the fastest size of each type; % is of the data sheet's figure",
+        ),
+        _speed_sheet(report, "memory", memory, "GB/s"),
+    ]
+    layers = [test for test in tests if test.kind == "layers"]
+    for dtype in dict.fromkeys(test.dtype for test in layers):
+        names = dict.fromkeys(test.name.removesuffix(_WAYS[1]).removesuffix(_WAYS[0]) for test in layers)
+        columns = {name: tuple(_of(kind="layers", dtype=dtype, name=name + way) for way in _WAYS) for name in names}
+        title = f"transformer layers in {dtype}, TFLOP/s forward / forward + backward"
+        sheets.append(_speed_sheet(report, title, columns))
+    sheets += [_size_sheet(report), _unmeasured_sheet(report)]
+    return tuple(sheet for sheet in sheets if sheet.rows)
+
+
+def _of(**wanted: str) -> Callable[[BenchTest], bool]:
+    return lambda test: all(getattr(test, name) == value for name, value in wanted.items())
+
+
+def _device_sheet(report: BenchReport) -> Sheet:
+    columns = (
+        Column("node", words=True),
+        Column("worker"),
+        Column("device", words=True),
+        Column("threads"),
+        Column("cores"),
+        Column("kernels for", words=True),
+        Column("torch", words=True),
+    )
+    return _cut(
+        "devices", columns, [_device_row(node.node, worker) for node in report.nodes for worker in node.workers]
+    )
+
+
+def _cut(title: str, columns: tuple[Column, ...], rows: Sequence[tuple[str, ...]]) -> Sheet:
+    notes = (f"and {len(rows) - _MOST_ROWS} more",) if len(rows) > _MOST_ROWS else ()
+    return Sheet(title=title, columns=columns, rows=tuple(rows[:_MOST_ROWS]), notes=notes)
+
+
+def _device_row(node: str, worker: BenchWorker) -> tuple[str, ...]:
+    place = f"GPU {worker.gpu}" if worker.gpu is not None else worker.device
+    return (
+        node,
+        str(worker.rank),
+        f"{place}: {worker.name or 'unknown'}",
+        str(worker.threads) if worker.device == "cpu" and worker.threads is not None else UNKNOWN,
+        str(worker.cores) if worker.cores is not None else UNKNOWN,
+        worker.capability or UNKNOWN,
+        worker.torch or UNKNOWN,
+    )
+
+
+def _speed_sheet(
+    report: BenchReport, title: str, columns: Mapping[str, _Picks], unit: str = "", note: str = ""
+) -> Sheet:
+    """Speeds, with their share of the data sheet's where `unit` is not empty: else the title names it, for space."""
+    rows = [
+        _Row(node.node, worker.rank, phase, tuple(_fastest(worker, phase, picks) for picks in columns.values()))
+        for node in report.nodes
+        for worker in node.workers
+        for phase in report.phases
+    ]
+    rows = [row for row in rows if row.speeds]
+    shown = rows if len(rows) <= _MOST_ROWS else sorted(rows, key=lambda row: row.standing)[:_MOST_ROWS]
+    marked = any(speed.slow for row in shown for speed in row.speeds)
+    left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
+    cells = [
+        (
+            row.node,
+            str(row.rank),
+            row.phase,
+            *(" / ".join(_cell(one, shares=bool(unit)) for one in cell) for cell in row.cells),
+        )
+        for row in shown
+    ]
+    extremes: dict[str, Callable[[list[float]], float]] = {"best": max, "worst": min} if len(rows) > 1 else {}
+    return Sheet(
+        title=title,
+        columns=(*_WHERE, *(Column(name, unit) for name in columns)),
+        rows=(*cells, *((name, "", "", *_extreme(rows, choose)) for name, choose in extremes.items())),
+        notes=tuple(filter(None, (_SLOW_NOTE if marked else "", note, left_out))),
+    )
+
+
+def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[Speed | None, ...]:
+    speeds = [[speed for test in worker.tests if pick(test) and (speed := test.speed(phase))] for pick in picks]
+    return tuple(max(some, key=lambda speed: speed.value, default=None) for some in speeds)
+
+
+def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> Iterator[str]:
+    for column in zip(*(row.cells for row in rows), strict=True):
+        values = [[speed.value for speed in one if speed is not None] for one in zip(*column, strict=True)]
+        yield " / ".join(_rate(choose(some)) if some else UNKNOWN for some in values)
+
+
+def _cell(speed: Speed | None, *, shares: bool) -> str:
+    """Its value, as asked for with the share of the data sheet's figure, and a mark where it is slow."""
+    if speed is None:
+        return UNKNOWN
+    share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
+    return f"{_rate(speed.value)}{share}{'!' if speed.slow else ''}"
+
+
+def _rate(value: float) -> str:
+    """With as many digits as a reader can use; a processor makes thousandths of a TFLOP/s."""
+    return format_sig(value) if value >= _SMALL else f"{value:.2g}"
+
+
+def _size_sheet(report: BenchReport) -> Sheet:
+    """A row a type and size: the fastest, the median and the slowest worker, and how much timings scatter."""
+    by_label: dict[str, list[tuple[str, BenchTest]]] = {}
+    for whose, test in _named_tests(report):
+        if test.kind == "matmul":
+            by_label.setdefault(test.label, []).append((whose, test))
+    return Sheet(
+        title="matrix products by type and size",
+        columns=(
+            Column("type", words=True),
+            Column("rows"),
+            Column("phase", words=True),
+            Column("best", "TFLOP/s"),
+            Column("whose", words=True),
+            Column("median", "TFLOP/s"),
+            Column("worst", "TFLOP/s"),
+            Column("whose", words=True),
+            Column("of sheet"),
+            Column("cv"),
+        ),
+        rows=tuple(row for tests in by_label.values() for phase in report.phases for row in _size_row(tests, phase)),
+        notes=("of sheet: the best, of the data sheet's figure; cv: of the timings, median over workers",),
+    )
+
+
+def _unmeasured_sheet(report: BenchReport) -> Sheet:
+    """A row a test and reason, with the workers that have it."""
+    workers: dict[tuple[str, str], list[str]] = {}
+    for whose, test in _named_tests(report):
+        if test.error is not None:
+            workers.setdefault((test.label, test.error), []).append(whose)
+    columns = (Column("test", words=True), Column("whose", words=True), Column("why", words=True))
+    return _cut(
+        "not measured", columns, [(label, _first_of(names), error) for (label, error), names in workers.items()]
+    )
+
+
+def _named_tests(report: BenchReport) -> Iterator[tuple[str, BenchTest]]:
+    for node in report.nodes:
+        for worker in node.workers:
+            yield from ((f"{node.node}/{worker.rank}", test) for test in worker.tests)
+
+
+def _first_of(workers: Sequence[str]) -> str:
+    return workers[0] + (f" and {len(workers) - 1} others" if len(workers) > 1 else "")
+
+
+def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tuple[str, ...]]:
+    test = tests[0][1]
+    timed = [(who, speed) for who, one in tests if (speed := one.speed(phase)) is not None]
+    if not timed:
+        return
+    best, worst = (choose(timed, key=lambda one: one[1].value) for choose in (max, min))
+    yield (
+        test.dtype,
+        test.size,
+        phase,
+        _rate(best[1].value),
+        best[0],
+        _rate(statistics.median(speed.value for _, speed in timed)),
+        _rate(worst[1].value),
+        worst[0],
+        percent(best[1].of_peak, ".0f"),
+        percent(statistics.median(speed.cv for _, speed in timed), ".1f"),
+    )

@@ -1,1 +1,0 @@
-"""bench: measuring every worker's device."""
