@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multinode.agent.bench.nccl_log import read_nccl_log
+from multinode.agent.bench.collectives import read_nccl_log
 
 
 def test_only_the_telling_lines_of_that_process_are_given(tmp_path: Path) -> None:

@@ -7,16 +7,22 @@ follow each other without a barrier between them, whose skew would be timed as w
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 import time
 from typing import Any, Optional
 
 from ..sample.card_counters import Counters, grown, read_cards
 from .collective_ops import Operation, make_operation
-from .nccl_log import read_nccl_log
 
-__all__ = ["main"]
+__all__ = ["main", "read_nccl_log"]
+
+# Printed once for a communicator or a connection under NCCL_DEBUG=INFO (NCCL's init.cc, net_socket.cc, net_ib.cc).
+_TELLING = re.compile(r"NCCL version|Bootstrap ?:|NET/|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels")
+_MOST_LINES = 400
+_MOST_BYTES = 4 << 20
 
 
 def main() -> None:
@@ -150,3 +156,16 @@ class _Worker:
         # Nobody sends before all have read.
         self._dist.barrier()
         return cards
+
+
+def read_nccl_log(directory: str, pid: int) -> list[str]:
+    """The telling lines of the log that process `pid` writes there (NCCL_DEBUG_FILE ends in `.PID.log`), in order."""
+    lines: list[str] = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), f"nccl.*.{pid}.log"))):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(_MOST_BYTES)
+        except OSError:
+            continue
+        lines += [line[:400] for line in text.splitlines() if _TELLING.search(line)]
+    return lines[:_MOST_LINES]

@@ -1,6 +1,8 @@
 """What is measured on a device: matrix products, memory bandwidth and transformer layers, each as a call to repeat.
 
 Needs torch, given by the caller. Times nothing; FLOPs and bytes are counted by the controller, from the sizes here.
+Layers are one each of BERT-large, GPT-2 medium and T5-large, in plain torch, as a training would compute them: random
+weights, no dropout; attention is torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ from typing import Any, NamedTuple, Optional
 
 from ..channel import Record
 from ..facts.memory import MemoryReader
-from .device_layers import LAYERS, layer_shape, make_layer
 
-__all__ = ["DeviceOp", "list_ops"]
+__all__ = ["LAYERS", "DeviceOp", "Layer", "layer_sizes", "list_ops", "make_layer"]
 
+_HIDDEN, _FEEDFORWARD, _HEADS = 1024, 4096, 16
+# By device: samples at once, and tokens of each. Enough work to fill a GPU; little enough for one core.
+_BATCHES = {"cuda": (16, 512), "cpu": (1, 128)}
+_EPSILON = 1e-6
+# Weights so small that what passes the layer stays finite in half precision.
+_SCALE = 0.02
 _DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 # The first generation of NVIDIA's with tensor cores for these.
 _AMPERE = 8
@@ -133,15 +140,9 @@ def _from_device(torch: Any, device: Any, count: int) -> Callable[[], Any]:
 
 
 def _layer_ops(torch: Any, device: Any, name: str, dtype: str) -> Iterator[DeviceOp]:
-    sizes = layer_shape(name, device.type)._asdict()
     for backward in (False, True):
-        fields = {"test": name, "dtype": dtype, "backward": backward, **sizes}
-        yield DeviceOp(fields, partial(_layer, torch, device, (name, dtype), backward=backward))
-
-
-def _layer(torch: Any, device: Any, which: tuple[str, str], *, backward: bool) -> Callable[[], Any]:
-    name, dtype = which
-    return make_layer(torch, name, device, _set_type(torch, dtype))[backward]
+        fields = {"test": name, "dtype": dtype, "backward": backward, **layer_sizes(name, device.type)}
+        yield DeviceOp(fields, partial(make_layer, torch, device, name, dtype, backward=backward))
 
 
 def _buffer_bytes(torch: Any, device: Any) -> int:
@@ -157,3 +158,143 @@ def _cache_bytes() -> Optional[int]:
     with contextlib.suppress(OSError, ValueError), open(_CACHE, encoding="ascii") as file:
         return int(file.read().strip().removesuffix("K")) << 10
     return None
+
+
+def layer_sizes(name: str, device_type: str) -> dict[str, int]:
+    """The sizes of a layer as it is measured on such a device, by the names of the record."""
+    batch, sequence = _BATCHES[device_type]
+    attentions = 2 if LAYERS[name].has_memory else 1
+    sizes = {"batch": batch, "sequence": sequence, "hidden": _HIDDEN, "feedforward": _FEEDFORWARD}
+    return {**sizes, "attentions": attentions}
+
+
+def make_layer(torch: Any, device: Any, name: str, dtype: str, *, backward: bool) -> Callable[[], Any]:
+    """A layer's forward pass as inference makes it, or its forward and backward pass as a training does."""
+    sizes = (*_BATCHES[device.type], _HIDDEN)
+    layer = Layer(torch, device, name, _set_type(torch, dtype), sizes)
+    inputs = layer.normal(*sizes, scale=1.0)
+    gradient = layer.normal(*sizes, scale=1.0).detach()
+
+    def forward() -> None:
+        with torch.no_grad():
+            layer.run(inputs)
+
+    def forward_and_backward() -> None:
+        # The gradient of the input as well: only the first layer of a model does without.
+        torch.autograd.grad(layer.run(inputs), [inputs, *layer.wanted], gradient)
+
+    return forward_and_backward if backward else forward
+
+
+class LayerKind(NamedTuple):
+    """How a layer differs from the others.
+
+    Attributes:
+        is_t5: no biases, root mean square norms, and a bias of the attention by distance.
+        norms_after: whether it normalises after each of its parts, and not before.
+        looks_back: whether its tokens see none that come later.
+        has_memory: whether it then looks at an encoder's output of the same length.
+    """
+
+    activation: str
+    is_t5: bool = False
+    norms_after: bool = False
+    looks_back: bool = False
+    has_memory: bool = False
+
+
+LAYERS = {
+    "bert": LayerKind("gelu", norms_after=True),
+    "gpt2": LayerKind("gelu_tanh", looks_back=True),
+    "t5_encoder": LayerKind("relu", is_t5=True),
+    "t5_decoder": LayerKind("relu", is_t5=True, looks_back=True, has_memory=True),
+}
+"""By name: an encoder of BERT-large, a decoder of GPT-2 medium, and both of T5-large; all of one width."""
+
+
+class Layer:
+    """The weights of a layer and its forward pass; `wanted` is what has gradients.
+
+    Args:
+        torch: the module.
+        device: where it is computed.
+        name: of `LAYERS`.
+        dtype: torch's, of weights and activations.
+        shape: batch, sequence and width of what goes in.
+    """
+
+    def __init__(self, torch: Any, device: Any, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+        self._kind = LAYERS[name]
+        self._torch, self._functional = torch, torch.nn.functional
+        self._device, self._dtype = device, dtype
+        self.wanted: list[Any] = []
+        attentions = 2 if self._kind.has_memory else 1
+        self._projections = [[self._linear(_HIDDEN, _HIDDEN) for _ in range(4)] for _ in range(attentions)]
+        self._up, self._down = self._linear(_FEEDFORWARD, _HIDDEN), self._linear(_HIDDEN, _FEEDFORWARD)
+        self._norms = [self._norm_weights() for _ in range(attentions + 1)]
+        self._memory = self._keep([self.normal(*shape, scale=1.0)])[0] if self._kind.has_memory else None
+        self._options = self._attention_options(shape[1])
+
+    def run(self, inputs: Any) -> Any:
+        """The forward pass."""
+        if self._kind.norms_after:
+            attended = self._norm(0, inputs + self._attend(inputs, inputs))
+            return self._norm(1, attended + self._feed_forward(attended))
+        normed = self._norm(0, inputs)
+        attended = inputs + self._attend(normed, normed, **self._options)
+        if self._memory is not None:
+            attended = attended + self._attend(self._norm(1, attended), self._memory, 1, scale=1.0)
+        return attended + self._feed_forward(self._norm(-1, attended))
+
+    def normal(self, *sizes: int, scale: float = _SCALE) -> Any:
+        """Random numbers, of which a gradient is wanted."""
+        made = self._torch.randn(*sizes, device=self._device, dtype=self._dtype) * scale
+        return made.requires_grad_()
+
+    def _attention_options(self, length: int) -> dict[str, Any]:
+        if not self._kind.is_t5:
+            return {"is_causal": self._kind.looks_back}
+        bias = self.normal(1, _HEADS, length, length).detach()
+        if self._kind.looks_back:
+            future = self._torch.ones(length, length, device=self._device, dtype=self._torch.bool).triu(1)
+            bias = bias.masked_fill(future, float("-inf"))
+        return {"attn_mask": bias, "scale": 1.0}
+
+    def _norm(self, number: int, inputs: Any) -> Any:
+        weights = self._norms[number]
+        if not self._kind.is_t5:
+            return self._functional.layer_norm(inputs, (_HIDDEN,), *weights)
+        # By hand, as T5 itself: torch has a function for it since 2.4 alone.
+        variance = inputs.float().pow(2).mean(-1, keepdim=True)
+        return inputs * self._torch.rsqrt(variance + _EPSILON).to(self._dtype) * weights[0]
+
+    def _attend(self, inputs: Any, memory: Any, number: int = 0, **options: Any) -> Any:
+        """Attention `number` of the inputs to `memory`, which are the inputs themselves or an encoder's output."""
+        query, key, value, out = self._projections[number]
+        apart = [
+            self._apply(weights, source).unflatten(-1, (_HEADS, -1)).transpose(1, 2)
+            for weights, source in ((query, inputs), (key, memory), (value, memory))
+        ]
+        mixed = self._functional.scaled_dot_product_attention(*apart, **options)
+        return self._apply(out, mixed.transpose(1, 2).flatten(2))
+
+    def _feed_forward(self, inputs: Any) -> Any:
+        raised = self._apply(self._up, inputs)
+        if self._kind.activation == "relu":
+            return self._apply(self._down, self._functional.relu(raised))
+        approximate = "tanh" if self._kind.activation == "gelu_tanh" else "none"
+        return self._apply(self._down, self._functional.gelu(raised, approximate=approximate))
+
+    def _linear(self, rows: int, columns: int) -> list[Any]:
+        return self._keep([self.normal(rows, columns), *([] if self._kind.is_t5 else [self.normal(rows)])])
+
+    def _norm_weights(self) -> list[Any]:
+        ones = self._torch.ones(_HIDDEN, device=self._device, dtype=self._dtype).requires_grad_()
+        return self._keep([ones, *([] if self._kind.is_t5 else [self.normal(_HIDDEN)])])
+
+    def _keep(self, weights: list[Any]) -> list[Any]:
+        self.wanted += weights
+        return weights
+
+    def _apply(self, weights: list[Any], inputs: Any) -> Any:
+        return self._functional.linear(inputs, *weights)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from multinode.agent.bench.device_layers import LAYERS, layer_shape, make_layer
+from multinode.agent.bench.device_ops import LAYERS, Layer, layer_sizes, make_layer
 from multinode.analyse.bench.bench_work import work_of
 from multinode.core.run.samples import SpeedSample
 
@@ -27,11 +28,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_formula_counts_what_torch_counts(name: str, *, backward: bool) -> None:
-    run = make_layer(torch, name, CPU, torch.float32)[backward]
+    run = make_layer(torch, CPU, name, "fp32", backward=backward)
     # Attention by its own matrix products, which torch's counter knows whatever the device.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
-    sample = SpeedSample(rank=0, test=name, dtype="fp32", backward=backward, **layer_shape(name, "cpu")._asdict())
+    sizes: dict[str, Any] = {**layer_sizes(name, "cpu")}
+    sample = SpeedSample(rank=0, test=name, dtype="fp32", backward=backward, **sizes)
     work = work_of(sample)
     assert work is not None
     assert counter.get_total_flops() == work.amount
@@ -42,7 +44,7 @@ def test_the_formula_counts_what_torch_counts(name: str, *, backward: bool) -> N
 )
 def test_decoders_look_back_alone(name: str, *, looks_ahead: bool) -> None:
     torch.manual_seed(1)
-    layer = LAYERS[name](torch, CPU, torch.float64, (1, 16, 1024))
+    layer = Layer(torch, CPU, name, torch.float64, (1, 16, 1024))
     inputs = torch.randn(1, 16, 1024, dtype=torch.float64)
     changed = inputs.clone()
     changed[0, -1] += 1
@@ -54,7 +56,7 @@ def test_decoders_look_back_alone(name: str, *, looks_ahead: bool) -> None:
 
 def test_berts_layer_is_that_of_torch() -> None:
     torch.manual_seed(1)
-    mine = LAYERS["bert"](torch, CPU, torch.float64, (1, 16, 1024))
+    mine = Layer(torch, CPU, "bert", torch.float64, (1, 16, 1024))
     theirs = torch.nn.TransformerEncoderLayer(
         1024, 16, 4096, dropout=0.0, activation="gelu", batch_first=True, dtype=torch.float64
     )
