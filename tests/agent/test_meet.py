@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from multinode.agent.facts.network import read_port_range
-from multinode.agent.meet.door import PING_BYTES
 
 from .localnode import DEADLINE_S, Conversation, LocalNode
 
 TOKEN = "5f3a9c"
+PING_BYTES = 8
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ import re
 import time
 from typing import Any, Optional
 
-from ..sample.card_counters import Counters, grown, read_cards
+from ..facts.cards import Counters, grown, read_cards
 from .collective_ops import Operation, make_operation
 
 __all__ = ["main", "read_nccl_log"]

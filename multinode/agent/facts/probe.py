@@ -14,11 +14,11 @@ from ..channel import Channel, Record
 from ..kernel_files import read_mounts
 from ..programs import Query, QueryFailed, find_program
 from ..run.runs import find_run_processes
+from .cards import list_rdma_ports
 from .files import ContentReader, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
 from .machine import read_machine
 from .network import find_routes, list_interfaces, read_port_range
-from .rdma import list_rdma_ports
 from .sockets import find_port_users, is_port_taken
 from .software import (
     find_interpreter,

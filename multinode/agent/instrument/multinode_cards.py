@@ -5,14 +5,15 @@ Of the node's first worker alone. Which cards there are to look at is told by $M
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
-import multinode_guard
+if TYPE_CHECKING:
+    # The rest of the agent reads the same files, and has no such top-level module.
+    import multinode_guard
 
-__all__ = ["Cards", "meter"]
+__all__ = ["Cards", "counter_paths", "meter", "rdma_ports"]
 
 _INTERVAL_S = 0.1
 _NET_FIELDS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
@@ -52,16 +53,9 @@ class Cards:
         self._due_s = 0.0
         self._counters: Dict[str, Dict[str, Tuple[int, int]]] = {}
         for name in names:
-            paths = {field: "%s/net/%s/statistics/%s" % (classes, name, field) for field in _NET_FIELDS}
-            try:
-                self._open(name, paths, 1)
-            except OSError as error:
-                self._guard.tell("reading the counters of %s" % name, error)
-        for name, folder in _rdma_ports(classes + "/infiniband"):
-            paths = {field: "%s/counters/%s" % (folder, file) for field, file in _RDMA_FIELDS.items()}
-            # Emulated ports, and those of virtual functions, may have no counters.
-            with contextlib.suppress(OSError):
-                self._open(name, paths, _RDMA_WORD_BYTES)
+            self._open(name, classes, is_named=True)
+        for name, _folder in rdma_ports(classes):
+            self._open(name, classes, is_named=False)
 
     def __call__(self, _step: int) -> Dict[str, Any]:
         """The field `cards`, where it is time for it."""
@@ -72,14 +66,18 @@ class Cards:
         cards = {name: self._read(name) for name in list(self._counters)}
         return {"cards": {name: counters for name, counters in cards.items() if counters is not None}}
 
-    def _open(self, name: str, paths: Dict[str, str], unit: int) -> None:
+    def _open(self, name: str, classes: str, *, is_named: bool) -> None:
         opened: Dict[str, Tuple[int, int]] = {}
+        paths, unit = counter_paths(name, classes)
         try:
             for field, path in paths.items():
                 opened[field] = (os.open(path, os.O_RDONLY | os.O_CLOEXEC), unit)
-        except OSError:
+        except OSError as error:
             _close(opened)
-            raise
+            # Emulated ports, and those of virtual functions, may have no counters.
+            if is_named:
+                self._guard.tell("reading the counters of %s" % name, error)
+            return
         self._counters[name] = opened
 
     def _read(self, name: str) -> Optional[Dict[str, int]]:
@@ -99,10 +97,21 @@ def _close(opened: Dict[str, Tuple[int, int]]) -> None:
         os.close(descriptor)
 
 
-def _rdma_ports(root: str) -> Iterator[Tuple[str, str]]:
+def rdma_ports(classes: str) -> Iterator[Tuple[str, str]]:
+    """Each port of an RDMA card: its name, `device/port`, and its folder."""
+    root = classes + "/infiniband"
     for device in _names(root):
         for port in _names("%s/%s/ports" % (root, device)):
             yield "%s/%s" % (device, port), "%s/%s/ports/%s" % (root, device, port)
+
+
+def counter_paths(name: str, classes: str) -> Tuple[Dict[str, str], int]:
+    """By field, the file that counts it, of an interface or an RDMA port; and the bytes that each of its units is."""
+    device, _, port = name.rpartition("/")
+    if device:
+        folder = "%s/infiniband/%s/ports/%s/counters" % (classes, device, port)
+        return {field: "%s/%s" % (folder, file) for field, file in _RDMA_FIELDS.items()}, _RDMA_WORD_BYTES
+    return {field: "%s/net/%s/statistics/%s" % (classes, name, field) for field in _NET_FIELDS}, 1
 
 
 def _names(folder: str) -> "list[str]":

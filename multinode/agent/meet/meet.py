@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 
 from ..channel import Channel, Record
-from .connect import Attempt, Call, Ping, Stream
-from .door import Door
+from .connections import Attempt, Call, Door, Ping, Stream
 from .talks import Talks
 
 __all__ = ["run"]

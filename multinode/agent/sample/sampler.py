@@ -16,12 +16,11 @@ from functools import partial
 from typing import Optional
 
 from ..channel import Record
+from ..facts.cards import list_rdma_ports, read_card
 from ..facts.cgroups import CpuLimit
 from ..facts.memory import Memory, MemoryReader
-from ..facts.rdma import list_rdma_ports
 from ..kernel_files import read_text
 from ..rundir import RunDir
-from .card_counters import read_interface, read_rdma_port
 from .cpu_use import JobClock, Ticks, read_ticks
 
 __all__ = ["KernelLog", "NodeSampler", "SampleFile", "parse_snmp"]
@@ -179,8 +178,9 @@ class NodeSampler:
         self._sample(is_slow_due=True)
 
     def _sample(self, *, is_slow_due: bool) -> None:
-        readers: list[Callable[[], Record]] = [partial(_read_card, name, read_interface) for name in self._ifnames]
-        readers += [partial(_read_card, name, read_rdma_port) for name in self._rdma_ports]
+        readers: list[Callable[[], Record]] = [
+            partial(_read_card, name) for name in (*self._ifnames, *self._rdma_ports)
+        ]
         if is_slow_due:
             # Half an interval early: a sample that comes a little before the second must not make it two.
             self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
@@ -232,9 +232,9 @@ def parse_snmp(text: str) -> Record:
     }
 
 
-def _read_card(name: str, read: Callable[[str], Record]) -> Record:
+def _read_card(name: str) -> Record:
     # Stamped here: rates are made of these, and other records are read before they are written.
-    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read(name)}
+    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read_card(name)}
 
 
 def _shares(before: Optional[Ticks], now: Ticks) -> Record:

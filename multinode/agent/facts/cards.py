@@ -1,0 +1,86 @@
+"""Network cards and ports of RDMA cards, InfiniBand and RoCE: their state, their counters, and what these grew by.
+
+Which files count is `multinode_cards`' to say, which reads them in the training itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from ..channel import Record
+from ..instrument.multinode_cards import counter_paths, rdma_ports
+from ..kernel_files import list_names, read_number, try_read
+
+__all__ = ["Counters", "grown", "list_rdma_ports", "read_card", "read_cards"]
+
+_CLASSES = "/sys/class"
+_MAX_PORTS = 64
+_RATE = re.compile(r"(?P<gbit>[\d.]+) Gb/sec")
+_FAULT_FIELDS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+_RDMA_FAULT_FIELDS = {"rx_errors": "port_rcv_errors", "tx_dropped": "port_xmit_discards"}
+
+Counters = dict[str, dict[str, Optional[int]]]
+
+
+def list_rdma_ports(classes: str = _CLASSES) -> list[Record]:
+    """One record a port; a node without such cards has none.
+
+    Args:
+        classes: where the kernel lists devices by class.
+    """
+    return [_describe(name, folder) for name, folder in list(rdma_ports(classes))[:_MAX_PORTS]]
+
+
+def read_cards(classes: str = _CLASSES) -> Counters:
+    """Bytes and packets by interface name, or `device/port` of an RDMA port; one that cannot be read is left out."""
+    names = (*list_names(f"{classes}/net"), *(name for name, _ in rdma_ports(classes)))
+    cards = {name: _read(name, classes) for name in names}
+    return {name: counters for name, counters in cards.items() if None not in counters.values()}
+
+
+def read_card(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
+    """One of them, with its errors and drops, and how often an interface's link went or came; None is not counted.
+
+    Raises:
+        OSError: what it carried cannot be read.
+    """
+    counters = _read(name, classes)
+    if None in counters.values():
+        raise OSError(f"{name} does not say what it carried")
+    device, _, port = name.rpartition("/")
+    if device:
+        place = f"{classes}/infiniband/{device}/ports/{port}/counters"
+        return {**counters, **{field: read_number(f"{place}/{file}") for field, file in _RDMA_FAULT_FIELDS.items()}}
+    place = f"{classes}/net/{name}"
+    faults = {field: read_number(f"{place}/statistics/{field}") for field in _FAULT_FIELDS}
+    return {"carrier_changes": read_number(f"{place}/carrier_changes"), **counters, **faults}
+
+
+def grown(before: Counters, after: Counters) -> Counters:
+    """What each card that is in both counted between the two."""
+    return {
+        name: {field: (now or 0) - (before[name].get(field) or 0) for field, now in counters.items()}
+        for name, counters in after.items()
+        if name in before
+    }
+
+
+def _read(name: str, classes: str) -> dict[str, Optional[int]]:
+    paths, unit = counter_paths(name, classes)
+    counts = {field: read_number(path) for field, path in paths.items()}
+    return {field: None if count is None else count * unit for field, count in counts.items()}
+
+
+def _describe(name: str, folder: str) -> Record:
+    device, _, port = name.rpartition("/")
+    state = try_read(f"{folder}/state")
+    rate = _RATE.match(try_read(f"{folder}/rate") or "")
+    return {
+        "device": device,
+        "port": int(port),
+        # `4: ACTIVE`: the number is InfiniBand's, the word says the same.
+        "state": None if state is None else state.rpartition(":")[2].strip(),
+        "link_layer": try_read(f"{folder}/link_layer"),
+        "rate_gbit_per_s": float(rate["gbit"]) if rate else None,
+    }

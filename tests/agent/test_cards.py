@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.agent.facts.cards import grown, list_rdma_ports, read_card, read_cards
+
+
+def interface(classes: Path, name: str, **counters: int) -> None:
+    """An interface as /sys/class/net shows it."""
+    place = classes / "net" / name / "statistics"
+    place.mkdir(parents=True, exist_ok=True)
+    for field, count in {"tx_bytes": 0, "rx_bytes": 0, "tx_packets": 0, "rx_packets": 0, **counters}.items():
+        (place / field).write_text(f"{count}\n")
+
+
+def rdma_port(classes: Path, device: str, **files: object) -> None:
+    """Port 1 of a card as /sys/class/infiniband shows it; the texts are those of mlx5 cards."""
+    port = classes / "infiniband" / device / "ports" / "1"
+    (port / "counters").mkdir(parents=True)
+    for name, text in files.items():
+        (port / ("counters" if name.startswith("port_") else "") / name).write_text(f"{text}\n")
+
+
+def test_every_interface_is_read_and_an_rdma_port_in_bytes(tmp_path: Path) -> None:
+    interface(tmp_path, "eth0", tx_bytes=1514, tx_packets=1)
+    # Words of four bytes.
+    rdma_port(tmp_path, "mlx5_0", port_xmit_data=1000, port_rcv_data=250)
+    cards = read_cards(str(tmp_path))
+    assert cards["eth0"] == {"tx_bytes": 1514, "rx_bytes": 0, "tx_packets": 1, "rx_packets": 0}
+    assert cards["mlx5_0/1"] == {"tx_bytes": 4000, "rx_bytes": 1000}
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    interface(tmp_path, "eth0")
+    (tmp_path / "net" / "bonding_masters").write_text("bond0\n")
+    (tmp_path / "net" / "eth1" / "statistics").mkdir(parents=True)
+    assert list(read_cards(str(tmp_path))) == ["eth0"]
+
+
+def test_growth_is_of_cards_that_were_there_before_and_after(tmp_path: Path) -> None:
+    interface(tmp_path, "eth0", tx_bytes=100)
+    interface(tmp_path, "gone", tx_bytes=1)
+    before = read_cards(str(tmp_path))
+    interface(tmp_path, "eth0", tx_bytes=350, rx_packets=2)
+    (tmp_path / "net" / "gone").rename(tmp_path / "net" / "new")
+    after = read_cards(str(tmp_path))
+    assert grown(before, after) == {"eth0": {"tx_bytes": 250, "rx_bytes": 0, "tx_packets": 0, "rx_packets": 2}}
+
+
+def test_errors_and_drops_of_an_interface_are_read_too(tmp_path: Path) -> None:
+    interface(tmp_path, "eth0", rx_bytes=7, rx_errors=0, tx_errors=1, rx_dropped=2, tx_dropped=3)
+    counters = read_card("eth0", str(tmp_path))
+    assert (counters["rx_bytes"], counters["rx_errors"], counters["tx_dropped"]) == (7, 0, 3)
+    with pytest.raises(OSError, match="eth1"):
+        read_card("eth1", str(tmp_path))
+
+
+def test_an_rdma_port_counts_bytes_and_the_faults_that_it_knows(tmp_path: Path) -> None:
+    rdma_port(tmp_path, "mlx5_0", port_xmit_data=1000, port_rcv_data=250, port_rcv_errors=3)
+    counters = read_card("mlx5_0/1", str(tmp_path))
+    assert counters == {"tx_bytes": 4000, "rx_bytes": 1000, "rx_errors": 3, "tx_dropped": None}
+    with pytest.raises(OSError, match="mlx5_0/2"):
+        read_card("mlx5_0/2", str(tmp_path))
+
+
+def test_this_machine_has_a_loopback() -> None:
+    assert "lo" in read_cards()
+
+
+def test_ports_are_told_with_state_link_layer_and_rate(tmp_path: Path) -> None:
+    rdma_port(tmp_path, "mlx5_1", state="1: DOWN", link_layer="Ethernet", rate="40 Gb/sec (4X QDR)")
+    rdma_port(tmp_path, "mlx5_0", state="4: ACTIVE", link_layer="InfiniBand", rate="100 Gb/sec (4X EDR)")
+    first, second = list_rdma_ports(str(tmp_path))
+    assert first == {
+        "device": "mlx5_0",
+        "port": 1,
+        "state": "ACTIVE",
+        "link_layer": "InfiniBand",
+        "rate_gbit_per_s": 100.0,
+    }
+    assert (second["state"], second["link_layer"], second["rate_gbit_per_s"]) == ("DOWN", "Ethernet", 40.0)
+
+
+def test_a_rate_may_have_a_fraction_and_a_port_may_say_nothing(tmp_path: Path) -> None:
+    rdma_port(tmp_path, "mlx4_0", rate="2.5 Gb/sec (1X SDR)")
+    (port,) = list_rdma_ports(str(tmp_path))
+    assert (port["state"], port["link_layer"], port["rate_gbit_per_s"]) == (None, None, 2.5)
+
+
+def test_a_node_without_such_cards_has_none(tmp_path: Path) -> None:
+    assert list_rdma_ports(str(tmp_path)) == []
