@@ -40,7 +40,11 @@ class Operation(ABC):
     """
 
     reduces = False
+    # Whether S is what all workers have together, and which of the two buffers hold as much; or whether both are one.
     shared = False
+    sends_all = False
+    receives_all = False
+    in_place = False
 
     def __init__(self, torch: Any, request: dict[str, Any], device: Any) -> None:
         self.torch = torch
@@ -57,11 +61,8 @@ class Operation(ABC):
             elements = _share(elements // self.ranks, max(1, _ALIGN_BYTES // width))
         self.count = elements
         self.size_bytes = elements * width * (self.ranks if self.shared else 1)
-        self.sent, self.received = self.allocate()
-
-    def allocate(self) -> tuple[Any, Any]:
-        """The buffers: what is sent and what is received, which may be one."""
-        return self.empty(self.count), self.empty(self.count)
+        self.sent = self._zeros(everything=self.sends_all)
+        self.received = self.sent if self.in_place else self._zeros(everything=self.receives_all)
 
     @abstractmethod
     def run(self) -> None:
@@ -70,10 +71,6 @@ class Operation(ABC):
     @abstractmethod
     def expect(self, index: Any) -> Any:
         """What `received` holds at these places after `run`."""
-
-    def empty(self, count: int) -> Any:
-        """A buffer of zeros, which stay zeros whatever is reduced, however often."""
-        return self.torch.zeros(count, dtype=self.dtype, device=self.device)
 
     def clear(self) -> None:
         """Make all buffers zero again."""
@@ -125,6 +122,11 @@ class Operation(ABC):
         """The reduction, as torch has it."""
         return getattr(self.dist.ReduceOp, _REDOPS.get(self.redop, self.redop.upper()))
 
+    def _zeros(self, *, everything: bool) -> Any:
+        """A buffer of zeros, which stay zeros whatever is reduced, however often."""
+        count = self.count * (self.ranks if everything else 1)
+        return self.torch.zeros(count, dtype=self.dtype, device=self.device)
+
     def _rounding(self) -> float:
         """What an average may be off: its sum is rounded once for each rank."""
         rounding: float = self.torch.finfo(self.dtype).eps * (self.ranks + 1)
@@ -152,10 +154,7 @@ class Operation(ABC):
 
 class _AllReduce(Operation):
     reduces = True
-
-    def allocate(self) -> tuple[Any, Any]:
-        buffer = self.empty(self.count)
-        return buffer, buffer
+    in_place = True
 
     def run(self) -> None:
         self.dist.all_reduce(self.received, op=self.reduction())
@@ -166,9 +165,7 @@ class _AllReduce(Operation):
 
 class _AllGather(Operation):
     shared = True
-
-    def allocate(self) -> tuple[Any, Any]:
-        return self.empty(self.count), self.empty(self.count * self.ranks)
+    receives_all = True
 
     def run(self) -> None:
         self.dist.all_gather_into_tensor(self.received, self.sent)
@@ -181,9 +178,7 @@ class _AllGather(Operation):
 class _ReduceScatter(Operation):
     reduces = True
     shared = True
-
-    def allocate(self) -> tuple[Any, Any]:
-        return self.empty(self.count * self.ranks), self.empty(self.count)
+    sends_all = True
 
     def run(self) -> None:
         self.dist.reduce_scatter_tensor(self.received, self.sent, op=self.reduction())
@@ -193,9 +188,7 @@ class _ReduceScatter(Operation):
 
 
 class _Broadcast(Operation):
-    def allocate(self) -> tuple[Any, Any]:
-        buffer = self.empty(self.count)
-        return buffer, buffer
+    in_place = True
 
     def run(self) -> None:
         self.dist.broadcast(self.received, src=0)
@@ -206,9 +199,8 @@ class _Broadcast(Operation):
 
 class _AllToAll(Operation):
     shared = True
-
-    def allocate(self) -> tuple[Any, Any]:
-        return self.empty(self.count * self.ranks), self.empty(self.count * self.ranks)
+    sends_all = True
+    receives_all = True
 
     def run(self) -> None:
         self.dist.all_to_all_single(self.received, self.sent)

@@ -135,16 +135,11 @@ def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[Speed
     work = work_of(samples[0])
     speeds = {phase: _speed(one, sheet.peak) for phase, one in phases.items()}
     errors = [sample.error for sample in samples if sample.error]
+    named = msgspec.structs.asdict(key) | {"size": key.size or _buffer(samples[0])}
     return BenchTest(
-        kind=key.kind,
-        name=key.name,
-        label=key.label,
-        dtype=key.dtype,
-        size=key.size or _buffer(samples[0]),
+        **named,
+        **msgspec.structs.asdict(sheet),
         unit=work.unit if work is not None else "",
-        peak=sheet.peak,
-        peak_source=sheet.source,
-        peak_reason=sheet.reason,
         alone=speeds.get("alone"),
         together=speeds.get("together"),
         error=errors[0][:_LONGEST_ERROR] if errors else None,

@@ -41,7 +41,7 @@ class TestKey(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: of KINDS.
-        name: in words: `4096`, `copy`, `BERT forward`.
+        name: in words: `4096`, `copy`, `BERT forward`; likewise `label`, with its type.
         dtype: of DEVICE_DTYPES.
         size: rows of the matrices; of a layer, batch and sequence: `16 x 512`; else empty.
     """
@@ -51,14 +51,9 @@ class TestKey(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     name: str
+    label: str
     dtype: str
     size: str = ""
-
-    @property
-    def label(self) -> str:
-        """One name for it all."""
-        words = {"matmul": f"matmul {self.name} {self.dtype}", "layers": f"{self.name} {self.dtype}"}
-        return words.get(self.kind, self.name)
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,23 +68,24 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """A data sheet's word on a test: the most that there can be, in the test's unit, or why that is not known."""
 
     peak: float | None = None
-    source: str = ""
-    reason: str = ""
+    peak_source: str = ""
+    peak_reason: str = ""
 
 
 def key_of(sample: SpeedSample) -> TestKey | None:
     """The test that was timed; None where nobody asked for such a one, or its sizes cannot be."""
     if sample.dtype not in DEVICE_DTYPES or work_of(sample) is None:
         return None
+    kind, name, size = "memory", sample.test, ""
     if sample.test == "matmul":
-        return TestKey(kind="matmul", name=str(sample.size), dtype=sample.dtype, size=str(sample.size))
-    if sample.test in _LAYERS:
+        kind, name, size = "matmul", str(sample.size), str(sample.size)
+    elif sample.test in _LAYERS:
         way = "forward + backward" if sample.backward else "forward"
-        size = f"{sample.batch} x {sample.sequence}"
-        return TestKey(kind="layers", name=f"{_LAYERS[sample.test]} {way}", dtype=sample.dtype, size=size)
-    if sample.test in _BUS:
-        return TestKey(kind="bus", name=_BUS[sample.test], dtype=sample.dtype)
-    return TestKey(kind="memory", name=sample.test, dtype=sample.dtype)
+        kind, name, size = "layers", f"{_LAYERS[sample.test]} {way}", f"{sample.batch} x {sample.sequence}"
+    elif sample.test in _BUS:
+        kind, name = "bus", _BUS[sample.test]
+    label = {"matmul": f"matmul {name} {sample.dtype}", "layers": f"{name} {sample.dtype}"}.get(kind, name)
+    return TestKey(kind=kind, name=name, label=label, dtype=sample.dtype, size=size)
 
 
 def work_of(sample: SpeedSample) -> Work | None:
@@ -114,15 +110,17 @@ def sheet_of(device: str, name: str | None, key: TestKey) -> Sheet:
         key: the test.
     """
     if key.kind == "bus":
-        return Sheet(reason="what a bus carries depends on card, slot and processor: no data sheet has it")
+        return Sheet(peak_reason="what a bus carries depends on card, slot and processor: no data sheet has it")
     if device != "cuda":
-        return Sheet(reason="no data sheets of processors are known here")
+        return Sheet(peak_reason="no data sheets of processors are known here")
     peak = peak_of(name or "")
     if peak is None:
-        return Sheet(reason=f"no data sheet of {name or 'this GPU'} is known here")
+        return Sheet(peak_reason=f"no data sheet of {name or 'this GPU'} is known here")
     figure, source = _figure(peak, key)
     return (
-        Sheet(peak=figure, source=source) if figure is not None else Sheet(reason="its data sheet's figure is missing")
+        Sheet(peak=figure, peak_source=source)
+        if figure is not None
+        else Sheet(peak_reason="its data sheet's figure is missing")
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -190,37 +190,17 @@ def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = 
         pairs: every pair that was tried, in any order.
         ceilings: payload in Gbit/s that the link of each node carries, by node.
     """
-    tried = tuple(pairs)
-    field = _Field(tried, ceilings)
-    odd = list(_failed(tried))
-    blames = blame_pairs(field.slow(), field.nodes)
-    odd += [field.tell(blame) for blame in blames]
-    if any(blame.kind == "all" for blame in blames):
-        odd += [field.tell(blame) for blame in blame_pairs(field.unlike_others(), field.nodes)]
-    return tuple(odd)
+    return _find_odd(tuple(pairs), ceilings, lambda blames: blames)
+
+
+def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
+    """Likewise of streams around a ring: a node has one peer each way there, and is blamed if both are slow."""
+    return _find_odd(tuple(pairs), ceilings, _join_in_ring)
 
 
 def least_of_pairs(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> dict[Pair, float]:
     """Gbit/s below which `find_odd`, told the same, calls a stream slow: of every pair that ran."""
     return _Field(tuple(pairs), ceilings).least()
-
-
-def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
-    """Likewise of streams around a ring: a node has one peer each way there, and is blamed if both are slow."""
-    odd = list(find_odd(pairs, ceilings))
-    into = {one.nodes[1]: one for one in odd if one.kind == "one-way"}
-    for after in [one for one in odd if one.kind == "one-way"]:
-        before = into.get(after.nodes[0])
-        if before is None or before not in odd or after not in odd:
-            continue
-        best = max(before, after, key=lambda one: one.best_gbit_per_s or 0.0)
-        words = {"node": after.nodes[0], "best": format_rate(best.best_gbit_per_s or 0.0)}
-        usual = f"where {format_rate(best.usual_gbit_per_s or 0.0)} is usual"
-        text, hint = (part.format_map(words | {"measure": usual}) for part in _TOLD["node"])
-        blamed = msgspec.structs.replace(best, kind="node", nodes=(after.nodes[0],), text=text, hint=hint)
-        odd[odd.index(before)] = blamed
-        odd.remove(after)
-    return tuple(odd)
 
 
 def slowest_gb_per_s(pairs: Iterable[PairSpeed]) -> float | None:
@@ -324,6 +304,29 @@ _TOLD = {
         "the switch they share, other traffic on it, or processors too busy to keep up: measure on a quiet network",
     ),
 }
+
+
+def _find_odd(
+    tried: Sequence[PairSpeed],
+    ceilings: Mapping[str, float] | None,
+    join: Callable[[tuple[Blame, ...]], tuple[Blame, ...]],
+) -> tuple[Odd, ...]:
+    field = _Field(tried, ceilings)
+    blames = join(blame_pairs(field.slow(), field.nodes))
+    if any(blame.kind == "all" for blame in blames):
+        blames += join(blame_pairs(field.unlike_others(), field.nodes))
+    return (*_failed(tried), *map(field.tell, blames))
+
+
+def _join_in_ring(blames: tuple[Blame, ...]) -> tuple[Blame, ...]:
+    left = list(blames)
+    for after in (one for one in blames if one.kind == "one-way"):
+        before = next((one for one in left if one.kind == "one-way" and one.nodes[1] == after.nodes[0]), None)
+        if before is not None and after in left:
+            node = Blame(kind="node", nodes=after.nodes[:1], pairs=before.pairs + after.pairs)
+            left[left.index(before)] = node
+            left.remove(after)
+    return tuple(left)
 
 
 def _usual_level(levels: Mapping[Pair, float]) -> float:

@@ -19,16 +19,12 @@ __all__ = [
     "Meeting",
     "choose_pairs",
     "launch_pairs",
-    "repeat_slow",
-    "stream_all",
+    "stream_pairs",
     "tournament",
 ]
 
 ALL_PAIRS_NODES = 16
 _RANDOM_PEERS = 2
-
-Stream = Callable[[Sequence[Pair]], Iterable[PairSpeed]]
-Say = Callable[[str], None]
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,56 +110,42 @@ def tournament(names: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
     return tuple(one for one in rounds if one)
 
 
-def stream_all(names: Sequence[str], stream: Stream, say: Say) -> list[PairSpeed]:
-    """What every pair reached, each way.
-
-    Args:
-        names: of the nodes.
-        stream: lets disjoint pairs stream at once.
-        say: is told each stage in a few words.
-    """
-    streams: list[PairSpeed] = []
-    rounds = tournament(names)
-    for number, pairs in enumerate(rounds, 1):
-        say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
-        for way in _both_ways(pairs):
-            streams += stream(way)
-    return streams
-
-
-def repeat_slow(
-    streams: Iterable[PairSpeed], names: Sequence[str], least: Mapping[Pair, float], stream: Stream, say: Say
-) -> list[PairSpeed]:
-    """The same, with the better of two tries for those that reached less than the least.
+def stream_pairs(
+    names: Sequence[str],
+    stream: Callable[[Sequence[Pair]], Iterable[PairSpeed]],
+    least_of: Callable[[Sequence[PairSpeed]], Mapping[Pair, float]],
+    say: Callable[[str], None],
+) -> tuple[PairSpeed, ...]:
+    """What every pair reached, each way, and the better of two tries for those that reached less than the least.
 
     A node stalls for a moment, and a cable does not. The slow ones that met the first time meet again: what two pairs
     share, such as the line between two switches, is then slow for both once more.
 
     Args:
-        streams: of the first try.
-        names: as of `stream_all`.
-        least: Gbit/s, by sender and receiver; a pair that is not here has none to reach.
-        stream: as of `stream_all`; a pair that it leaves out keeps its first figure.
-        say: as of `stream_all`.
+        names: of the nodes.
+        stream: lets disjoint pairs stream at once; a pair that it leaves out of the second try keeps its first figure.
+        least_of: of the first try, Gbit/s by sender and receiver; a pair that is not there has none to reach.
+        say: is told each stage in a few words.
     """
-    found = {(one.source, one.target): one for one in streams}
-    slow = {pair for pair, one in found.items() if _is_below(one.gbit_per_s, least.get(pair))}
+    found: dict[Pair, PairSpeed] = {}
+    rounds = tournament(names)
+    for number, pairs in enumerate(rounds, 1):
+        say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
+        for way in _both_ways(pairs):
+            found |= {(one.source, one.target): one for one in stream(way)}
+    least = least_of(tuple(found.values()))
+    slow = {pair for pair, one in found.items() if one.gbit_per_s is not None and one.gbit_per_s < least.get(pair, 0.0)}
     if slow:
         say("measuring a slow stream once more" if len(slow) == 1 else f"measuring {len(slow)} slow streams once more")
-    for pairs in tournament(names):
-        for way in _both_ways(pairs):
-            again = [pair for pair in way if pair in slow]
-            for one in stream(again) if again else ():
-                found[one.source, one.target] = _better(found[one.source, one.target], one)
-    return list(found.values())
+    for way in (way for pairs in rounds for way in _both_ways(pairs)):
+        again = [pair for pair in way if pair in slow]
+        for one in stream(again) if again else ():
+            found[one.source, one.target] = _better(found[one.source, one.target], one)
+    return tuple(found.values())
 
 
 def _both_ways(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], Sequence[Pair]]:
     return pairs, [(peer, caller) for caller, peer in pairs]
-
-
-def _is_below(gbit_per_s: float | None, least_gbit_per_s: float | None) -> bool:
-    return gbit_per_s is not None and least_gbit_per_s is not None and gbit_per_s < least_gbit_per_s
 
 
 def _better(first: PairSpeed, second: PairSpeed) -> PairSpeed:

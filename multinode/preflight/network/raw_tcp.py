@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, least_of_pairs
+from multinode.analyse.nccl_test.pair_speeds import RawTcp, least_of_pairs
 from multinode.core.cluster.cluster import Node
 from multinode.errors import MultinodeError, UsageError
-from multinode.preflight.network.meeting import ALL_PAIRS_NODES, repeat_slow, stream_all
+from multinode.preflight.network.meeting import ALL_PAIRS_NODES, stream_pairs
 from multinode.preflight.network.reach import Agenda, Hall
 from multinode.transport.agent import AgentTransport
 
@@ -65,18 +65,11 @@ def measure_raw_tcp(
         latency = hall.ping(ring, _PINGS)
         one = hall.stream(ring, _RING_S)
         several = hall.stream(ring, _RING_S, count=_SEVERAL)
-        matrix = _stream_pairs(hall, names, pairs, say) if pairs is not None else []
+        stream = partial(hall.stream, seconds=_PAIR_S)
+        least = partial(least_of_pairs, ceilings=pairs)
+        matrix = stream_pairs(names, stream, least, say) if pairs is not None else ()
         _raise_first(hall.errors)
-    return RawTcp(one=one, several=several, connections=_SEVERAL, latency=latency, pairs=tuple(matrix))
-
-
-def _stream_pairs(
-    hall: Hall, names: Sequence[str], ceilings: Mapping[str, float], say: Callable[[str], None]
-) -> list[PairSpeed]:
-    """What every pair reached, those that seem odd in two tries."""
-    stream = partial(hall.stream, seconds=_PAIR_S)
-    streams = stream_all(names, stream, say)
-    return repeat_slow(streams, names, least_of_pairs(streams, ceilings), stream, say)
+    return RawTcp(one=one, several=several, connections=_SEVERAL, latency=latency, pairs=matrix)
 
 
 def _raise_first(errors: Sequence[MultinodeError]) -> None:

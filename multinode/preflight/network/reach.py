@@ -15,7 +15,7 @@ from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed, RoundTrip
 from multinode.analyse.stats.spread import spread_of
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
-from multinode.preflight.network.meeting import Attempted, Listening, Meeting, repeat_slow, stream_all
+from multinode.preflight.network.meeting import Attempted, Listening, Meeting, stream_pairs
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.outcomes import Outcomes, gather
 
@@ -74,19 +74,15 @@ def hold_meeting(
     """
     with Hall(agent, nodes, addresses, agenda) as hall:
         attempts = hall.connect(agenda.pairs)
-        streams = _stream_pairs(hall, agenda, agenda.stream_s, say) if agenda.stream_s is not None else []
-    return Meeting(listening=hall.listening, attempts=attempts, streams=tuple(streams)), tuple(hall.errors)
-
-
-def _stream_pairs(hall: Hall, agenda: Agenda, seconds: float, say: Callable[[str], None]) -> list[PairSpeed]:
-    """What every pair reached, the slow ones of them in two tries."""
-
-    def stream(pairs: Sequence[Pair]) -> tuple[PairSpeed, ...]:
-        return hall.stream(pairs, seconds) if hall.has_time_for(seconds) else ()
-
-    names = [node.name for node in hall.present]
-    streams = stream_all(names, stream, say)
-    return repeat_slow(streams, names, agenda.least_gbit_per_s, stream, say)
+        streams: tuple[PairSpeed, ...] = ()
+        if (seconds := agenda.stream_s) is not None:
+            streams = stream_pairs(
+                [node.name for node in hall.present],
+                lambda pairs: hall.stream(pairs, seconds) if hall.has_time_for(seconds) else (),
+                lambda _: agenda.least_gbit_per_s,
+                say,
+            )
+    return Meeting(listening=hall.listening, attempts=attempts, streams=streams), tuple(hall.errors)
 
 
 class Hall:

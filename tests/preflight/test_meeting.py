@@ -1,15 +1,58 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import pytest
 
 from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed
-from multinode.preflight.network.meeting import repeat_slow, stream_all
+from multinode.preflight.network.meeting import choose_pairs, launch_pairs, stream_pairs, tournament
 
 NAMES = "abcde"
 LEAST = dict.fromkeys(permutations(NAMES, 2), 0.66)
+
+
+def dice(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - the same throws each time are wanted
+
+
+def names(count: int) -> list[str]:
+    return [f"n{index}" for index in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16])
+def test_up_to_16_nodes_every_ordered_pair_is_tried_once(count: int) -> None:
+    pairs = choose_pairs(names(count), dice(1))
+    assert len(pairs) == len(set(pairs)) == count * (count - 1)
+    assert all(caller != peer for caller, peer in pairs)
+
+
+def test_above_16_everybody_calls_the_ring_node_0_and_some_others() -> None:
+    nodes = names(64)
+    pairs = choose_pairs(nodes, dice(1))
+    assert len(pairs) == len(set(pairs)) < 64 * 6
+    assert {(caller, "n0") for caller in nodes[1:]} <= set(pairs)
+    assert {(nodes[index], nodes[(index + 1) % 64]) for index in range(64)} <= set(pairs)
+    assert {(nodes[index], nodes[index - 1]) for index in range(64)} <= set(pairs)
+    assert len(pairs) > len(launch_pairs(nodes)) + 64
+    assert choose_pairs(nodes, dice(2)) != pairs
+
+
+def test_two_nodes_call_each_other_before_a_launch() -> None:
+    assert set(launch_pairs(["a", "b"])) == {("a", "b"), ("b", "a")}
+    assert launch_pairs(["a"]) == ()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
+def test_in_a_tournament_everybody_meets_everybody_once_and_nobody_twice_in_a_round(count: int) -> None:
+    rounds = tournament(names(count))
+    met = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(met) == len(set(met)) == count * (count - 1) // 2
+    for pairs in rounds:
+        busy = [name for pair in pairs for name in pair]
+        assert len(busy) == len(set(busy))
+    assert len(rounds) == (0 if count == 1 else count - 1 + count % 2)
 
 
 class Network:
@@ -26,8 +69,7 @@ class Network:
 
     def measure(self, least: dict[Pair, float] | None = None) -> dict[Pair, tuple[float | None, float | None]]:
         """The better and the worse figure, by pair."""
-        first = stream_all(NAMES, self.stream, self.said.append)
-        streams = repeat_slow(first, NAMES, LEAST if least is None else least, self.stream, self.said.append)
+        streams = stream_pairs(NAMES, self.stream, lambda _: LEAST if least is None else least, self.said.append)
         return {(one.source, one.target): (one.gbit_per_s, one.worse_gbit_per_s) for one in streams}
 
     def _streamed(self, pair: Pair) -> PairSpeed:
