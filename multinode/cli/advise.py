@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Hosts,
@@ -18,7 +19,11 @@ from multinode.cli.options import (
     TrainingOptions,
     expand_options,
 )
-from multinode.cli.output import print_directory
+from multinode.cli.output import print_directory, print_document, print_table
+from multinode.cli.running import open_context
+from multinode.core.run.planning import LaunchOptions
+from multinode.errors import UsageError
+from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
@@ -87,8 +92,6 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """Say which change of a measured training pays, by how much, what it costs, and how to make it."""
-    from multinode.errors import UsageError
-
     if try_ is None and (given := _given(ctx)):
         raise UsageError(f"{given} is for trying what is advised", hint="add --try N")
     if try_ is not None and link is not None:
@@ -99,10 +102,6 @@ def advise(
         return
 
     from multinode.analyse.run.steady import steps_to_run
-    from multinode.cli.inputs import read_cluster
-    from multinode.cli.running import open_context
-    from multinode.core.run.planning import LaunchOptions
-    from multinode.launch.request import ExecuteOptions
     from multinode.workflows.advice.try_advice import Trials, try_advice
 
     nodes_and_text = read_cluster(hosts, nodes)
@@ -132,7 +131,6 @@ def _given(ctx: typer.Context) -> str:
 
 def _recommendations(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Recommendations:
     from multinode.analyse.prediction.run_selection import is_rate
-    from multinode.errors import UsageError
     from multinode.workflows.advice.advise import advise_runs
 
     for option, rate in (("--link", link), ("--link-measured", link_measured)):
@@ -149,7 +147,6 @@ def _job(
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
     from multinode.analyse.advice.training_state import Change
-    from multinode.cli.inputs import read_job
     from multinode.workflows.advice.advise import measured_job
     from multinode.workflows.advice.try_advice import changed_job
 
@@ -164,7 +161,6 @@ def _tell(recommendations: Recommendations, top: int | None, *, as_json: bool) -
     """What was tried is told whatever its rank."""
     import msgspec
 
-    from multinode.cli.output import print_document, print_table
     from multinode.report.advice.advice_table import advice_lines, advice_table
 
     most = top if top is not None or as_json else _TOP

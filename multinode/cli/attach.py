@@ -12,6 +12,7 @@ from multinode.cli.output import print_document
 from multinode.cli.result import fetch_results, tell_result
 from multinode.cli.running import open_agent, open_context
 from multinode.store.run_directory import runs_root
+from multinode.units import format_size
 
 if TYPE_CHECKING:
     from multinode.workflows.run.attach import Known
@@ -76,7 +77,6 @@ def clean(
     """Remove what runs that have ended left on their nodes; logs and figures on this machine stay."""
     cluster, _ = read_cluster(hosts)
     with open_agent(cluster) as agent:
-        from multinode.units import format_size
         from multinode.workflows.run.attach import clean as clean_nodes
 
         cleaned = clean_nodes(agent, cluster, run_ids or None, older * _SECONDS_PER_DAY)

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.inputs import read_nodes
 from multinode.cli.options import Hosts, Json, NodeOptions, Nodes, WorkersPerNode, expand_options
+from multinode.cli.output import print_document, print_table
+from multinode.cli.running import open_context
+from multinode.core.run.planning import LaunchOptions
+from multinode.errors import UsageError
+from multinode.launch.request import ExecuteOptions
 
 if TYPE_CHECKING:
     from multinode.analyse.bench.bench_figures import BenchReport
@@ -64,12 +70,7 @@ def bench(
 
     Each is measured alone, and then all at once, which heat, power and shared processors may slow down.
     """
-    from multinode.cli.inputs import read_nodes
-    from multinode.cli.output import print_document
-    from multinode.cli.running import open_context
     from multinode.core.measure.benchmark import PHASES, make_device_test
-    from multinode.core.run.planning import LaunchOptions
-    from multinode.launch.request import ExecuteOptions
     from multinode.transport.agent import load_archive
     from multinode.workflows.bench import bench as run_bench
 
@@ -103,7 +104,6 @@ def bench(
 
 def print_bench(report: BenchReport) -> None:
     """The verdict, the tables and how it was measured, on stdout."""
-    from multinode.cli.output import print_table
     from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
     from multinode.report.render.escaping import sanitize
     from multinode.report.render.table import sheet_table
@@ -122,7 +122,6 @@ def _words(text: str | None) -> list[str]:
 
 
 def _rows(text: str | None) -> list[int]:
-    from multinode.errors import UsageError
 
     words = _words(text)
     wrong = next((word for word in words if not (word.isascii() and word.isdecimal()) or len(word) > 9), None)  # noqa: PLR2004 - digits enough

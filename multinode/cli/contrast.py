@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Hosts,
@@ -17,7 +18,10 @@ from multinode.cli.options import (
     TrainingOptions,
     expand_options,
 )
-from multinode.cli.output import print_directory
+from multinode.cli.output import print_directory, print_document, print_table
+from multinode.cli.running import open_context
+from multinode.core.run.planning import LaunchOptions
+from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
@@ -70,11 +74,7 @@ def contrast(
     as_json: Json = False,
 ) -> None:
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
-    from multinode.cli.inputs import parse_option, read_cluster, read_job
-    from multinode.cli.running import open_context
-    from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
-    from multinode.launch.request import ExecuteOptions
     from multinode.workflows.comparison.contrast import Wish, cut_job
     from multinode.workflows.comparison.contrast import contrast as measure
 
@@ -122,7 +122,6 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def _tell(contrast: Contrast, *, as_json: bool) -> None:
-    from multinode.cli.output import print_document, print_table
     from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
 
     if as_json:

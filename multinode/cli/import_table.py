@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.options import Json
-from multinode.cli.output import print_directory
+from multinode.cli.output import print_directory, print_document
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
 
@@ -64,7 +64,6 @@ def _defaults(words: list[str]) -> dict[str, str]:
 
 
 def _tell(imported: Imported, *, as_json: bool) -> None:
-    from multinode.cli.output import print_document
     from multinode.cli.table import print_cells
 
     if as_json:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli import lab_fault
+from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
+from multinode.cli.output import print_document
+from multinode.errors import MultinodeError, UsageError
+from multinode.units import parse_size
 
 if TYPE_CHECKING:
     from multinode.lab.cluster import LabStatus
     from multinode.lab.network import LinkSpeed
 
-__all__ = ["app"]
+__all__ = ["register"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +27,12 @@ app = typer.Typer(
 )
 
 app.add_typer(lab_fault.app, name="fault")
+
+
+def register(main: typer.Typer) -> None:
+    """Add the verbs to the command."""
+    main.add_typer(app, name="lab")
+
 
 _LINK_ROW = "{:<18}{:>14}{:>18}{:>18}"
 _NODE_ROW = "{:<10}{:<7}{:<17}{:<17}{:<10}{}"
@@ -46,11 +56,8 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Make the lab, and measure what its links carry."""
-    from multinode.cli.inputs import parse_option
-    from multinode.cli.output import print_document
     from multinode.lab.cluster import LabSpec, LabUp, describe_lab, up_lab
     from multinode.lab.network import parse_lab_rate
-    from multinode.units import parse_size
 
     spec = LabSpec(
         node_count=nodes,
@@ -73,8 +80,6 @@ def up(
 @app.command()
 def status(as_json: Json = False) -> None:
     """Say which nodes there are and whether they live."""
-    from multinode.cli.output import print_document
-    from multinode.errors import MultinodeError
     from multinode.lab.cluster import describe_lab, explain_missing, load_lab
     from multinode.lab.faults import list_faults
 
@@ -98,8 +103,6 @@ def rate(
     as_json: Json = False,
 ) -> None:
     """Give a node's training network another line rate, both directions, while jobs run."""
-    from multinode.cli.inputs import parse_option
-    from multinode.cli.output import print_document
     from multinode.lab.cluster import describe_lab, require_lab, set_rate
     from multinode.lab.network import parse_lab_rate, rate_text
 
@@ -123,7 +126,6 @@ def exec_(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, after --.")],
 ) -> None:
     """Run a command on a node, as root, in an environment like that of an SSH login."""
-    from multinode.errors import UsageError
     from multinode.lab.cluster import exec_in_node, require_lab
 
     argv = command[1:] if command[0] == "--" else command
@@ -135,7 +137,6 @@ def exec_(
 @app.command()
 def down(as_json: Json = False) -> None:
     """Take the lab away, or whatever a crash left of one."""
-    from multinode.cli.output import print_document
     from multinode.lab.cluster import down_lab
 
     removed = down_lab()

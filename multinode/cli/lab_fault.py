@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
+from multinode.cli.output import print_document
+from multinode.errors import UsageError
+from multinode.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
     from multinode.lab.faults import Fault
@@ -39,7 +43,6 @@ def fault(context: typer.Context) -> None:
 @app.command(name="list")
 def list_(as_json: Json = False) -> None:
     """Say what is in force, oldest first."""
-    from multinode.cli.output import print_document
     from multinode.lab.cluster import require_lab
     from multinode.lab.faults import list_faults
 
@@ -59,7 +62,6 @@ def clear(
     as_json: Json = False,
 ) -> None:
     """Give back what was taken, newest first; a killed node is started anew, with a fresh disk."""
-    from multinode.cli.output import print_document
     from multinode.lab.cluster import require_lab
     from multinode.lab.faults import clear_faults, list_faults
 
@@ -87,10 +89,7 @@ def link(
     as_json: Json = False,
 ) -> None:
     """Pull a cable, or have a link carry less than its card says."""
-    from multinode.cli.inputs import parse_option
-    from multinode.errors import UsageError
     from multinode.lab.faults import LinkDown, LinkSlow
-    from multinode.units import parse_rate
 
     _require_one({"--down": down or None, "--rate": rate}, f"multinode lab fault link {node} --down")
     if rate is None:
@@ -125,7 +124,6 @@ def ports(
     as_json: Json = False,
 ) -> None:
     """Turn away TCP connections to these ports that come in on the training card, as a firewall does."""
-    from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Ports
 
     _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
@@ -183,9 +181,7 @@ def memory(
 
     What the node has on its disk counts, as it is in memory; what a process holds already does not.
     """
-    from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Memory
-    from multinode.units import parse_size
 
     limit_bytes = parse_option("--limit", limit, parse_size)
     _make(node, Memory(node=node, limit_bytes=limit_bytes), as_json)
@@ -198,7 +194,6 @@ def disk(
     as_json: Json = False,
 ) -> None:
     """Leave no room on the node's disk."""
-    from multinode.errors import UsageError
     from multinode.lab.faults import DiskFull
 
     if how != "full":
@@ -213,7 +208,6 @@ def package(
     as_json: Json = False,
 ) -> None:
     """Have the job's interpreter report another version of a package."""
-    from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Package
 
     package_name, version = parse_option("NAME=VERSION", requirement, _parse_pair)
@@ -248,7 +242,6 @@ def variable(
     as_json: Json = False,
 ) -> None:
     """Set a variable in the environment of every SSH session that begins."""
-    from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Variable
 
     variable_name, value = parse_option("NAME=VALUE", assignment, _parse_pair)
@@ -262,7 +255,6 @@ def clock(
     as_json: Json = False,
 ) -> None:
     """Have the wall clock of every SSH session that begins be wrong."""
-    from multinode.cli.inputs import parse_option
     from multinode.lab.faults import Clock
 
     offset_s = parse_option("OFFSET", offset, _parse_offset)
@@ -312,7 +304,6 @@ def _make(node: str, fault: Fault, as_json: bool, *, for_all: bool = True) -> No
     """Make one fault on a node, or the same on all where `all` means that."""
     from msgspec.structs import replace
 
-    from multinode.cli.output import print_document
     from multinode.lab.cluster import require_lab
     from multinode.lab.faults import list_faults, make_fault
 
@@ -342,8 +333,6 @@ def _require_one(options: Mapping[str, object], example: str) -> None:
     Raises:
         UsageError: none was, or more.
     """
-    from multinode.errors import UsageError
-
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
         said = " and ".join(given) or "nothing"

@@ -31,6 +31,8 @@ from multinode.cli.options import (
 from multinode.cli.output import print_document
 from multinode.cli.result import fetch_results, tell_result
 from multinode.cli.running import open_context
+from multinode.core.run.planning import LaunchOptions
+from multinode.launch.request import ExecuteOptions
 
 if TYPE_CHECKING:
     from multinode.workflows.run.context import Launch
@@ -77,9 +79,7 @@ def launch(
     as_json: Json = False,
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
-    from multinode.core.run.planning import LaunchOptions
     from multinode.core.run.synthetic import with_synthetic
-    from multinode.launch.request import ExecuteOptions
 
     nodes_and_text = read_cluster(hosts, nodes)
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)

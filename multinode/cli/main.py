@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Annotated
 
@@ -9,7 +10,26 @@ import typer
 
 from multinode.errors import Interrupted, MultinodeError
 
-__all__ = ["build_app", "print_error", "run"]
+__all__ = ["VERBS", "build_app", "print_error", "run"]
+
+# By the module that has them: what one verb imports, the others need not wait for.
+VERBS = {
+    "lab": ("lab",),
+    "init": ("init",),
+    "check": ("check",),
+    "nccl_test": ("nccl-test",),
+    "bench": ("bench",),
+    "launch": ("launch",),
+    "contrast": ("contrast", "compare"),
+    "predict": ("predict",),
+    "advise": ("advise",),
+    "sweep": ("sweep",),
+    "table": ("table",),
+    "import_table": ("import",),
+    "runs": ("runs", "show", "logs"),
+    "report": ("report",),
+    "attach": ("attach", "stop", "clean"),
+}
 
 
 def _version(value: bool) -> None:
@@ -28,26 +48,8 @@ def _main(
     pass
 
 
-def build_app() -> typer.Typer:
-    """The command with all its verbs."""
-    from multinode.cli import (
-        advise,
-        attach,
-        bench,
-        check,
-        contrast,
-        import_table,
-        init,
-        lab,
-        launch,
-        nccl_test,
-        predict,
-        report,
-        runs,
-        sweep,
-        table,
-    )
-
+def build_app(asked: str | None = None) -> typer.Typer:
+    """The command with all its verbs, or with those of the one module that has the verb that is asked for."""
     app = typer.Typer(
         name="multinode",
         no_args_is_help=True,
@@ -57,17 +59,15 @@ def build_app() -> typer.Typer:
         help="Launch a training on several nodes over SSH, and measure what the network costs it.",
     )
     app.callback()(_main)
-    app.add_typer(lab.app, name="lab")
-    verbs = (init, check, nccl_test, bench, launch, contrast, predict, advise, sweep, table, import_table)
-    for verb in (*verbs, runs, report, attach):
-        verb.register(app)
+    for module in [name for name, verbs in VERBS.items() if asked in verbs] or VERBS:
+        importlib.import_module(f"multinode.cli.{module}").register(app)
     return app
 
 
 def run() -> None:
     """Entry point: run the command, print what went wrong, exit with its code."""
     try:
-        build_app()()
+        build_app(sys.argv[1] if sys.argv[1:] else None)()
     except MultinodeError as error:
         print_error(error)
         sys.exit(error.exit_code)

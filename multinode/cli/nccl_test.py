@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from multinode.cli.inputs import parse_option, read_job, read_nodes
 from multinode.cli.options import Check, Hosts, Json, MasterPort, NodeOptions, Nodes, Overrides, Variables
+from multinode.cli.output import print_document, print_table
+from multinode.cli.running import open_context
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.run.planning import LaunchOptions
+from multinode.errors import UsageError
+from multinode.launch.request import ExecuteOptions
+from multinode.store.text_file import require_directory, write_text
+from multinode.units import parse_size
 
 if TYPE_CHECKING:
     from multinode.analyse.nccl_test.size_scan import ScanReport
-    from multinode.core.cluster.cluster import Cluster
 
 __all__ = ["register"]
 
@@ -88,9 +96,6 @@ def nccl_test(
 
     Columns, units and busbw are those of nccl-tests.
     """
-    from multinode.cli.inputs import parse_option, read_job
-    from multinode.cli.output import print_document
-    from multinode.cli.running import open_context
     from multinode.core.measure.benchmark import (
         BACKENDS,
         DTYPE_BYTES,
@@ -101,12 +106,7 @@ def nccl_test(
         scan_messages,
         scan_sizes,
     )
-    from multinode.core.run.planning import LaunchOptions
-    from multinode.errors import UsageError
-    from multinode.launch.request import ExecuteOptions
-    from multinode.store.text_file import require_directory
     from multinode.transport.agent import load_archive
-    from multinode.units import parse_size
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.nccl_test import nccl_test as run_test
 
@@ -156,8 +156,6 @@ def nccl_test(
 
 
 def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:
-    from multinode.cli.inputs import read_nodes
-    from multinode.errors import UsageError
 
     try:
         return read_nodes(hosts, nodes, local, "nccl-test")
@@ -169,7 +167,6 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
 
 
 def _print_report(report: ScanReport, form: str) -> None:
-    from multinode.cli.output import print_table
     from multinode.report.nccl_test.scan_tables import collective_table, nccl_tests_text, pair_table
     from multinode.report.nccl_test.scan_text import scan_lines
 
@@ -189,7 +186,6 @@ def _print_report(report: ScanReport, form: str) -> None:
 def _write_page(report: ScanReport, path: Path) -> None:
     from multinode.report.nccl_test.scan_chart import scan_page
     from multinode.report.nccl_test.scan_text import scan_lines
-    from multinode.store.text_file import write_text
 
     write_text(path, scan_page(report.rows, report.levels, report.title, "\n".join(scan_lines(report))))
     typer.echo(f"chart: {path}", err=True)

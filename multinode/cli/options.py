@@ -13,8 +13,6 @@ import msgspec
 import typer
 import typer.core
 
-from multinode.cli.inputs import read_engine, read_job_environment
-
 if TYPE_CHECKING:
     from multinode.core.cluster.cluster import Cluster
     from multinode.core.job.job import Job
@@ -199,6 +197,7 @@ class NodeOptions:
         Raises:
             UsageError: as `read_engine` and `read_job_environment`.
         """
+        from multinode.cli.inputs import read_job_environment
         from multinode.workflows.run.context import Launch
 
         environment = read_job_environment(self.env, self.prelude)
@@ -219,6 +218,8 @@ class TrainingOptions(NodeOptions):
         self, nodes: tuple[Cluster, str], job: Job, options: LaunchOptions, execute: ExecuteOptions
     ) -> Launch:
         """As of any job, with its engine and the compression of its gradients."""
+        from multinode.cli.inputs import read_engine
+
         engine = read_engine(job, self.engine, self.accelerate_config)
         options = msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress)
         return self.make_launch(nodes, job, options, execute)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from multinode.cli.options import Json
+from multinode.cli.output import print_document, print_table
+from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
@@ -90,7 +92,6 @@ def predict(
 
 
 def _forecast(run_ids: list[str] | None, figures: Path | None, request: ForecastRequest) -> Forecast:
-    from multinode.errors import UsageError
     from multinode.workflows.prediction.predict import forecast_benchmarks, forecast_runs
 
     if figures is not None:
@@ -105,7 +106,6 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, request: Forecast
 
 
 def _tell(forecast: Forecast, *, as_json: bool) -> None:
-    from multinode.cli.output import print_document, print_table
     from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
 
     if as_json:
@@ -122,8 +122,6 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
     Raises:
         UsageError: one cannot be read; the message names the option.
     """
-    from multinode.errors import UsageError
-
     words = [word.strip() for word in text.split(",")] if text is not None else []
     found = []
     for word in words:

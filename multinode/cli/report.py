@@ -11,6 +11,7 @@ from multinode.cli.options import Json
 from multinode.cli.output import print_document
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
+from multinode.store.text_file import require_directory
 
 __all__ = ["register"]
 
@@ -38,7 +39,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page with charts of a run, or of several; it needs nothing from outside and can be passed on."""
-    from multinode.store.text_file import require_directory
     from multinode.workflows.report import load_report, report_markdown, write_csv, write_markdown, write_page
 
     _refuse(output, csv, markdown=markdown, as_json=as_json)

@@ -9,6 +9,7 @@ import typer
 from multinode.cli.options import Json, RunId
 from multinode.cli.output import print_directory, print_document, print_table
 from multinode.cli.running import open_context
+from multinode.core.run.log import clean_log, only_rank
 from multinode.store.run_directory import RunDirectory, runs_root
 
 __all__ = ["register"]
@@ -158,7 +159,6 @@ def _print_line(name: str | None, line: bytes, rank: int | None) -> None:
 
 
 def _clean(data: bytes, rank: int | None) -> bytes:
-    from multinode.core.run.log import clean_log, only_rank
 
     text = clean_log(data.decode(errors="replace"))
     if rank is not None:

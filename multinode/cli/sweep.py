@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
 
+from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Deadline,
@@ -22,12 +23,17 @@ from multinode.cli.options import (
     Where,
     expand_options,
 )
-from multinode.cli.output import print_directory
+from multinode.cli.output import print_directory, print_document
+from multinode.cli.running import open_context
+from multinode.core.cluster.cluster import Cluster
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.run.run import Run
 from multinode.errors import UsageError
-from multinode.store.run_directory import runs_root
+from multinode.launch.request import ExecuteOptions
+from multinode.store.run_directory import RunDirectory, runs_root
+from multinode.units import parse_duration
 
 if TYPE_CHECKING:
-    from multinode.core.cluster.cluster import Cluster
     from multinode.core.grid.grid import Cell, Grid
     from multinode.core.job.job import Job
     from multinode.workflows.grid.sweep import Resume, Swept
@@ -72,9 +78,6 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers; interrupted, the same command goes on."""
-    from multinode.cli.inputs import read_cluster
-    from multinode.core.run.planning import LaunchOptions
-    from multinode.launch.request import ExecuteOptions
     from multinode.workflows.grid.sweep import Resume
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 
@@ -112,7 +115,6 @@ def sweep(
 
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     """The cells in the order in which they would be measured; of an earlier sweep that would go on, how far it is."""
-    from multinode.cli.output import print_document
     from multinode.core.grid.grid_state import retry_failed as again
     from multinode.report.grid.grid_progress import plan_lines
     from multinode.workflows.grid.sweep import require_plannable
@@ -134,9 +136,6 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
 
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
     """Measure what is left; where nothing is, no node is asked."""
-    from multinode.cli.running import open_context
-    from multinode.core.run.run import Run
-    from multinode.store.run_directory import RunDirectory
     from multinode.workflows.grid.sweep import find_finished
     from multinode.workflows.grid.sweep import sweep as measure
     from multinode.workflows.grid.sweep_table import build_table
@@ -248,7 +247,6 @@ def read_grid(path: Path | None, script: tuple[str, ...] | None, wish: GridWish,
         UsageError: as `read_job`; a script has no keys; numbers of nodes or workers are none; a file that a setting
             names cannot be read, or a setting is wrong.
     """
-    from multinode.cli.inputs import read_job
     from multinode.core.grid.grid_plan import parse_axes, plan_grid
 
     axes = parse_axes(wish.settings)
@@ -321,10 +319,7 @@ class TableLook(NamedTuple):
         """
         from multinode.analyse.grid.cell_table import Look
         from multinode.analyse.grid.cells import CellRow, CellTable
-        from multinode.cli.inputs import parse_option
-        from multinode.errors import UsageError
         from multinode.store.hostfile import load_prices
-        from multinode.units import parse_duration
         from multinode.workflows.grid.sweep_table import View, show
 
         if as_json and self.form != "table":
@@ -342,8 +337,6 @@ class TableLook(NamedTuple):
 
     def show(self, run_id: str, *, as_json: bool) -> None:
         """The table of a sweep that was stored, on stdout; beside another baseline where the one has no speed."""
-        from multinode.errors import UsageError
-
         try:
             self._show(run_id, self.baseline, as_json=as_json)
         except UsageError as error:

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from multinode.cli.inputs import parse_option
 from multinode.cli.options import Deadline, Json, PricesFile, Where
+from multinode.cli.output import print_document, print_table
+from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
+from multinode.store.text_file import require_directory, write_text
+from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.analyse.grid.cells import CellTable
@@ -60,8 +65,6 @@ def table(
 ) -> None:
     """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
     from multinode.analyse.grid.cell_table import Look
-    from multinode.cli.output import print_document
-    from multinode.store.text_file import write_text
     from multinode.workflows.grid.sweep_table import View, load_tables
 
     _refuse(form, output, as_json=as_json)
@@ -88,7 +91,6 @@ def print_cells(found: CellTable, sort: str | None = None) -> None:
     from rich.console import Console
 
     from multinode.analyse.grid.cells import our_name
-    from multinode.cli.output import print_table
     from multinode.report.grid.cell_sheet import cells_terminal
 
     console = Console()
@@ -102,9 +104,6 @@ def _refuse(form: str | None, output: Path | None, *, as_json: bool) -> None:
     Raises:
         UsageError: it does.
     """
-    from multinode.errors import UsageError
-    from multinode.store.text_file import require_directory
-
     if output is not None:
         require_directory(output.parent)
         if form is None and _ending(output) not in _FORMS:
@@ -127,8 +126,6 @@ def _prices(path: Path | None) -> Prices | None:
 
 
 def _deadline(text: str | None) -> float | None:
-    from multinode.cli.inputs import parse_option
-    from multinode.units import parse_duration
 
     return parse_option("--deadline", text, parse_duration) if text is not None else None
 

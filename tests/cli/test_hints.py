@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from multinode.cli.main import build_app
+from multinode.cli.main import VERBS, build_app
 
 ROOT = Path(__file__).parents[2] / "multinode"
 # Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun; of a script that stands for any; CSS.
@@ -36,7 +36,15 @@ def options_by_verb() -> dict[str, set[str]]:
     return {name: of(command) for name, command in app.commands.items()} | {"": of(app)}
 
 
-VERBS = options_by_verb()
+OPTIONS = options_by_verb()
+
+
+@pytest.mark.parametrize("verb", sorted(OPTIONS.keys() - {""}))
+def test_a_verb_is_found_without_the_others(verb: str) -> None:
+    app = typer.main.get_command(build_app(verb))
+    assert isinstance(app, TyperGroup)
+    assert verb in app.commands
+    assert set(app.commands) == {one for verbs in VERBS.values() if verb in verbs for one in verbs}
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -62,7 +70,7 @@ def test_every_option_that_a_message_names_exists(folder: str) -> None:
         if " " in text
     ]
     told = [(where, "", text) for where, text in found]
-    told += [(where, verb, rest) for where, text in found for verb, rest in _TYPED.findall(text) if verb in VERBS]
+    told += [(where, verb, rest) for where, text in found for verb, rest in _TYPED.findall(text) if verb in OPTIONS]
     # What stands behind ` -- ` is a script's own.
     asked = {(where, verb, one) for where, verb, text in told for one in _OPTION.findall(text.partition(" -- ")[0])}
-    assert [(where, verb, one) for where, verb, one in asked if one not in VERBS[verb] | OTHERS] == []
+    assert [(where, verb, one) for where, verb, one in asked if one not in OPTIONS[verb] | OTHERS] == []
