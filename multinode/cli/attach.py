@@ -9,8 +9,7 @@ import typer
 from multinode.cli.inputs import read_cluster
 from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, RunId, StallAfter
 from multinode.cli.output import print_document
-from multinode.cli.result import fetch_results, tell_result
-from multinode.cli.running import open_agent, open_context
+from multinode.cli.running import fetch_results, open_agent, open_context, tell_result
 from multinode.store.run_directory import runs_root
 from multinode.units import format_size
 

@@ -28,9 +28,9 @@ def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, 
     Raises:
         UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
     """
+    from multinode.lab.cluster import lab_hostfile
     from multinode.store.hostfile import find_hosts, load_hostfile
     from multinode.store.settings import load_settings
-    from multinode.workflows.lab import lab_hostfile
 
     path = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
     cluster, text = load_hostfile(path)

@@ -29,8 +29,7 @@ from multinode.cli.options import (
     expand_options,
 )
 from multinode.cli.output import print_document
-from multinode.cli.result import fetch_results, tell_result
-from multinode.cli.running import open_context
+from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 

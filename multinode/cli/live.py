@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from multinode.core.run.progress import RunProgress
-from multinode.core.run.stall import Stall
+from multinode.core.run.run import Stall
 from multinode.report.run.progress_table import progress_line, progress_table, stall_line
 
 __all__ = ["LiveView", "live_view", "show_stage"]

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import Interrupted, NodeFailed, UsageError
-from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
+from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, SSH_CONFIG, make_keys, write_access_files
 from multinode.lab.cgroups import join_command
 from multinode.lab.network import LinkSpeed, make_links, make_namespaces, measure_links, rate_text, shape_node
 from multinode.lab.nodes import start_nodes, write_speed
@@ -43,10 +45,13 @@ __all__ = [
     "down_lab",
     "exec_in_node",
     "explain_missing",
+    "is_lab_node",
+    "lab_hostfile",
     "load_lab",
     "login_environment",
     "ns_command",
     "refresh",
+    "refresh_lab",
     "require_lab",
     "set_rate",
     "up_lab",
@@ -320,3 +325,21 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
     say("starting nodes")
     nodes = start_nodes(spec, sys.executable, range(spec.node_count))
     return Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
+
+
+def lab_hostfile() -> Path | None:
+    """The hostfile of the running lab; None where there is none."""
+    lab = load_lab()
+    return Path(lab.hostfile) if lab is not None else None
+
+
+def refresh_lab(cluster: Cluster) -> None:
+    """Where the cluster is the lab: drop what its nodes remember of files that the controller has made since."""
+    lab = load_lab()
+    if lab is not None and cluster.source == lab.hostfile:
+        refresh(lab)
+
+
+def is_lab_node(node: Node) -> bool:
+    """Whether it is one of a lab's, which share this machine's processors; also of a lab that is down."""
+    return node.ssh_config == str(SSH_CONFIG)

@@ -13,8 +13,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import RunProgress
-from multinode.core.run.run import Failure, Run
-from multinode.core.run.stall import Stall
+from multinode.core.run.run import Failure, Run, Stall
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests

@@ -19,10 +19,10 @@ from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, UsageError
+from multinode.lab.cluster import refresh_lab
 from multinode.preflight.network.raw_tcp import measure_raw_tcp, require_pairs
 from multinode.preflight.probe import Questions, probe
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.workflows.lab import refresh_lab
 from multinode.workflows.run.context import Launch, Prepared, RunContext
 from multinode.workflows.run.launch import prepare, require_success, run_prepared
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.hang.stall import Explanation, explain_stall
-from multinode.core.run.stall import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets
+from multinode.core.run.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets
 
 SITE = "/env/lib/python3.11/site-packages"
 

@@ -5,7 +5,7 @@ import pytest
 
 from multinode.cli.live import live_view
 from multinode.core.run.progress import NodeProgress, RunProgress
-from multinode.core.run.stall import Stall
+from multinode.core.run.run import Stall
 
 RUNNING = RunProgress(
     run_id="r",

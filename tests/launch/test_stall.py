@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.run import Run
-from multinode.core.run.stall import Stall, StallRecord
+from multinode.core.run.run import Run, Stall, StallRecord
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 

@@ -8,8 +8,7 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.core.run.run import Failure, NodeRun, Run
-from multinode.core.run.stall import Stall
+from multinode.core.run.run import Failure, NodeRun, Run, Stall
 from multinode.report.run.outcome import launch_document, launch_sentence, launch_verdict
 
 RUN = Run(

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from multinode.core.run.progress import CardProgress, NodeProgress, RecentSteps, RunProgress, TrainingTime
+from multinode.core.run.run import Stall
 from multinode.core.run.samples import GpuSample, NicSample
-from multinode.core.run.stall import Stall
 from multinode.report.run.progress_table import progress_line, progress_table
 
 READ = NicSample(time_s=0, mono_ns=0, ifname="eth0", rx_bytes=0, tx_bytes=0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.analyse.hang.stacks import Frame, Standpoint, parse_main_thread, standpoint
-from multinode.core.run.stall import NodeDiagnosis, ProcessDiagnosis
+from multinode.core.run.run import NodeDiagnosis, ProcessDiagnosis
 
 __all__ = ["Explanation", "explain_stall"]
 

@@ -12,6 +12,7 @@ import msgspec
 from multinode.core.measure.benchmark import CollectiveTest, time_left_s
 from multinode.core.run.log import FIRST_STEP
 from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.run import Stall
 from multinode.core.run.samples import (
     CollectiveSample,
     DdpSample,
@@ -25,7 +26,6 @@ from multinode.core.run.samples import (
     StepSample,
     WorkerSample,
 )
-from multinode.core.run.stall import Stall
 from multinode.core.text.plausible import plausible_reading, plausible_us
 
 __all__ = [

@@ -14,8 +14,7 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.core.run.run import Failure, NodeRun, Run
-from multinode.core.run.stall import Stall
+from multinode.core.run.run import Failure, NodeRun, Run, Stall
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.table import make_table
 from multinode.units import format_duration

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multinode.core.run.progress import NodeProgress, RunProgress
-from multinode.core.run.stall import Stall
+from multinode.core.run.run import Stall
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.table import make_table
 from multinode.units import format_duration

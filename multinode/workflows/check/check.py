@@ -16,6 +16,7 @@ from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.core.job.job import Job, argument_keys
 from multinode.core.run.job_files import job_files
 from multinode.errors import MultinodeError, NodeError, UsageError
+from multinode.lab.cluster import refresh_lab
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
 from multinode.preflight.checks.link import least_speeds
 from multinode.preflight.checks.software import needed_tools
@@ -24,7 +25,6 @@ from multinode.preflight.network.meeting import choose_pairs
 from multinode.preflight.network.reach import Agenda, hold_meeting
 from multinode.preflight.probe import Questions, check_ssh, peer_addresses, probe
 from multinode.transport.agent import AgentTransport
-from multinode.workflows.lab import refresh_lab
 
 __all__ = ["CheckOptions", "CheckReport", "CheckedNode", "check_cluster"]
 

@@ -16,8 +16,8 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
+from multinode.lab.cluster import is_lab_node
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.lab import is_lab_node
 
 __all__ = ["compare_runs", "load_contrast", "load_side_run"]
 

@@ -23,6 +23,7 @@ from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan, redact_plan
 from multinode.core.run.planning import plan_launch
 from multinode.errors import Interrupted, RunFailed
+from multinode.lab.cluster import refresh_lab
 from multinode.launch.execute import execute
 from multinode.launch.request import ExecuteOptions
 from multinode.preflight.catalogue import sort_findings
@@ -32,7 +33,6 @@ from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.units import format_count
-from multinode.workflows.lab import refresh_lab
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.fetch import fetch_traces
 from multinode.workflows.run.observe import summarise_run
