@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from multinode.analyse.job.workload import read_settings
-from multinode.core.job.deepspeed import parse_deepspeed
-from multinode.core.job.deepspeed_keys import require_known
+from multinode.core.job.deepspeed import parse_deepspeed, require_known
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.core.run.engines import parse_accelerate
 from multinode.core.run.synthetic import with_synthetic

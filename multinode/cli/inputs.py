@@ -75,7 +75,7 @@ def read_job(
     Raises:
         UsageError: both or neither, or it cannot be understood.
     """
-    from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
+    from multinode.core.job.deepspeed import parse_deepspeed_edits
     from multinode.store.job import load_job
     from multinode.store.settings import default_job, load_settings
 

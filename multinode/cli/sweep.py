@@ -279,7 +279,7 @@ def _cell_jobs(
     A setting may name another file, a model or a DeepSpeed JSON; so each is read as a job of its own.
     """
     from multinode.core.grid.grid_plan import cell_overrides
-    from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
+    from multinode.core.job.deepspeed import parse_deepspeed_edits
     from multinode.core.job.job import ScriptJob
     from multinode.store.job import load_job
 

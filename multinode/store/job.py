@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.job.deepspeed_edit import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
+from multinode.core.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
 from multinode.core.job.job import LlamaFactoryJob, named_paths, parse_llamafactory
 from multinode.decoding import decode_json
 from multinode.errors import JobError

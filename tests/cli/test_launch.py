@@ -63,7 +63,7 @@ def test_an_edit_that_changes_nothing_says_so(folder: Path) -> None:
 def test_what_a_stranger_wrote_into_the_json_does_nothing_to_the_terminal(folder: Path) -> None:
     (folder / "ds.json").write_text('{\n\t"note": "\N{RIGHT-TO-LEFT OVERRIDE}",\n\t"steps_per_print": 1\n}\n')
     result = dry_run("sft.yaml", "--deepspeed-set", "steps_per_print=2")
-    assert ' \t"note": "?",\n-\t"steps_per_print": 1\n+\t"steps_per_print": 2\n' in result.stderr
+    assert '   "note": "?",\n-  "steps_per_print": 1\n+  "steps_per_print": 2\n' in result.stderr
 
 
 def test_a_job_can_be_run_without_its_deepspeed(folder: Path) -> None:

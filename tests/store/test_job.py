@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.job.deepspeed_edit import parse_deepspeed_edits
+from multinode.core.job.deepspeed import parse_deepspeed_edits
 from multinode.core.job.job import job_paths
 from multinode.errors import JobError, UsageError
 from multinode.store.job import load_job
@@ -62,14 +62,16 @@ def test_an_edit_is_for_this_run_alone_and_is_shown(folder: Path) -> None:
     path = Path("configs/sft.yaml")
     named = write(folder / "configs/ds.json", '{\n  "zero_optimization": {"stage": 3}\n}\n')
     job = load_job(path, (), parse_deepspeed_edits(["zero_optimization.stage=2"]))
-    assert job.deepspeed_text == '{\n  "zero_optimization": {"stage": 2}\n}\n'
+    assert job.deepspeed_text == '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
     assert str(job.deepspeed_diff).split("\n") == [
         "--- configs/ds.json",
         "+++ configs/ds.json\tfor this run alone",
-        "@@ -1,3 +1,3 @@",
+        "@@ -1,5 +1,5 @@",
         " {",
-        '-  "zero_optimization": {"stage": 3}',
-        '+  "zero_optimization": {"stage": 2}',
+        '   "zero_optimization": {',
+        '-    "stage": 3',
+        '+    "stage": 2',
+        "   }",
         " }",
     ]
     assert named.read_text() == '{\n  "zero_optimization": {"stage": 3}\n}\n'

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_a_deepspeed_json_that_fixes_the_batch_fits_every_cell(tmp_path: Path) -
     nodes = Elsewhere(tmp_path)
     nodes.sweep(msgspec.structs.replace(asked, jobs=jobs))
     texts = [what.job.deepspeed_text for what in nodes.launches if isinstance(what.job, LlamaFactoryJob)]
-    assert texts == [f'{{"train_batch_size": {batch * 2 * 2}}}' for batch in (1, 2, 4)]
+    assert [json.loads(text or "") for text in texts] == [{"train_batch_size": batch * 2 * 2} for batch in (1, 2, 4)]
 
 
 def test_out_of_memory_is_a_result_and_larger_batches_are_skipped(tmp_path: Path) -> None:

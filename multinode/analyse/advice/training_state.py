@@ -18,8 +18,7 @@ from multinode.analyse.prediction.cost_model import Scenario
 from multinode.analyse.prediction.forecast import PredictedScenario, gradient_factor, predict_scenario
 from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
-from multinode.core.job.deepspeed import DeepSpeedConfig
-from multinode.core.job.deepspeed_edit import fixed_edits
+from multinode.core.job.deepspeed import DeepSpeedConfig, fixed_edits
 
 __all__ = [
     "Change",

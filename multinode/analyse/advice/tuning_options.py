@@ -22,8 +22,7 @@ from multinode.analyse.job.memory_need import COUNTED
 from multinode.analyse.prediction.break_even import beats, on_one_node
 from multinode.analyse.prediction.predict import predict
 from multinode.analyse.prediction.variants import vary
-from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
-from multinode.core.job.deepspeed_edit import edit_deepspeed, parse_deepspeed_edits
+from multinode.core.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.errors import JobError, UsageError
 from multinode.units import format_rate
 

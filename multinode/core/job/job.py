@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.job.assignment import parse_assignment
 from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 from multinode.errors import JobError
 
@@ -25,6 +24,7 @@ __all__ = [
     "limit_steps",
     "named_paths",
     "override_job",
+    "parse_assignment",
     "parse_llamafactory",
     "parse_overrides",
     "render_job",
@@ -68,6 +68,10 @@ _FIGURES_ONLY: dict[str, Any] = {
     "push_to_hub": False,
 }
 _ON_WHERE_SILENT = frozenset({"save_strategy", "report_to", "overwrite_output_dir"})
+
+
+_KEY = re.compile(r"\w+", re.ASCII)
+_NULLS = frozenset({"null", "Null", "NULL", "~"})
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +174,33 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         JobError: one is not `key=value`, its value is not YAML, or is nothing.
     """
     return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
+
+
+def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] = _KEY) -> tuple[str, Any]:
+    """The key and the value, which is read as YAML: `3` is a number, `true` a truth, and JSON is YAML too.
+
+    Args:
+        option: its name, for messages.
+        text: what it was given.
+        example: a right one, for the hint.
+        key: what a key has to look like.
+
+    Raises:
+        JobError: it is not `KEY=VALUE`, its value is not YAML, or is nothing.
+    """
+    name, equals, written = text.partition("=")
+    if not equals or not key.fullmatch(name):
+        raise JobError(f"{option} {text!r} is not KEY=VALUE", hint=f"for example {option} {example}")
+    try:
+        value = parse_yaml(written)
+    except YamlError as wrong:
+        raise JobError(
+            f"{option} {name}: {written!r} is not a YAML value: {wrong}",
+            hint=f"text is quoted: {option} {name}='\"...\"'",
+        ) from None
+    if value is None and written.strip() not in _NULLS:
+        raise JobError(f"{option} {text!r} sets {name} to nothing", hint=f"if that is meant: {option} {name}=null")
+    return name, value
 
 
 def named_paths(job: LlamaFactoryJob) -> tuple[str, ...]:

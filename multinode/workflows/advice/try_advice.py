@@ -15,7 +15,7 @@ from multinode.analyse.advice.advice import Advice, Change, Recommendations, Tri
 from multinode.analyse.job.workload import Settings, read_settings
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.prediction.run_selection import CONTRAST
-from multinode.core.job.deepspeed_edit import edit_deepspeed, fit_batch, parse_deepspeed_edits
+from multinode.core.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.core.job.job import LlamaFactoryJob, override_job, parse_overrides
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.run import Run

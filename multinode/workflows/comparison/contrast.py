@@ -12,7 +12,7 @@ from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.run.steady import steps_to_run
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.job.deepspeed_edit import fit_batch
+from multinode.core.job.deepspeed import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps, override_job
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.run import Run

@@ -13,7 +13,7 @@ from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.grid import Cell, Grid
 from multinode.core.grid.grid_state import Outcome, judge_run
-from multinode.core.job.deepspeed_edit import fit_batch
+from multinode.core.job.deepspeed import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.progress import RunProgress, TrainingTime
