@@ -90,7 +90,7 @@ cuda = types.SimpleNamespace(
         name="A GPU that is not there", major=8, minor=0, total_memory=40 << 30
     ),
     mem_get_info=lambda device: (8 << 30, 40 << 30),
-    synchronize=lambda device: None,
+    synchronize=lambda device=None: None,
     empty_cache=lambda: None,
 )
 """

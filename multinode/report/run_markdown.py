@@ -37,7 +37,7 @@ def _parts(one: ReportedRun) -> Iterator[str]:
         yield code_markdown("\n".join(bench_lines(one.bench))) + "\n"
         yield from (sheet_markdown(sheet) for sheet in bench_sheets(one.bench))
         yield code_markdown("\n".join(one.bench.notes)) + "\n"
-    if one.sweep is not None:
-        yield code_markdown("\n".join(scan_lines(one.sweep))) + "\n"
+    if one.scan is not None:
+        yield code_markdown("\n".join(scan_lines(one.scan))) + "\n"
     if one.summary is not None:
         yield from (sheet_markdown(sheet) for sheet in summary_sheets(one.summary))

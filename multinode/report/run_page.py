@@ -41,7 +41,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         summary: its figures; None where it never got so far.
         observed: its samples; None where it has no nodes of its own, as a contrast.
-        sweep: what an nccl-test measured; None of any other run.
+        scan: what an nccl-test measured; None of any other run.
         contrast: what a contrast found; None of any other run.
         cells: the table of a sweep or an import; None of any other run.
         bench: what a bench found out; None of any other run.
@@ -51,7 +51,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     summary: Summary | None = None
     observed: Observed | None = None
-    sweep: ScanReport | None = None
+    scan: ScanReport | None = None
     contrast: Contrast | None = None
     cells: CellTable | None = None
     bench: BenchReport | None = None
@@ -61,7 +61,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     def has_result(self) -> bool:
         """Whether there is something to show beside samples, or a word on why there is not."""
         return bool(self.unread) or any(
-            found is not None for found in (self.sweep, self.contrast, self.cells, self.bench)
+            found is not None for found in (self.scan, self.contrast, self.cells, self.bench)
         )
 
 
@@ -105,9 +105,9 @@ def _parts(one: ReportedRun, name: str) -> Iterator[str]:
     if summary is not None:
         yield tiles_html(_key_figures(summary))
         yield sheet_html(verdict_sheet(summary))
-    if one.sweep is not None:
-        chart = chart_html(scan_chart(one.sweep.rows, one.sweep.levels, ""), f"{name}-sweep", rows=2)
-        yield section_html(f"collectives: {one.sweep.title}", [chart, text_html("\n".join(scan_lines(one.sweep)))])
+    if one.scan is not None:
+        chart = chart_html(scan_chart(one.scan.rows, one.scan.levels, ""), f"{name}-sweep", rows=2)
+        yield section_html(f"collectives: {one.scan.title}", [chart, text_html("\n".join(scan_lines(one.scan)))])
     if observed is not None and any(node.samples for node in observed.nodes):
         yield from _curves(observed, summary, name)
     elif not one.has_result:

@@ -1,4 +1,4 @@
-"""nccl-test: raw TCP between the nodes, then a sweep of collectives, run like any other job, summed up and judged."""
+"""nccl-test: raw TCP between the nodes, then a size scan of collectives, run like any other job, and judged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
-    """Run the sweep.
+    """Run the size scan.
 
     Raises:
         RunFailed: it did not end well.

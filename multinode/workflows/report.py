@@ -118,7 +118,7 @@ def _load(stored: StoredRun) -> ReportedRun:
         summary=stored.summary,
         # A contrast has no nodes of its own: its sides' runs lie beside it.
         observed=observe_run(directory, plan) if plan is not None else None,
-        sweep=directory.read("nccl-test.json", ScanReport),
+        scan=directory.read("nccl-test.json", ScanReport),
         contrast=contrast,
         cells=load_table(directory),
         bench=load_bench(directory),

@@ -41,7 +41,7 @@ _PAGES = {
         ReportedRun(run=msgspec.structs.replace(CONTRAST_RUN, run_id="20260105-dd"), contrast=CURVE),
     ],
     "run": [ReportedRun(run=RUN, summary=SUMMARY, observed=observed())],
-    "sweep": [ReportedRun(run=RUN, sweep=_SWEEP)],
+    "sweep": [ReportedRun(run=RUN, scan=_SWEEP)],
     "cells": [ReportedRun(run=SWEEP_RUN, cells=SWEEP)],
     "published": [ReportedRun(run=SWEEP_RUN, cells=PUBLISHED)],
     "hostile": [ReportedRun(run=SWEEP_RUN, cells=renamed(SWEEP, _HOSTILE))],

@@ -137,7 +137,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         verdict=Verdict(text="this is what the link carries"),
         directory="/r",
     )
-    read = _Read(run_page([ReportedRun(run=RUN, sweep=sweep)]))
+    read = _Read(run_page([ReportedRun(run=RUN, scan=sweep)]))
     assert read.charts == ["run-1-sweep"]
     assert "this is what the link carries" in read.text
 

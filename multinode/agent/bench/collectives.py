@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from ..facts.cards import Counters, grown, read_cards
 from .collective_ops import Operation, make_operation
+from .device_ops import find_device, time_events
 
 __all__ = ["main", "read_nccl_log"]
 
@@ -26,13 +27,13 @@ _MOST_BYTES = 4 << 20
 
 
 def main() -> None:
-    """Run the sweep that the request asks for, and write one record a message to this worker's samples."""
+    """Run the size scan that the request asks for, and write one record a message to this worker's samples."""
     import torch
     import torch.distributed as dist
 
     request = json.loads(os.environ["MULTINODE_REQUEST"])
     backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = _device(torch, backend)
+    device = find_device(torch, on_gpu=backend == "nccl", need="the nccl backend needs a GPU for each worker")
     dist.init_process_group(backend)
     worker = _Worker(torch, device, request)
     worker.record(
@@ -53,24 +54,13 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _device(torch: Any, backend: str) -> Any:
-    if backend != "nccl":
-        return torch.device("cpu")
-    seen, local_rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-    if local_rank >= seen:
-        raise RuntimeError(f"the nccl backend needs a GPU for each worker: worker {local_rank} here, {seen} GPUs seen")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
 class _Worker:
     """This process among the workers.
 
     Args:
         torch: the module; its process group stands.
         device: where the buffers are.
-        request: the sweep.
+        request: the size scan.
     """
 
     def __init__(self, torch: Any, device: Any, request: dict[str, Any]) -> None:
@@ -120,23 +110,13 @@ class _Worker:
     def _time(self, operation: Operation, iters: int) -> list[float]:
         """Microseconds of each of so many calls, one after the other."""
         if self.on_gpu:
-            return self._time_events(operation, iters)
+            return [seconds * 1e6 for seconds in time_events(self._torch, operation.run, 1, iters)]
         times_us = []
         for _ in range(iters):
             began = time.perf_counter_ns()
             operation.run()
             times_us.append((time.perf_counter_ns() - began) / 1000)
         return times_us
-
-    def _time_events(self, operation: Operation, iters: int) -> list[float]:
-        """By CUDA events between the calls: the processor runs ahead, and its own time is not counted."""
-        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(iters + 1)]
-        events[0].record()
-        for event in events[1:]:
-            operation.run()
-            event.record()
-        self._torch.cuda.synchronize()
-        return [first.elapsed_time(second) * 1000 for first, second in zip(events, events[1:])]
 
     def _agree_iters(self, warm_us: list[float]) -> int:
         """As many iterations as asked for, fewer where they would take too long; the same on all workers."""

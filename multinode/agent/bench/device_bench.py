@@ -19,11 +19,11 @@ from ..channel import Record
 from ..facts.machine import read_processor_name
 from ..rundir import RunDir
 from ..sample.sampler import SampleFile
-from .device_ops import DeviceOp, list_ops
+from .device_ops import DeviceOp, find_device, list_ops, time_events
 
 __all__ = ["main"]
 
-_US_PER_S, _MS_PER_S = 1e6, 1e3
+_US_PER_S = 1e6
 # Until clocks and caches are what they will be.
 _WARM_S = 0.2
 # One timing lasts this long at least. A control group that limits processors does so by the tenth of a second: what is
@@ -118,7 +118,8 @@ class _Worker:
         self._request = request
         self._rank, self._local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self._file = SampleFile(run, f"rank-{self._rank}.jsonl")
-        self.device = _find_device(torch, self._local_rank)
+        on_gpu = torch.cuda.is_available()
+        self.device = find_device(torch, on_gpu=on_gpu, need="each worker measures a GPU of its own")
         # By type, size and seconds of the matrix product that was measured last.
         self._product: Optional[tuple[str, int, float]] = None
 
@@ -213,8 +214,10 @@ class _Worker:
         calls = max(1, math.ceil(_LEAST_TIMING_S[self.device.type] / call_s))
         count = min(_MOST_TIMINGS, max(_LEAST_TIMINGS, round(wanted_s / (call_s * calls))))
         began_ns = time.monotonic_ns()
-        time_them = self._time_events if self.device.type == "cuda" else self._time_clock
-        seconds = time_them(run, calls, count)
+        if self.device.type == "cuda":
+            seconds = time_events(self._torch, run, calls, count)
+        else:
+            seconds = self._time_clock(run, calls, count)
         return {
             "times_us": [one / calls * _US_PER_S for one in seconds],
             "calls": calls,
@@ -245,31 +248,9 @@ class _Worker:
             seconds.append(time.perf_counter() - began)
         return seconds
 
-    def _time_events(self, run: Callable[[], Any], calls: int, count: int) -> list[float]:
-        """By CUDA events between the calls: the processor runs ahead, and its own time is not counted."""
-        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        events[0].record()
-        for event in events[1:]:
-            for _ in range(calls):
-                run()
-            event.record()
-        self._synchronise()
-        return [first.elapsed_time(second) / _MS_PER_S for first, second in zip(events, events[1:])]
-
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             self._torch.cuda.synchronize(self.device)
-
-
-def _find_device(torch: Any, local_rank: int) -> Any:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    seen = torch.cuda.device_count()
-    if local_rank >= seen:
-        raise RuntimeError(f"each worker measures a GPU of its own: worker {local_rank} here, {seen} GPUs seen")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _count_cores() -> Optional[int]:

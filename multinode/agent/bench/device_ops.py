@@ -8,6 +8,7 @@ weights, no dropout; attention is torch's scaled_dot_product_attention.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Optional
@@ -15,12 +16,13 @@ from typing import Any, NamedTuple, Optional
 from ..channel import Record
 from ..facts.memory import MemoryReader
 
-__all__ = ["LAYERS", "DeviceOp", "Layer", "layer_sizes", "list_ops", "make_layer"]
+__all__ = ["LAYERS", "DeviceOp", "Layer", "find_device", "layer_sizes", "list_ops", "make_layer", "time_events"]
 
 _HIDDEN, _FEEDFORWARD, _HEADS = 1024, 4096, 16
 # By device: samples at once, and tokens of each. Enough work to fill a GPU; little enough for one core.
 _BATCHES = {"cuda": (16, 512), "cpu": (1, 128)}
 _EPSILON = 1e-6
+_MS_PER_S = 1e3
 # Weights so small that what passes the layer stays finite in half precision.
 _SCALE = 0.02
 _DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -43,6 +45,34 @@ class DeviceOp(NamedTuple):
 
     fields: Record
     make: Callable[[], Callable[[], Any]]
+
+
+def find_device(torch: Any, *, on_gpu: bool, need: str) -> Any:
+    """The worker's: the GPU of its local rank, or the processor.
+
+    Raises:
+        RuntimeError: there is no such GPU; the message begins with `need`.
+    """
+    if not on_gpu:
+        return torch.device("cpu")
+    seen, local_rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+    if local_rank >= seen:
+        raise RuntimeError(f"{need}: worker {local_rank} here, {seen} GPUs seen")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def time_events(torch: Any, run: Callable[[], Any], calls: int, count: int) -> list[float]:
+    """Seconds of so many calls, `count` times, by CUDA events between them: the processor runs ahead, uncounted."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        for _ in range(calls):
+            run()
+        event.record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) / _MS_PER_S for first, second in zip(events, events[1:])]
 
 
 def list_ops(torch: Any, request: Record, device: Any) -> Iterator[DeviceOp]:

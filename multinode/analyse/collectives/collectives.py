@@ -14,7 +14,7 @@ __all__ = ["CollectiveRow", "bus_factor", "collective_rows", "with_shares"]
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a sweep.
+    """One message of a size scan.
 
     Attributes:
         dtype: nccl-tests' name of the element type; `redop` that of the reduction, or `none`.

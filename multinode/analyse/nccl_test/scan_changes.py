@@ -1,6 +1,6 @@
-"""compare_scans: two sweeps -> ScanChanges: what changed between them, in the nodes and in the speeds.
+"""compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
 
-A speed has changed only where it differs by more than both sweeps scatter; judges neither of the two by itself.
+A speed has changed only where it differs by more than both scatter; judges neither of the two by itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep, the nodes it ran on in node-rank order, its backend and its workers on each node."""
+    """A size scan, the nodes it ran on in node-rank order, its backend and its workers on each node."""
 
     run_id: str
     rows: tuple[CollectiveRow, ...]
@@ -68,7 +68,7 @@ class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that both sweeps have and whose speed, or correctness, changed.
+    """A message that both scans have and whose speed, or correctness, changed.
 
     Attributes:
         size_bytes: as it is now.
@@ -89,7 +89,7 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed from one sweep to the next.
+    """What changed from one scan to the next.
 
     Attributes:
         before: its run id; likewise `now`.
@@ -265,7 +265,7 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
 
 
 def _scatter(row: CollectiveRow) -> float:
-    """One slow iteration swells the cv and not the p95; a sweep that is unsteady throughout swells both."""
+    """One slow iteration swells the cv and not the p95; a scan that is unsteady throughout swells both."""
     return max(0.0, min(row.cv, row.p95_us / row.time_us - 1))
 
 

@@ -1,4 +1,4 @@
-"""SizeCurve: the time of a collective over its size, through what a sweep measured, and how far to trust it.
+"""SizeCurve: the time of a collective over its size, through what a size scan measured, and how far to trust it.
 
 Knows sizes and times alone; what a curve should look like is not decided here.
 """

@@ -36,7 +36,7 @@ _LEAST_SIZES = 2
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step of a training sends, and what that takes by the sweep.
+    """What one optimizer step of a training sends, and what that takes by the size scan.
 
     Attributes:
         step_us: what they take one after the other, as if nothing hid behind the computation; None where a time could
@@ -67,7 +67,7 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
         curves: time over size, by collective, where several sizes were measured.
         nccl: how NCCL connected, by its own log; None with gloo.
         like: the training whose messages were measured; None where sizes were given.
-        changes: since the earlier sweep that it was to be compared with; None where there is none.
+        changes: since the earlier scan that it was to be compared with; None where there is none.
         states: what of each node bears on its speed, for later comparisons.
     """
 
@@ -103,7 +103,7 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def record(self) -> ScanRecord:
-        """What later sweeps are compared with."""
+        """What later scans are compared with."""
         return ScanRecord(
             run_id=self.run_id,
             rows=self.rows,

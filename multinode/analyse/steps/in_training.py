@@ -73,7 +73,7 @@ def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
 
 
 def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int) -> InTraining:
-    """The same beside what a sweep of all-reduces measured: the sizes of a step, one after the other.
+    """The same beside what a size scan of all-reduces measured: the sizes of a step, one after the other.
 
     Args:
         training: as `in_training` has it; without sizes it stays as it is.

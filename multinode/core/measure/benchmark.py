@@ -57,7 +57,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-test"):
-    """A sweep over messages.
+    """A size scan: collectives over messages.
 
     Attributes:
         messages: what is measured, in this order.

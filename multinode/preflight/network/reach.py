@@ -150,16 +150,9 @@ class Hall:
             for port in ports.get(peer, ()):
                 target = {"addr": self._addresses[peer], "port": port, "whole": port == ports[peer][-1]}
                 targets.setdefault(caller, []).append((peer, target))
-
-        def ask(node: Node) -> list[Attempted]:
-            mine = targets[node.name]
-            order = {"attempts": [target for _, target in mine], "timeout_s": timeout_s}
-            results = self._ask(node, order, "attempts", timeout_s)
-            return [_attempted(node.name, peer, result) for (peer, _), result in _paired(node.name, mine, results)]
-
-        callers = [node for node in self.present if node.name in targets]
-        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
-        return tuple(attempt for answer in answers for attempt in answer)
+        return self._ask_all(
+            "attempts", targets, timeout_s, lambda node, peer, result: _read(result, Attempted, node, peer=peer)
+        )
 
     def stream(self, pairs: Sequence[Pair], seconds: float, count: int = 1) -> tuple[PairSpeed, ...]:
         """Let each caller send to its peer over `count` connections at once; the pairs should be disjoint."""
@@ -191,20 +184,12 @@ class Hall:
         if not 1 <= count <= MAX_PINGS:
             raise ValueError(f"{count} round trips: from 1 to {MAX_PINGS}")
         ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
-        peers: dict[str, list[str]] = {}
+        targets: dict[str, list[tuple[str, Record]]] = {}
         for caller, peer in pairs:
             if peer in ports:
-                peers.setdefault(caller, []).append(peer)
-
-        def ask(node: Node) -> list[RoundTrip]:
-            mine = peers[node.name]
-            targets = [{"addr": self._addresses[peer], "port": ports[peer], "count": count} for peer in mine]
-            results = self._ask(node, {"pings": targets, "timeout_s": _PING_S}, "pings", _PING_S)
-            return [_pinged(node.name, peer, count, result) for peer, result in _paired(node.name, mine, results)]
-
-        callers = [node for node in self.present if node.name in peers]
-        answers = self._note(gather(callers, ask, deadline_s=_PING_S + _ANSWER_S))
-        return tuple(pinged for answer in answers for pinged in answer)
+                target = {"addr": self._addresses[peer], "port": ports[peer], "count": count}
+                targets.setdefault(caller, []).append((peer, target))
+        return self._ask_all("pings", targets, _PING_S, lambda node, peer, result: _pinged(node, peer, count, result))
 
     def _open(self, node: Node) -> Listening:
         request = self._request | {"addr": self._addresses[node.name]}
@@ -213,9 +198,26 @@ class Hall:
         self._streams[node.name] = stream
         return listening
 
-    def _ask(self, node: Node, order: Record, kind: str, timeout_s: float) -> list[Any]:
-        self._order(node, order)
-        return self._hear(node, kind, timeout_s)
+    def _ask_all(
+        self,
+        kind: str,
+        targets: Mapping[str, Sequence[tuple[str, Record]]],
+        timeout_s: float,
+        read: Callable[[str, str, Any], _Kind],
+    ) -> tuple[_Kind, ...]:
+        """What each caller found at each of its peers."""
+
+        def ask(node: Node) -> list[_Kind]:
+            mine = targets[node.name]
+            self._order(node, {kind: [target for _, target in mine], "timeout_s": timeout_s})
+            results = self._hear(node, kind, timeout_s)
+            if len(results) != len(mine):
+                raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
+            return [read(node.name, peer, result) for (peer, _), result in zip(mine, results, strict=True)]
+
+        callers = [node for node in self.present if node.name in targets]
+        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
+        return tuple(one for answer in answers for one in answer)
 
     def _order(self, node: Node, order: Record) -> None:
         with self._dropping(node) as stream:
@@ -257,10 +259,6 @@ class Hall:
         return outcomes.values
 
 
-def _attempted(caller: str, peer: str, result: Any) -> Attempted:
-    return _read(result, Attempted, caller, peer=peer)
-
-
 def _streamed(caller: str, peer: str, results: list[Any]) -> PairSpeed:
     """All connections together; the stream is as good as the worst of them."""
     total = 0.0
@@ -293,12 +291,6 @@ class _Arrived(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     size_bytes: int | None = None
     time_s: float | None = None
-
-
-def _paired(node: str, asked: list[Any], results: list[Any]) -> Iterator[tuple[Any, Any]]:
-    if len(results) != len(asked):
-        raise NodeFailed(f"it answered {len(results)} results to {len(asked)} questions", node=node)
-    return zip(asked, results, strict=True)
 
 
 def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:

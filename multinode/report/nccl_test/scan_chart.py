@@ -1,4 +1,4 @@
-"""The sweep as a page: busbw over size, against what the link carries at best and what raw TCP reached."""
+"""The size scan as a page: busbw over size, against what the link carries at best and what raw TCP reached."""
 
 from __future__ import annotations
 

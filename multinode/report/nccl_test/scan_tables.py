@@ -73,7 +73,7 @@ def _share(share: float | None) -> str:
 
 
 def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
-    """The sweep's rows, a block a collective, each with the head and the foot that nccl-tests gives it.
+    """The scan's rows, a block a collective, each with the head and the foot that nccl-tests gives it.
 
     Args:
         rows: in the order in which they were measured.

@@ -80,7 +80,7 @@ def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanReport | None
     """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
     names = [node.node for node in plan.nodes]
     links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
-    # A sweep on one node crosses no link, and says of none.
+    # A size scan on one node crosses no link, and says of none.
     alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
     for path in reversed(list_runs(directory.path.parent)):
         try:
