@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from multinode.cli.options import Json
 from multinode.cli.output import print_directory, print_document
+from multinode.cli.table import print_cells
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
-
-if TYPE_CHECKING:
-    from multinode.workflows.grid.import_table import Imported
 
 __all__ = ["register"]
 
@@ -40,11 +38,15 @@ def import_(
 ) -> None:
     """Import a table of figures measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
     from multinode.core.grid.imported_table import Extras
-    from multinode.workflows.grid.import_table import Foreign, import_table
+    from multinode.workflows.grid.import_table import import_table
 
     extras = Extras(defaults=_defaults(default or []), ignore=tuple(ignore or ()))
-    foreign = Foreign(path=path, name=name, extras=extras, prices=prices)
-    _tell(import_table(runs_root(), foreign), as_json=as_json)
+    imported = import_table(runs_root(), path, extras, name=name, prices_path=prices)
+    if as_json:
+        print_document(imported.table)
+    else:
+        print_cells(imported.table)
+    print_directory(imported.directory)
 
 
 def _defaults(words: list[str]) -> dict[str, str]:
@@ -61,13 +63,3 @@ def _defaults(words: list[str]) -> dict[str, str]:
             raise UsageError(f"--default {word} {twice}", hint="for example: --default samples=1100 --default epochs=1")
         found[column] = value
     return found
-
-
-def _tell(imported: Imported, *, as_json: bool) -> None:
-    from multinode.cli.table import print_cells
-
-    if as_json:
-        print_document(imported.table)
-    else:
-        print_cells(imported.table)
-    print_directory(imported.directory)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Deadline, Json, PricesFile, Where
+from multinode.cli.options import Deadline, Json, PricesFile, Where, expand_options
 from multinode.cli.output import print_document, print_table
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
@@ -16,10 +18,10 @@ from multinode.store.text_file import require_directory, write_text
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
+    from multinode.analyse.grid.cell_table import Look
     from multinode.analyse.grid.cells import CellTable
-    from multinode.core.cluster.prices import Prices
 
-__all__ = ["print_cells", "register"]
+__all__ = ["ViewOptions", "print_cells", "register"]
 
 _Form = Literal["table", "markdown", "csv", "html"]
 
@@ -35,25 +37,50 @@ _FORMS: dict[str, _Form] = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """How a table is looked at."""
+
+    sort: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Sort by this value, the least first; -COLUMN: the greatest.")
+    ] = None
+    where: Where = None
+    baseline: Annotated[
+        str | None, typer.Option(metavar="CELL", help="The row that the others are relative to; else the first.")
+    ] = None
+    prices: PricesFile = None
+    deadline: Deadline = None
+
+    def read(self, *, beside: bool = True) -> Look:
+        """What is asked for; `beside` a baseline, where one is named.
+
+        Raises:
+            UsageError: the prices cannot be read, or the deadline is none.
+        """
+        from multinode.analyse.grid.cell_table import Look
+        from multinode.store.hostfile import load_prices
+
+        return Look(
+            baseline=self.baseline if beside else None,
+            sort=self.sort,
+            where=tuple(self.where or ()),
+            prices=load_prices(self.prices)[0] if self.prices is not None else None,
+            deadline_s=parse_option("--deadline", self.deadline, parse_duration) if self.deadline is not None else None,
+        )
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(table)
+    app.command()(expand_options(table))
 
 
 def table(
+    *,
     run_ids: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RUN]...", help="Sweeps and imports: an id, the beginning of one, or `last`."),
     ] = None,
-    sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Sort by this value, the least first; -COLUMN: the greatest.")
-    ] = None,
-    where: Where = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="CELL", help="The row that the others are relative to; else the first.")
-    ] = None,
-    prices: PricesFile = None,
-    deadline: Deadline = None,
+    look: ViewOptions,
     form: Annotated[
         _Form | None,
         typer.Option("--format", help="How it is shown; else as the ending of -o says, or as a table."),
@@ -64,35 +91,30 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
-    from multinode.analyse.grid.cell_table import Look
-    from multinode.workflows.grid.sweep_table import View, load_tables
+    from multinode.workflows.grid.sweep_table import load_tables
 
     _refuse(form, output, as_json=as_json)
-    view = View(
-        look=Look(baseline=baseline, sort=sort, where=tuple(where or ())),
-        prices=_prices(prices),
-        deadline_s=_deadline(deadline),
-    )
-    found = load_tables(runs_root(), run_ids or ["last"], view)
+    found = load_tables(runs_root(), run_ids or ["last"], look.read())
     form = form or _FORMS[_ending(output)]
     if output is not None:
         write_text(output, _text(found, form))
         typer.echo(output, err=as_json)
     if as_json:
         print_document(found)
-    elif output is None and form == "table":
-        print_cells(found, sort)
     elif output is None:
-        typer.echo(_text(found, form), nl=False)
+        print_cells(found, look.sort, form)
 
 
-def print_cells(found: CellTable, sort: str | None = None) -> None:
+def print_cells(found: CellTable, sort: str | None = None, form: _Form = "table") -> None:
     """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
     from rich.console import Console
 
     from multinode.analyse.grid.cells import our_name
     from multinode.report.grid.cell_sheet import cells_terminal
 
+    if form != "table":
+        typer.echo(_text(found, form), nl=False)
+        return
     console = Console()
     width = console.width if console.is_terminal else _WIDE
     print_table(cells_terminal(found, width, our_name(sort.removeprefix("-")) if sort is not None else None))
@@ -119,40 +141,19 @@ def _ending(output: Path | None) -> str:
     return output.suffix.lower() if output is not None else ""
 
 
-def _prices(path: Path | None) -> Prices | None:
-    from multinode.store.hostfile import load_prices
-
-    return load_prices(path)[0] if path is not None else None
-
-
-def _deadline(text: str | None) -> float | None:
-
-    return parse_option("--deadline", text, parse_duration) if text is not None else None
-
-
-def _text(found: CellTable, form: str) -> str:
+def _text(found: CellTable, form: _Form) -> str:
     if form == "html":
         from multinode.report.grid.cell_page import cell_page
 
         return cell_page(found)
-    if form == "csv":
-        from multinode.report.grid.cell_export import cell_csv
+    if form == "table":
+        from rich.console import Console
 
-        return cell_csv(found)
-    if form == "markdown":
-        from multinode.report.grid.cell_export import cell_markdown
+        from multinode.report.grid.cell_sheet import cells_terminal
 
-        return "".join(cell_markdown(found))
-    return _plain_text(found)
+        file = io.StringIO()
+        Console(file=file, width=_WIDE, color_system=None).print(cells_terminal(found, _WIDE))
+        return file.getvalue()
+    from multinode.report.grid.cell_export import cell_csv, cell_markdown
 
-
-def _plain_text(found: CellTable) -> str:
-    import io
-
-    from rich.console import Console
-
-    from multinode.report.grid.cell_sheet import cells_terminal
-
-    file = io.StringIO()
-    Console(file=file, width=_WIDE, color_system=None).print(cells_terminal(found, _WIDE))
-    return file.getvalue()
+    return cell_csv(found) if form == "csv" else "".join(cell_markdown(found))

@@ -13,7 +13,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import RunProgress
-from multinode.core.run.run import Failure, Run, Stall
+from multinode.core.run.run import Failure, Run, Stall, new_run
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
@@ -201,14 +201,10 @@ class _Loop:
     def _record(self, status: str) -> Run:
         ended = status != "running"
         failure = self._first_failure() if ended and status not in {"succeeded", "stopped"} else None
-        return Run(
-            run_id=self._plan.run_id,
-            job=self._plan.job,
-            engine=self._plan.engine,
+        return msgspec.structs.replace(
+            new_run(self._plan, self._started_s),
             status=status,
-            started_s=self._started_s,
             ended_s=time.time() if ended else None,
-            world_size=self._plan.world_size,
             nodes=self._tracker.node_runs,
             first_failure=failure,
             lease_s=self._options.lease_s,

@@ -25,7 +25,7 @@ from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
-from multinode.workflows.run.launch import make_run_id, prepare, require_success, run_prepared
+from multinode.workflows.run.launch import create_parent, prepare, require_success, run_prepared
 
 __all__ = ["bench", "load_bench"]
 
@@ -70,8 +70,7 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchRepo
     test = what.job
     if not isinstance(test, DeviceTest):
         raise UsageError("bench measures devices, and this is another job")
-    directory = RunDirectory.create(context.runs, what.run_id or make_run_id())
-    directory.write_cluster(what.cluster, what.hostfile)
+    directory = create_parent(context.runs, what)
     what = msgspec.structs.replace(what, run_id=directory.run_id)
     steps = [step for phase in phases for step in _steps(phase, len(what.cluster.nodes))]
     with directory.lock():

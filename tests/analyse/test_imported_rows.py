@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from multinode.analyse.grid.cell_table import make_table as make_cell_table
 from multinode.analyse.grid.cells import CellRow, CellTable
-from multinode.analyse.grid.imported_rows import imported_rows
+from multinode.analyse.grid.imported_rows import imported_rows, label_rows, with_derived
 from multinode.core.grid.cell_columns import IMPORTED
 from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table, parse_table
+from multinode.core.text.rounded import Rounded, exactly, parse_rounded
 
 
 def rows(text: str) -> tuple[CellRow, ...]:
@@ -119,3 +120,117 @@ def test_shares_of_a_peak_have_to_fit_the_flops() -> None:
     (row,) = rows("gpus,mfu,hfu,model_tflops,hardware_tflops\n1,0.400,0.600,66.0,88.0\n")
     assert len(row.contradictions) == 1
     assert row.contradictions[0].startswith("MFU x the hardware's TFLOP/s is 35.2")
+
+
+def row(words: dict[str, str], **counts: int) -> ImportedRow:
+    return ImportedRow(line=7, words=words, figures={name: exactly(count) for name, count in counts.items()})
+
+
+def test_a_label_has_the_device_and_what_tells_it_from_others() -> None:
+    rows = [
+        row({"device": "NVIDIA GeForce RTX 4090", "method": "LoRA", "model": "b"}, world_size=1, per_device_batch=2),
+        row({"device": "RTX 4090", "method": "full ZeRO-3 offload", "model": "b"}, world_size=2, per_device_batch=2),
+    ]
+    assert label_rows(rows) == ["rtx-4090-x1", "rtx-4090-x2"]
+    same = [msgspec.structs.replace(one, figures=rows[0].figures) for one in rows]
+    assert label_rows(same) == ["rtx-4090-x1-lora", "rtx-4090-x1-full-zero-3-offload"]
+
+
+def test_models_are_named_where_nothing_else_differs() -> None:
+    rows = [row({"device": "A100", "method": "LoRA", "model": f"org/Model-{size}B"}, world_size=1) for size in (7, 70)]
+    assert label_rows(rows) == ["a100-x1-org-model-7b", "a100-x1-org-model-70b"]
+
+
+def test_a_name_is_taken_as_it_is() -> None:
+    assert label_rows([row({"label": "My run (2)"}), row({"label": "Other"})]) == ["My run (2)", "Other"]
+
+
+def test_rows_of_one_name_are_told_apart() -> None:
+    rows = [row({"label": "a"}), row({"label": "a", "fp16": "yes"}), row({"label": "a", "precision": "INT 8"})]
+    assert label_rows(rows) == ["a", "a-fp16", "a-int-8"]
+    assert label_rows([row({"label": "a"}), row({"label": "a-2"}), row({"label": "a"})]) == ["a", "a-2", "a-3"]
+    assert label_rows([row({}), row({})]) == ["line-7", "line-7-2"]
+
+
+_rows = st.builds(
+    row,
+    st.dictionaries(
+        st.sampled_from(["label", "device", "model", "precision", "fp16"]), st.sampled_from(["yes", "a", "a-2"])
+    ),
+    world_size=st.integers(1, 3),
+)
+
+
+@given(st.lists(_rows, max_size=8))
+def test_labels_are_unique_and_never_empty(rows: list[ImportedRow]) -> None:
+    labels = label_rows(rows)
+    assert len(labels) == len(rows) == len(set(labels))
+    assert all(labels)
+
+
+def derived(**values: float) -> dict[str, float]:
+    return {name: figure.value for name, figure in with_derived({n: exactly(v) for n, v in values.items()}).items()}
+
+
+@pytest.mark.parametrize(
+    ("given_", "name", "value"),
+    [
+        ({"nodes": 2, "workers_per_node": 4}, "world_size", 8),
+        ({"world_size": 8, "nodes": 2}, "workers_per_node", 4),
+        ({"world_size": 8, "per_device_batch": 2, "accumulation": 4}, "global_batch", 64),
+        ({"all_devices_batch": 32, "accumulation": 4}, "global_batch", 128),
+        ({"all_devices_batch": 32, "world_size": 4}, "per_device_batch", 8),
+        ({"global_batch": 128, "world_size": 4, "per_device_batch": 8}, "accumulation", 4),
+        ({"dataset_samples": 1100, "epochs": 2, "whole_s": 200}, "samples_per_s", 11),
+        ({"dataset_samples": 1100, "epochs": 2, "samples_per_s": 11}, "whole_s", 200),
+        ({"steps_per_s": 0.5, "global_batch": 32}, "samples_per_s", 16),
+        ({"steps_per_s": 0.5}, "step_time_ms", 2000),
+        ({"steps": 32, "whole_s": 64}, "step_time_ms", 2000),
+        ({"samples_per_s": 16, "global_batch": 32}, "step_time_ms", 2000),
+        ({"step_time_ms": 2000, "global_batch": 32}, "samples_per_s", 16),
+        ({"samples_per_s": 2, "tokens": 5000, "dataset_samples": 10}, "tokens_per_s", 1000),
+        ({"tgs": 1000, "world_size": 4, "tokens_per_sample": 500}, "samples_per_s", 8),
+        ({"tokens_per_s": 4000, "world_size": 4}, "tgs", 1000),
+        ({"price_gpu_per_hour": 9.3, "world_size": 2}, "price_per_hour", 18.6),
+        ({"price_purchase_gpu": 80000, "world_size": 2}, "price_purchase", 160000),
+    ],
+)
+def test_a_figure_follows_from_others(given_: dict[str, float], name: str, value: float) -> None:
+    assert derived(**given_)[name] == pytest.approx(value)
+
+
+def test_nothing_is_assumed() -> None:
+    # Whether gradients were accumulated, and over how many nodes the GPUs stand, nobody told.
+    assert derived(world_size=2, per_device_batch=4) == {"world_size": 2, "per_device_batch": 4}
+    assert "per_device_batch" not in derived(all_devices_batch=33, world_size=4)
+
+
+def test_a_figure_that_is_told_stays_though_it_contradicts() -> None:
+    assert derived(dataset_samples=1000, epochs=1, samples_per_s=10, whole_s=500)["whole_s"] == 500
+
+
+def test_what_follows_is_known_no_better_than_what_it_follows_from() -> None:
+    found = with_derived(
+        {"samples_per_s": parse_rounded("0.085"), "dataset_samples": exactly(1100), "epochs": exactly(1)}
+    )
+    assert (found["whole_s"].low, found["whole_s"].high) == pytest.approx((1100 / 0.0855, 1100 / 0.0845))
+
+
+_NAMES = [
+    "world_size",
+    "nodes",
+    "accumulation",
+    "global_batch",
+    "dataset_samples",
+    "epochs",
+    "whole_s",
+    "tokens",
+    "tokens_per_s",
+]
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES), st.floats(1e-9, 1e15).map(exactly)))
+def test_any_figures_are_completed_and_none_is_changed(told: dict[str, Rounded]) -> None:
+    found = with_derived(told)
+    assert {name: found[name] for name in told} == told
+    assert all(0 < figure.low <= figure.high < float("inf") for figure in found.values())

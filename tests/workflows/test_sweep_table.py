@@ -15,7 +15,7 @@ from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.report.grid.cell_sheet import constants_line, lead
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.grid.sweep_table import View, build_table, load_table, load_tables
+from multinode.workflows.grid.sweep_table import build_table, load_table, load_tables
 from tests.report.cells import GPU, PUBLISHED, SWEEP_RUN
 from tests.workflows.stored_sweep import CELLS, store_sweep
 
@@ -73,7 +73,7 @@ def test_a_cell_without_gpus_says_on_which_processors_it_ran(tmp_path: Path, tol
         run.write("facts.json", [{"node": node.node, **told} for node in nodes])
     table = build_table(directory, tmp_path)
     assert f", device {device}, " in constants_line(table)
-    chosen = load_tables(tmp_path, ["last"], View(look=Look(where=(f"device={device}",))))
+    chosen = load_tables(tmp_path, ["last"], Look(where=(f"device={device}",)))
     assert [row.label for row in chosen.cells] == [table.cells[0].label]
 
 
@@ -122,13 +122,19 @@ def test_a_view_prices_filters_sorts_and_names_the_cheapest(tmp_path: Path) -> N
     build_table(store_sweep(tmp_path), tmp_path)
     store_import(tmp_path)
     prices = Prices(currency="EUR", devices={"RTX 4090": Price(hourly=0.5, purchase=1700.0)})
-    look = Look(baseline="1x2-lora-batch2", sort="-samples_per_money", where=("samples_per_money>0", "source=measured"))
-    table = load_tables(tmp_path, ["20260301-ab"], View(look=look, prices=prices, deadline_s=86400.0))
+    look = Look(
+        baseline="1x2-lora-batch2",
+        sort="-samples_per_money",
+        where=("samples_per_money>0", "source=measured"),
+        prices=prices,
+        deadline_s=86400.0,
+    )
+    table = load_tables(tmp_path, ["20260301-ab"], look)
     assert table.cells[0].label == "1x2-lora-batch2"
     assert table.baseline == "1x2-lora-batch2"
     assert table.cheapest is not None
     assert (table.cheapest.label, len(table.cells)) == ("1x2-lora-batch2", 3)
-    priced = load_tables(tmp_path, ["20260302"], View(prices=prices, look=Look(where=("device=RTX 4090",))))
+    priced = load_tables(tmp_path, ["20260302"], Look(prices=prices, where=("device=RTX 4090",)))
     first = priced.cells[0]
     assert (first.price_per_hour, first.price_purchase, first.currency) == (0.5, 1700.0, "EUR")
 

@@ -13,7 +13,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.analyse.grid.cells import MEASURED, CellRow, CellTable, Cheapest, differing, other_job, untold, value_of
+from multinode.analyse.grid.cells import (
+    MEASURED,
+    CellRow,
+    CellTable,
+    Cheapest,
+    Unknown,
+    differing,
+    other_job,
+    untold,
+    value_of,
+)
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
@@ -24,10 +34,10 @@ __all__ = ["cheapest", "with_prices"]
 # What each price of a row is called in a prices file, and in the hostfile.
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
 _MOST_PRICE = 1e12
-_S_PER_HOUR = 3600
-# Each cost as values of a row and a factor, over a value.
-_COSTS: dict[str, tuple[tuple[str, ...], float, str | None]] = {
-    "whole_cost": (("price_per_hour", "whole_s"), 1 / _S_PER_HOUR, None),
+_S_PER_HOUR = 3600.0
+# Each cost as values of a row and a factor, over a value or a number.
+_COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
+    "whole_cost": (("price_per_hour", "whole_s"), 1.0, _S_PER_HOUR),
     "samples_per_money": (("samples_per_s",), _S_PER_HOUR, "price_per_hour"),
     "samples_per_s_per_purchase": (("samples_per_s",), 1.0, "price_purchase"),
     "cost_per_million_tokens": (("price_per_hour",), 1e6 / _S_PER_HOUR, "tokens_per_s"),
@@ -35,10 +45,6 @@ _COSTS: dict[str, tuple[tuple[str, ...], float, str | None]] = {
 _NOTE, _UNPRICED_NOTE = "Prices of the file are in ", "The prices file has no price of "
 _TAKEN_NOTE = "Prices that came without a currency, of a hostfile or an imported table, are taken to be in "
 _EQUAL = 1e-6
-
-
-class _Unknown(Exception):
-    """Why a price or a cost is not known."""
 
 
 def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
@@ -72,7 +78,7 @@ def _priced(row: CellRow, prices: Prices | None) -> CellRow:
         if price is None:
             try:
                 filed[name] = _of_file(row, prices, name)
-            except _Unknown as reason:
+            except Unknown as reason:
                 missing[name] = str(reason)
     return msgspec.structs.replace(
         row,
@@ -88,7 +94,7 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
     """What the row's nodes, or its GPUs, cost by the file.
 
     Raises:
-        _Unknown: the file does not tell it.
+        Unknown: the file does not tell it.
     """
     nodes = [prices.nodes.get(node) for node in row.node_names]
     if not any(nodes):
@@ -100,7 +106,7 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
             for rank, price in enumerate(own)
         )
     if told > _MOST_PRICE:
-        raise _Unknown(f"a price of {told:g} cannot be true")
+        raise Unknown(f"a price of {told:g} cannot be true")
     return told
 
 
@@ -119,17 +125,17 @@ def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
 
 def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) -> float:
     if not devices:
-        raise _Unknown("the device is not known, nor so its price")
+        raise Unknown("the device is not known, nor so its price")
     total = 0.0
     for device, count in devices.items():
         each = _kind_of(prices.of_device(device), name)
         if each is None:
             kind, key = _PRICES[name]
-            raise _Unknown(
+            raise Unknown(
                 f"the prices file has no {kind} price of {short_device_name(device)}, nor has the hostfile {key}"
             )
         if count is None:
-            raise _Unknown("how many GPUs there are is not known, nor so their price")
+            raise Unknown("how many GPUs there are is not known, nor so their price")
         total += each * count
     return total
 
@@ -154,7 +160,7 @@ def _with_costs(row: CellRow) -> CellRow:
         try:
             costs[name] = _cost(row, missing, name)
             missing.pop(name, None)
-        except _Unknown as reason:
+        except Unknown as reason:
             costs[name], missing[name] = None, str(reason)
     return msgspec.structs.replace(row, **costs, missing=missing)
 
@@ -163,15 +169,15 @@ def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
     def known(part: str) -> float:
         value: float | None = value_of(row, part)
         if value is None:
-            raise _Unknown(missing.get(part, "its speed is not known"))
+            raise Unknown(missing.get(part, "its speed is not known"))
         return value
 
     parts, factor, under = _COSTS[name]
     cost = math.prod(map(known, parts), start=factor)
-    divisor = known(under) if under is not None else 1.0
+    divisor = known(under) if isinstance(under, str) else under
     cost = cost / divisor if divisor else math.inf
     if not math.isfinite(cost):
-        raise _Unknown("it costs nothing")
+        raise Unknown("it costs nothing")
     return cost
 
 

@@ -15,9 +15,8 @@ import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
-from multinode.analyse.grid.cells import MEASURED, CellRow
+from multinode.analyse.grid.cells import MEASURED, CellRow, Unknown, has_speed
 from multinode.analyse.job.cell_batch import global_batch
-from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.job.workload import Settings, Whole
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.facts import NodeFacts
@@ -76,55 +75,43 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_row(measured: MeasuredCell) -> CellRow:
     """The row of one cell; one that was not measured, or has no speed, says why and has no figures."""
-    record, runs = measured.record, measured.runs
+    record, runs, cell = measured.record, measured.runs, measured.record.cell
     row = CellRow(
-        label=record.cell.label,
+        label=cell.label,
         state=record.state if record.state != "running" else "waiting",
         out_of=record.out_of,
         reason=record.reason,
         run_ids=record.run_ids,
-        varied=record.cell.settings,
+        varied=cell.settings,
         device=device_of(measured.devices),
         node_devices=measured.devices,
-        nodes=record.cell.nodes,
-        workers_per_node=record.cell.workers_per_node,
+        nodes=cell.nodes,
+        workers_per_node=cell.workers_per_node,
+        world_size=cell.nodes * cell.workers_per_node if cell.workers_per_node is not None else None,
         price_purchase=measured.price_purchase,
     )
     if record.state != MEASURED:
-        return _with_world(row)
-    try:
-        side = make_side("point", runs) if runs else None
-    except UsageError as error:
-        return _without_figures(row, error.message)
-    if side is None:
-        return _without_figures(row, "its runs are no longer stored")
-    return _measured(row, side, runs)
-
-
-def _with_world(row: CellRow) -> CellRow:
-    if row.nodes is None or row.workers_per_node is None:
         return row
-    return msgspec.structs.replace(row, world_size=row.nodes * row.workers_per_node)
-
-
-def _without_figures(row: CellRow, reason: str) -> CellRow:
-    """A run that ended well and tells no speed, as a script's may, has failed at what it was run for."""
-    return _with_world(msgspec.structs.replace(row, state="failed", reason=row.reason or reason))
+    reason = "its runs are no longer stored"
+    try:
+        if runs:
+            return _measured(row, make_side("point", runs), runs)
+    except UsageError as error:
+        # A run that ended well and tells no speed, as a script's may, has failed at what it was run for.
+        reason = error.message
+    return msgspec.structs.replace(row, state="failed", reason=row.reason or reason)
 
 
 def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
-    known = {name: getattr(side, name) for name in _FROM_SIDE}
-    peak_gib = _peak_memory_gib(runs)
-    used = _utilisation(runs)
-    tokens = [run.summary.tokens_per_sample for run in runs]
+    used = [run.summary.utilisation for run in runs]
     row = msgspec.structs.replace(
         row,
-        **known,
+        **{name: getattr(side, name) for name in _FROM_SIDE},
         settings=side.settings or Settings(),
         network_share=side.exposed_share,
-        peak_memory_gib=peak_gib,
-        tokens_per_sample=_median(tokens),
-        **used,
+        peak_memory_gib=_peak_memory_gib(runs),
+        tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
+        **{name: _median([getattr(one, name, None) for one in used]) for name in _UTILISATION},
     )
     return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
 
@@ -133,12 +120,6 @@ def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
     """Of the worker that needed most, in any repeat."""
     peaks = (gib for run in runs for node in run.summary.nodes for gib in node.peak_worker_memory_gib.values())
     return max(peaks, default=None)
-
-
-def _utilisation(runs: Sequence[SideRun]) -> dict[str, float | None]:
-    """The repeats' medians, of each figure that every repeat has."""
-    used: list[Utilisation | None] = [run.summary.utilisation for run in runs]
-    return {name: _median([getattr(one, name, None) for one in used]) for name in _UTILISATION}
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -257,13 +238,6 @@ def _agreed(values: Iterable[T]) -> T | None:
 _MOST_EPOCHS = 1e9
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """How many samples the whole job trains, by row, or why that is not known; and the rule in a sentence."""
-
-    samples: tuple[float | str, ...]
-    rule: str
-
-
 def with_whole_job(
     rows: Sequence[CellRow], whole: Whole, worker_batch: int | None = None, least_workers: int | None = None
 ) -> tuple[tuple[CellRow, ...], str]:
@@ -277,55 +251,66 @@ def with_whole_job(
         least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
     """
     most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
-    asked = _asked(rows, whole, worker_batch, most)
-    timed = tuple(_timed(row, samples) for row, samples in zip(rows, asked.samples, strict=True))
-    return timed, asked.rule
+    try:
+        samples, rule = _asked(rows, whole, worker_batch, most)
+    except Unknown as reason:
+        missing = {"whole_s": str(reason)}
+        return tuple(
+            msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
+        ), ""
+    return tuple(
+        msgspec.structs.replace(row, whole_s=_time_s(row.samples_per_s, count))
+        if row.samples_per_s is not None and _is_timed(row)
+        else row
+        for row, count in zip(rows, samples, strict=True)
+    ), rule
 
 
-def _asked(rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, workers: int) -> _Asked:
+def _asked(
+    rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, workers: int
+) -> tuple[Sequence[float], str]:
+    """How many samples the whole job trains, by row, and the rule in a sentence.
+
+    Raises:
+        Unknown: that is not known.
+    """
     steps = plausible_count(whole.steps)
     if steps:
-        return _of_steps(rows, steps, worker_batch, workers)
+        own = _worker_batch(rows, worker_batch, workers)
+        samples = float(steps * own * workers)
+        return [samples] * len(rows), (
+            f"The whole job is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples a worker on "
+            f"{workers:,} workers), at the rate of the steps that count."
+        )
     if whole.epochs is None or not 0 < whole.epochs <= _MOST_EPOCHS:
-        return _unknown(rows, "the job does not say how many steps or epochs it is to run")
+        raise Unknown("the job does not say how many steps or epochs it is to run")
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
     known = next((count for row in rows if (count := plausible_count(row.dataset_samples))), None)
     if known is None:
-        return _unknown(rows, "how many samples the data set has is not known")
-    samples = tuple(whole.epochs * (plausible_count(row.dataset_samples) or known) for row in rows)
+        raise Unknown("how many samples the data set has is not known")
+    counts = [whole.epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
     times = "1 epoch" if whole.epochs == 1 else f"{whole.epochs:g} epochs"
-    size = f" ({known:,} samples)" if len(set(samples)) == 1 else ""
-    rule = f"The whole job is {times} of the data set{size}, at the rate of the steps that count."
-    return _Asked(samples=samples, rule=rule)
+    size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
+    return counts, f"The whole job is {times} of the data set{size}, at the rate of the steps that count."
 
 
-def _of_steps(rows: Sequence[CellRow], steps: int, worker_batch: int | None, workers: int) -> _Asked:
+def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:
+    """Samples of a worker's step: the job's own, else of the first cell that has the most workers."""
     if not workers:
-        return _unknown(rows, "how many workers the job has is not known")
+        raise Unknown("how many workers the job has is not known")
     own = plausible_count(worker_batch)
-    if not own:
-        told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
-        if not told:
-            return _unknown(rows, "the batch of a worker is not known")
-        widest, batch = max(told, key=lambda one: one[0])
-        own = batch // widest
-    samples = float(steps * own * workers)
-    rule = (
-        f"The whole job is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples a worker on "
-        f"{workers:,} workers), at the rate of the steps that count."
-    )
-    return _Asked(samples=(samples,) * len(rows), rule=rule)
+    if own:
+        return own
+    told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+    if not told:
+        raise Unknown("the batch of a worker is not known")
+    widest, batch = max(told, key=lambda one: one[0])
+    return batch // widest
 
 
-def _unknown(rows: Sequence[CellRow], reason: str) -> _Asked:
-    return _Asked(samples=(reason,) * len(rows), rule="")
+def _is_timed(row: CellRow) -> bool:
+    return row.state == MEASURED and has_speed(row)
 
 
-def _timed(row: CellRow, samples: float | str) -> CellRow:
-    rate = row.samples_per_s
-    if row.state != MEASURED or rate is None or rate.low <= 0:
-        return row
-    if isinstance(samples, str):
-        return msgspec.structs.replace(row, missing=row.missing | {"whole_s": samples})
-    whole_s = Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)
-    return msgspec.structs.replace(row, whole_s=whole_s)
+def _time_s(rate: Ranged, samples: float) -> Ranged:
+    return Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)

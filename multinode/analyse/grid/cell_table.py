@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.grid.cell_prices import cheapest, with_prices
 from multinode.analyse.grid.cell_rows import MeasuredCell, fill_rows, make_row, with_whole_job
 from multinode.analyse.grid.cells import (
     CellRow,
@@ -27,6 +28,7 @@ from multinode.analyse.job.workload import Whole
 from multinode.analyse.stats.spread import Ranged, ratio
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.device_name import device_key
+from multinode.core.cluster.prices import Prices
 from multinode.errors import UsageError
 from multinode.units import format_list
 
@@ -199,17 +201,21 @@ _EXAMPLES = "for example method=lora, nodes>=2, state!=failed"
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a table is asked for.
+    """How a table is asked for.
 
     Attributes:
         baseline: label of the row that the others are relative to; None takes the first that is shown and has a speed.
         sort: name of a value to sort by, the least first; with `-` before it the greatest.
         where: conditions such as `method=lora` and `nodes>=2`; rows that meet all of them are shown.
+        prices: of devices and nodes; None takes those that the rows have.
+        deadline_s: by when the whole job has to end, for the cheapest cell; None does not ask.
     """
 
     baseline: str | None = None
     sort: str | None = None
     where: tuple[str, ...] = ()
+    prices: Prices | None = None
+    deadline_s: float | None = None
 
 
 def look_at(table: CellTable, look: Look) -> CellTable:
@@ -218,12 +224,21 @@ def look_at(table: CellTable, look: Look) -> CellTable:
     Raises:
         UsageError: a name or a label is not the table's, or a condition cannot be understood.
     """
+    # Once for what is sorted and chosen by price, and once more for notes on prices of the rows that are left.
+    shown = with_prices(_chosen(with_prices(table, look.prices), look), look.prices)
+    if look.deadline_s is None or not shown.cells:
+        return shown
+    return msgspec.structs.replace(shown, cheapest=cheapest(shown, look.deadline_s))
+
+
+def _chosen(table: CellTable, look: Look) -> CellTable:
     if look.baseline is not None:
         table = relative_to(table, look.baseline)
     conditions = [_condition(table.cells, text) for text in look.where]
     rows = [row for row in table.cells if all(meets(row) for meets in conditions)]
     if look.sort is not None:
-        rows = _sorted(table.cells, rows, look.sort)
+        require_name(table.cells, look.sort.removeprefix("-"))
+        rows = _sorted(rows, look.sort.removeprefix("-"), descending=look.sort.startswith("-"))
     if not rows and table.cells and conditions:
         none = f"No row of {len(table.cells):,} meets {' and '.join(look.where)}."
         return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
@@ -233,17 +248,13 @@ def look_at(table: CellTable, look: Look) -> CellTable:
     return relative_to(shown)
 
 
-def _sorted(all_rows: Sequence[CellRow], rows: Sequence[CellRow], sort: str) -> list[CellRow]:
+def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[CellRow]:
     """Rows that have no such value stand last, in the order that they had."""
-    name = sort.removeprefix("-")
-    require_name(all_rows, name)
-    values = [value_of(row, name) for row in rows]
-    known = [place for place, value in enumerate(values) if value is not None]
-    keys = values
-    if any(not isinstance(values[place], (int, float)) for place in known):
-        keys = [str(value).casefold() for value in values]
-    order = sorted(known, key=keys.__getitem__, reverse=sort.startswith("-"))
-    return [rows[place] for place in order] + [row for row, value in zip(rows, values, strict=True) if value is None]
+    known = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
+    if any(not isinstance(value, (int, float)) for value, _ in known):
+        known = [(str(value).casefold(), row) for value, row in known]
+    known.sort(key=lambda one: one[0], reverse=descending)
+    return [row for _, row in known] + [row for row in rows if value_of(row, name) is None]
 
 
 def _condition(all_rows: Sequence[CellRow], text: str) -> _Condition:

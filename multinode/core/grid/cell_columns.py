@@ -55,6 +55,15 @@ _Form = Literal["words", "number", "figure", "share", "money", "duration"]
 _Kind = Literal["text", "flag", "count", "number", "epochs", "measured", "clock", "share", "price"]
 
 
+_FORMS: dict[_Kind | None, _Form] = {
+    "count": "number",
+    "measured": "figure",
+    "clock": "duration",
+    "share": "share",
+    "price": "money",
+}
+
+
 class CellColumn(msgspec.Struct, frozen=True):
     """A value of a cell.
 
@@ -63,7 +72,7 @@ class CellColumn(msgspec.Struct, frozen=True):
         title: above its column; empty of what no table shows.
         unit: below its title.
         rank: the least is kept longest where there is little room.
-        form: how it is written; `words` and `number` say which cell it is, the others were measured.
+        shown: how it is written, where that does not follow from `kind`.
         phrase: its title in a sentence, where that is another.
         csv: its name in a CSV file, where the name leaves out its unit.
         key: of a job, that holds the value itself.
@@ -78,7 +87,7 @@ class CellColumn(msgspec.Struct, frozen=True):
     title: str = ""
     unit: str = ""
     rank: int = 99
-    form: _Form = "words"
+    shown: _Form | None = None
     phrase: str = ""
     csv: str = ""
     key: str = ""
@@ -87,6 +96,11 @@ class CellColumn(msgspec.Struct, frozen=True):
     written: str = ""
     names: tuple[str, ...] = ()
     units: dict[str, float] = {}
+
+    @property
+    def form(self) -> _Form:
+        """How it is written; `words` and `number` say which cell it is, the others were measured."""
+        return self.shown or _FORMS.get(self.kind, "words")
 
     @property
     def is_figure(self) -> bool:
@@ -129,7 +143,6 @@ _COLUMNS = (
         "nodes",
         "x workers",
         rank=13,
-        form="number",
         phrase="nodes x workers",
         kind="count",
         names=("num_nodes", "nnodes"),
@@ -148,7 +161,6 @@ _COLUMNS = (
         "lora_rank",
         "LoRA rank",
         rank=70,
-        form="number",
         key="lora_rank",
         decided_by=("finetuning_type", "quantization_bit"),
         kind="count",
@@ -165,7 +177,6 @@ _COLUMNS = (
         "sequence",
         "tokens",
         rank=16,
-        form="number",
         phrase="sequence length",
         csv="sequence_length_tokens",
         key="cutoff_len",
@@ -181,7 +192,6 @@ _COLUMNS = (
         "per_device_batch",
         "batch",
         rank=12,
-        form="number",
         csv="per_device_batch_samples",
         key="per_device_train_batch_size",
         kind="count",
@@ -194,7 +204,6 @@ _COLUMNS = (
         "accumulation",
         "accumulation",
         rank=18,
-        form="number",
         key="gradient_accumulation_steps",
         kind="count",
         names=("gradient_accumulation_steps", "accumulation_steps"),
@@ -204,7 +213,6 @@ _COLUMNS = (
         "global_batch",
         "global batch",
         rank=20,
-        form="number",
         csv="global_batch_samples",
         kind="count",
         names=("total_train_bs", "total_train_batch_size", "global_batch_size"),
@@ -217,19 +225,16 @@ _COLUMNS = (
     CellColumn("state"),
     CellColumn("out_of"),
     CellColumn("reason"),
-    CellColumn(
-        "samples_per_s", "samples/s", rank=1, form="figure", kind="measured", names=("train_samples_per_second",)
-    ),
-    CellColumn("samples_per_s_range", "from, to", rank=33, form="figure"),
-    CellColumn("relative", "relative", rank=2, form="figure"),
-    CellColumn("tokens_per_s", "tokens/s", rank=9, form="figure", kind="measured", names=("train_tokens_per_second",)),
+    CellColumn("samples_per_s", "samples/s", rank=1, kind="measured", names=("train_samples_per_second",)),
+    CellColumn("samples_per_s_range", "from, to", rank=33, shown="figure"),
+    CellColumn("relative", "relative", rank=2, shown="figure"),
+    CellColumn("tokens_per_s", "tokens/s", rank=9, kind="measured", names=("train_tokens_per_second",)),
     CellColumn("steps_per_s", kind="measured", names=("train_steps_per_second",)),
     CellColumn(
         "tgs",
         "TGS",
         "tokens/s",
         rank=19,
-        form="figure",
         csv="tgs_tokens_per_s_per_worker",
         kind="measured",
         names=("tokens_per_gpu_per_s",),
@@ -239,31 +244,28 @@ _COLUMNS = (
         "TFLOP/s",
         "a worker",
         rank=22,
-        form="figure",
         csv="model_tflop_per_s_per_worker",
         kind="measured",
     ),
-    CellColumn("mfu", "MFU", rank=10, form="share", kind="share"),
+    CellColumn("mfu", "MFU", rank=10, kind="share"),
     CellColumn(
         "hardware_tflops",
         "hardware",
         "TFLOP/s",
         rank=36,
-        form="figure",
         csv="hardware_tflop_per_s_per_worker",
         kind="measured",
     ),
-    CellColumn("hfu", "HFU", rank=23, form="share", kind="share"),
-    CellColumn("step_time_ms", "step", "ms", rank=5, form="figure", kind="measured", units={"step_time_s": 1e3}),
-    CellColumn("step_time_p95_ms", "step, p95", "ms", rank=34, form="figure"),
+    CellColumn("hfu", "HFU", rank=23, kind="share"),
+    CellColumn("step_time_ms", "step", "ms", rank=5, kind="measured", units={"step_time_s": 1e3}),
+    CellColumn("step_time_p95_ms", "step, p95", "ms", rank=34, shown="figure"),
     CellColumn("step_time_cv"),
-    CellColumn("network_share", "network", "of step", rank=4, form="share", kind="share"),
+    CellColumn("network_share", "network", "of step", rank=4, kind="share"),
     CellColumn(
         "peak_memory_gib",
         "memory",
         "GiB",
         rank=3,
-        form="figure",
         kind="measured",
         written="memory_gib",
         units={
@@ -276,19 +278,18 @@ _COLUMNS = (
         "whole_s",
         "whole job",
         rank=6,
-        form="duration",
         kind="clock",
         written="runtime",
         names=("runtime_s", "train_runtime", "duration", "duration_s"),
         units={"runtime_min": 60.0, "runtime_h": 3600.0},
     ),
-    CellColumn("energy_j_per_sample", "energy", "J a sample", rank=21, form="figure", kind="measured"),
-    CellColumn("price_per_hour", "price", f"{MONEY} an hour", rank=31, form="money", kind="price"),
-    CellColumn("whole_cost", "job costs", MONEY, rank=7, form="money"),
-    CellColumn("samples_per_money", "samples", f"for 1 {MONEY}", rank=8, form="figure"),
-    CellColumn("cost_per_million_tokens", "1M tokens cost", MONEY, rank=32, form="money"),
-    CellColumn("price_purchase", "price", f"{MONEY} to buy", rank=35, form="money", kind="price"),
-    CellColumn("samples_per_s_per_purchase", "samples/s", f"for {BOUGHT_WITH:,} {MONEY}", rank=9, form="figure"),
+    CellColumn("energy_j_per_sample", "energy", "J a sample", rank=21, kind="measured"),
+    CellColumn("price_per_hour", "price", f"{MONEY} an hour", rank=31, kind="price"),
+    CellColumn("whole_cost", "job costs", MONEY, rank=7, shown="money"),
+    CellColumn("samples_per_money", "samples", f"for 1 {MONEY}", rank=8, shown="figure"),
+    CellColumn("cost_per_million_tokens", "1M tokens cost", MONEY, rank=32, shown="money"),
+    CellColumn("price_purchase", "price", f"{MONEY} to buy", rank=35, kind="price"),
+    CellColumn("samples_per_s_per_purchase", "samples/s", f"for {BOUGHT_WITH:,} {MONEY}", rank=9, shown="figure"),
     CellColumn("price_gpu_per_hour", kind="price"),
     CellColumn("price_purchase_gpu", kind="price"),
     CellColumn("currency", kind="text"),

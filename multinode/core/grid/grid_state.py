@@ -5,7 +5,8 @@ Running out of memory is a result; whatever else goes wrong is a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Any
 
 import msgspec
 
@@ -51,16 +52,12 @@ def is_finished(record: GridRecord) -> bool:
 
 def begin(record: GridRecord, index: int, run_id: str) -> GridRecord:
     """A run of the cell is under way."""
-    return _change(
-        record,
-        index,
-        lambda cell: msgspec.structs.replace(cell, state="running", current=run_id, attempts=cell.attempts + 1),
-    )
+    return _change(record, index, state="running", current=run_id, attempts=record.cells[index].attempts + 1)
 
 
 def give_up(record: GridRecord, index: int) -> GridRecord:
     """The run that was under way says nothing about the cell; it is to be made again."""
-    return _change(record, index, lambda cell: msgspec.structs.replace(cell, state=_resting(cell), current=None))
+    return _change(record, index, state=_resting(record.cells[index]), current=None)
 
 
 def settle(record: GridRecord, index: int, outcome: Outcome, *, took_s: float | None = None) -> GridRecord:
@@ -74,7 +71,8 @@ def settle(record: GridRecord, index: int, outcome: Outcome, *, took_s: float | 
     """
     if outcome.state == "stopped":
         return give_up(record, index)
-    return _change(record, index, lambda cell: _settled(cell, outcome, () if took_s is None else (took_s,)))
+    took = () if took_s is None else (took_s,)
+    return _change(record, index, **_settled(record.cells[index], outcome, took))
 
 
 def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, ...]]:
@@ -86,57 +84,48 @@ def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, 
         The record, and the labels that were skipped now.
     """
     small = record.cells[index]
-    skipped: list[str] = []
-    for other, cell in enumerate(record.cells):
-        if cell.state == "waiting" and _needs_more(cell.cell, small.cell):
-            reason = f"{small.cell.label} ran out of {_MEMORY.get(small.out_of or '', 'memory')} already"
-            cells = (*record.cells[:other], _skipped(cell, reason), *record.cells[other + 1 :])
-            record = msgspec.structs.replace(record, cells=cells)
-            skipped.append(cell.cell.label)
-    return record, tuple(skipped)
+    reason = f"{small.cell.label} ran out of {_MEMORY.get(small.out_of or '', 'memory')} already"
+    cells = enumerate(record.cells)
+    larger = [other for other, cell in cells if cell.state == "waiting" and _needs_more(cell.cell, small.cell)]
+    for other in larger:
+        record = _change(record, other, state="skipped", reason=reason)
+    return record, tuple(record.cells[other].cell.label for other in larger)
 
 
 def without_runs(record: GridRecord, gone: Collection[str]) -> GridRecord:
     """Without these runs, which are no longer stored: they are to be made again."""
-
-    def keep(cell: CellRecord) -> CellRecord:
+    for index, cell in enumerate(record.cells):
         kept = tuple(run_id for run_id in cell.run_ids if run_id not in gone)
-        if kept == cell.run_ids:
-            return cell
-        cell = msgspec.structs.replace(cell, run_ids=kept)
-        return cell if cell.state == "running" else msgspec.structs.replace(cell, state=_resting(cell))
-
-    return msgspec.structs.replace(record, cells=tuple(map(keep, record.cells)))
+        if kept != cell.run_ids:
+            record = _change(record, index, run_ids=kept)
+            if cell.state != "running":
+                record = _change(record, index, state=_resting(record.cells[index]))
+    return record
 
 
 def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> GridRecord:
     """With what failed to be measured again, of these cells or of all; what ran out of memory would again."""
-    cells = tuple(
-        msgspec.structs.replace(cell, state=_resting(cell), failed_runs=0, reason="", failure=None)
-        if cell.failed_runs and cell.state in {"failed", "measured"} and (indices is None or index in indices)
-        else cell
-        for index, cell in enumerate(record.cells)
-    )
-    return msgspec.structs.replace(record, cells=cells)
+    for index, cell in enumerate(record.cells):
+        asked = indices is None or index in indices
+        if asked and cell.failed_runs and cell.state in {"failed", "measured"}:
+            record = _change(record, index, state=_resting(cell), failed_runs=0, reason="", failure=None)
+    return record
 
 
-def _settled(cell: CellRecord, outcome: Outcome, took_s: tuple[float, ...]) -> CellRecord:
-    run_id = cell.current
-    cell = msgspec.structs.replace(cell, current=None, took_s=cell.took_s + took_s)
-    if outcome.state == "measured" and run_id is not None:
-        return msgspec.structs.replace(cell, state="measured", run_ids=(*cell.run_ids, run_id))
-    cell = msgspec.structs.replace(cell, reason=outcome.reason, failure=outcome.failure, out_of=outcome.out_of)
-    if outcome.state != "out_of_memory":
-        cell = msgspec.structs.replace(cell, failed_runs=cell.failed_runs + 1)
+def _settled(cell: CellRecord, outcome: Outcome, took_s: tuple[float, ...]) -> dict[str, Any]:
+    """What the end of its run changes of a cell."""
+    changes: dict[str, Any] = {"state": outcome.state, "current": None, "took_s": cell.took_s + took_s}
+    if outcome.state == "measured" and cell.current is not None:
+        return changes | {"run_ids": (*cell.run_ids, cell.current)}
+    is_oom = outcome.state == "out_of_memory"
+    changes |= {"reason": outcome.reason, "failure": outcome.failure, "out_of": outcome.out_of}
+    if not is_oom:
+        changes["failed_runs"] = cell.failed_runs + 1
     if cell.run_ids:
         # How one repeat ended is no word against those that were measured.
-        how = "ran out of memory" if outcome.state == "out_of_memory" else "failed"
-        return msgspec.structs.replace(cell, state="measured", reason=f"a repeat {how}: {outcome.reason}")
-    return msgspec.structs.replace(cell, state=outcome.state)
-
-
-def _skipped(cell: CellRecord, reason: str) -> CellRecord:
-    return msgspec.structs.replace(cell, state="skipped", reason=reason)
+        how = "ran out of memory" if is_oom else "failed"
+        changes |= {"state": "measured", "reason": f"a repeat {how}: {outcome.reason}"}
+    return changes
 
 
 def _needs_more(cell: Cell, small: Cell) -> bool:
@@ -149,9 +138,9 @@ def _resting(cell: CellRecord) -> str:
     return "measured" if cell.run_ids else "waiting"
 
 
-def _change(record: GridRecord, index: int, change: Callable[[CellRecord], CellRecord]) -> GridRecord:
+def _change(record: GridRecord, index: int, **changes: Any) -> GridRecord:
     cells = list(record.cells)
-    cells[index] = change(cells[index])
+    cells[index] = msgspec.structs.replace(cells[index], **changes)
     return msgspec.structs.replace(record, cells=tuple(cells))
 
 

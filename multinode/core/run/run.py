@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from multinode.core.run.plan import LaunchPlan
 from multinode.units import format_count
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Sockets",
     "Stall",
     "StallRecord",
+    "new_run",
 ]
 
 
@@ -246,3 +248,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def extent(self) -> str:
         """`4 workers on 2 nodes`."""
         return f"{format_count(self.world_size, 'worker')} on {format_count(len(self.nodes), 'node')}"
+
+
+def new_run(plan: LaunchPlan, started_s: float) -> Run:
+    """A run of a plan that has just begun."""
+    return Run(
+        run_id=plan.run_id,
+        job=plan.job,
+        engine=plan.engine,
+        status="running",
+        started_s=started_s,
+        world_size=plan.world_size,
+        nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
+    )

@@ -23,6 +23,7 @@ from multinode.report.comparison.contrast_sheets import (
 from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
 from multinode.report.render.page import PALETTE, chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent
+from multinode.report.steps.charts import error_bars
 from multinode.report.steps.summary_sheets import PARTS
 from multinode.units import format_rate
 
@@ -74,12 +75,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
         Scatter(
             x=nodes,
             y=[one.value for one in measured],
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [one.high - one.value for one in measured],
-                "arrayminus": [one.value - one.low for one in measured],
-            },
+            error_y=error_bars(measured),
             customdata=[[f"{100 * point.efficiency:.0f} %"] for point in curve],
             hovertemplate="%{y:.2f} samples/s, efficiency %{customdata[0]}",
             mode="lines+markers",
@@ -185,12 +181,7 @@ def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
     return Scatter(
         x=[there.link_gbit_per_s],
         y=[speed.value],
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [speed.high - speed.value],
-            "arrayminus": [speed.value - speed.low],
-        },
+        error_y=error_bars([speed]),
         mode="markers",
         name=f"{nodes_and_workers(candidate)}, measured",
         marker={"color": _OTHER, "size": 11, "symbol": "diamond"},

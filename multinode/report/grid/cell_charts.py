@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from plotly.graph_objects import Bar, Figure, Scatter
 
-from multinode.analyse.grid.cells import CellRow, CellTable
+from multinode.analyse.grid.cells import CellRow, CellTable, value_of
 from multinode.analyse.stats.spread import Ranged
 from multinode.report.grid.cell_sheet import cell_columns, state_word, tell
 from multinode.report.render.page import PALETTE
 from multinode.report.render.sheet import UNKNOWN
-from multinode.report.steps.charts import label
+from multinode.report.steps.charts import error_bars, label
 
 __all__ = ["MOST_BARS", "CellChart", "bar_chart", "memory_chart", "tokens_chart"]
 
@@ -31,13 +31,12 @@ _GREY = "#808080"
 _COLOURED_BY = ("nodes", "device", "method")
 # What a line of a chart over the batch, or over the length, is not told apart by.
 _NOT_A_SERIES = frozenset({"label", "source", "per_device_batch", "global_batch", "sequence_length"})
+_BATCH = "per_device_batch"
 _OOM_ABOVE = 1.08
 _MOST_SERIES = 24
 _DASHES = ("solid", "dash", "dot", "dashdot")
 # So many names of lines take the height of a plot where the page is narrow.
 _NAMES_A_PLOT = 8
-
-_Value = Callable[[CellRow], Ranged | float | None]
 
 
 class CellChart(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,34 +50,43 @@ class CellChart(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
-class _Groups(NamedTuple):
-    """Of each row, which group it is in; and what the groups differ in."""
+class _Bar(NamedTuple):
+    """A cell of a chart of bars: its place, its value, and the group that it is coloured by."""
 
-    of_row: Sequence[str]
-    what: str
+    place: int
+    row: CellRow
+    value: Ranged | float | None
+    group: str
 
 
-def bar_chart(table: CellTable, value: _Value, axis: str, *, level: float | None = None) -> CellChart | None:
+def bar_chart(
+    table: CellTable, name: str, axis: str, *, scale: float = 1.0, level: float | None = None
+) -> CellChart | None:
     """A bar a cell, in the table's order; a cell without figures says what became of it. None where no cell has it.
 
     Args:
         table: the table; of many cells the first ones are drawn.
-        value: of a row.
+        name: of the row's value.
         axis: what it is.
+        scale: what a value is multiplied with.
         level: a value to hold the bars against.
     """
     rows = table.cells[:MOST_BARS]
-    if not any(value(row) is not None for row in rows):
+    values: list[Ranged | float | None] = [getattr(row, name) for row in rows]
+    if scale != 1:
+        values = [scale * found if isinstance(found, float) else found for found in values]
+    if all(found is None for found in values):
         return None
-    chart = Figure(list(_bars(rows, value)))
-    lacking = [(place, row) for place, row in enumerate(rows) if value(row) is None]
+    groups, what = _grouped(rows)
+    bars = [_Bar(*told) for told in zip(range(len(rows)), rows, values, groups, strict=True)]
+    chart = Figure(list(_bars(bars)))
+    lacking = [bar for bar in bars if bar.value is None]
     if lacking:
         chart.add_trace(_words(lacking))
     if level is not None:
         chart.add_vline(x=level, line={"dash": "dash", "color": _GREY})
     names = [_wrapped(row.label, _LINE_CHARS) for row in rows]
-    groups = _grouped(rows)
-    chart.update_layout(barmode="overlay", showlegend=len(set(groups.of_row)) > 1, legend_title_text=groups.what)
+    chart.update_layout(barmode="overlay", showlegend=len(set(groups)) > 1, legend_title_text=what)
     chart.update_yaxes(
         tickvals=list(range(len(rows))),
         ticktext=["<br>".join(lines) for lines in names],
@@ -95,17 +103,17 @@ def memory_chart(table: CellTable) -> CellChart | None:
     rows = [row for row in table.cells if row.settings.per_device_batch is not None]
     out = [row for row in rows if row.state == "out_of_memory"]
     known = [row for row in rows if row.peak_memory_gib is not None]
-    batches = sorted({_batch(row) for row in (*out, *known)})
+    batches = {value_of(row, _BATCH) for row in (*out, *known)}
     if not known or len(batches) < 2:  # noqa: PLR2004 - a line has two ends
         return None
     series = _series(rows, table, besides="sequence_length")
-    chart = Figure(list(_lines(series, _batch, lambda row: row.peak_memory_gib)))
+    chart = Figure(list(_lines(series, _BATCH, "peak_memory_gib")))
     if out:
         colours = {id(row): _line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
         top = max(row.peak_memory_gib or 0.0 for row in known) * _OOM_ABOVE
         chart.add_trace(
             Scatter(
-                x=[_batch(row) for row in out],
+                x=[value_of(row, _BATCH) for row in out],
                 y=[top] * len(out),
                 customdata=[[label(row.label), state_word(row)] for row in out],
                 hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>",
@@ -120,15 +128,16 @@ def memory_chart(table: CellTable) -> CellChart | None:
 def tokens_chart(table: CellTable) -> CellChart | None:
     """Tokens/s over the sequence length, a line for all else that cells differ in; None of one length."""
     rows = [row for row in table.cells if row.settings.sequence_length is not None and row.tokens_per_s is not None]
-    lengths = sorted({_length(row) for row in rows})
+    lengths = {value_of(row, "sequence_length") for row in rows}
     if len(lengths) < 2:  # noqa: PLR2004 - a line has two ends
         return None
-    series = _series(rows, table, besides="per_device_batch")
-    chart = Figure(list(_lines(series, _length, lambda row: row.tokens_per_s)))
+    series = _series(rows, table, besides=_BATCH)
+    chart = Figure(list(_lines(series, "sequence_length", "tokens_per_s")))
     return _finished(chart, lengths, "sequence length (tokens)", "tokens/s")
 
 
-def _finished(chart: Figure, xs: Sequence[int], across: str, up: str) -> CellChart:
+def _finished(chart: Figure, found: Collection[int], across: str, up: str) -> CellChart:
+    xs = sorted(found)
     # Both are doubled from one to the next.
     chart.update_xaxes(title_text=across, type="log", tickvals=xs, ticktext=[f"{x:,}" for x in xs])
     chart.update_yaxes(title_text=up, rangemode="tozero")
@@ -136,21 +145,16 @@ def _finished(chart: Figure, xs: Sequence[int], across: str, up: str) -> CellCha
     return CellChart(figure=chart, rows=2 + len(chart.data) // _NAMES_A_PLOT)
 
 
-def _bars(rows: Sequence[CellRow], value: _Value) -> Iterator[Bar]:
+def _bars(bars: Sequence[_Bar]) -> Iterator[Bar]:
     """A trace a colour, so that a legend says what the colours are."""
-    told = _grouped(rows).of_row
-    for number, group in enumerate(dict.fromkeys(told)):
-        drawn = [
-            (place, row, found)
-            for place, row in enumerate(rows)
-            if told[place] == group and (found := value(row)) is not None
-        ]
+    for number, group in enumerate(dict.fromkeys(bar.group for bar in bars)):
+        drawn = [bar for bar in bars if bar.group == group and bar.value is not None]
         if drawn:
             yield Bar(
-                x=[_middle(found) for _, _, found in drawn],
-                y=[place for place, _, _ in drawn],
-                error_x=_errors([found for _, _, found in drawn]),
-                customdata=[[label(row.label)] for _, row, _ in drawn],
+                x=[bar.value.value if isinstance(bar.value, Ranged) else bar.value for bar in drawn],
+                y=[bar.place for bar in drawn],
+                error_x=_errors([bar.value for bar in drawn]),
+                customdata=[[label(bar.row.label)] for bar in drawn],
                 hovertemplate="%{customdata[0]}: %{x:.4g}<extra></extra>",
                 orientation="h",
                 name=label(group),
@@ -159,13 +163,14 @@ def _bars(rows: Sequence[CellRow], value: _Value) -> Iterator[Bar]:
             )
 
 
-def _words(lacking: Sequence[tuple[int, CellRow]]) -> Scatter:
+def _words(lacking: Sequence[_Bar]) -> Scatter:
+    words = [state_word(bar.row) for bar in lacking]
     return Scatter(
         x=[0] * len(lacking),
-        y=[place for place, _ in lacking],
-        text=[f" {state_word(row)}" if state_word(row) != UNKNOWN else " not known" for _, row in lacking],
+        y=[bar.place for bar in lacking],
+        text=[f" {word}" if word != UNKNOWN else " not known" for word in words],
         textposition="middle right",
-        customdata=[[label(row.label), label(row.reason)] for _, row in lacking],
+        customdata=[[label(bar.row.label), label(bar.row.reason)] for bar in lacking],
         hovertemplate="%{customdata[0]}: %{text}, %{customdata[1]}<extra></extra>",
         mode="text",
         name="without figures",
@@ -177,30 +182,18 @@ def _errors(values: Sequence[Ranged | float | None]) -> dict[str, Any] | None:
     ranges = [one for one in values if isinstance(one, Ranged)]
     if len(ranges) < len(values) or all(one.low == one.high for one in ranges):
         return None
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [one.high - one.value for one in ranges],
-        "arrayminus": [one.value - one.low for one in ranges],
-        "color": _GREY,
-        "thickness": 1.2,
-        "width": 3,
-    }
+    return error_bars(ranges) | {"color": _GREY, "thickness": 1.2, "width": 3}
 
 
-def _middle(value: Ranged | float | None) -> float | None:
-    return value.value if isinstance(value, Ranged) else value
-
-
-def _grouped(rows: Sequence[CellRow]) -> _Groups:
+def _grouped(rows: Sequence[CellRow]) -> tuple[list[str], str]:
+    """Of each row, which group it is in; and what the groups differ in."""
     columns = {column.name: column for column in cell_columns(rows)}
     for name in _COLOURED_BY:
         if name in columns:
-            unit = f" {columns[name].unit}" if columns[name].unit else ""
             told = [tell(columns[name], row) for row in rows]
             if 1 < len(set(told)) <= len(PALETTE):
-                return _Groups(told, f"{columns[name].title}{unit}")
-    return _Groups(["all"] * len(rows), "")
+                return told, f"{columns[name].title} {columns[name].unit}".rstrip()
+    return ["all"] * len(rows), ""
 
 
 def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dict[str, list[CellRow]]:
@@ -215,9 +208,9 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
     series: dict[str, list[CellRow]] = {}
     for row in rows:
         told = [
-            tell(column, row) if column.is_words or column.name == "nodes" else f"{column.title} {tell(column, row)}"
+            text if column.is_words or column.name == "nodes" else f"{column.title} {text}"
             for column in columns
-            if tell(column, row) != UNKNOWN
+            if (text := tell(column, row)) != UNKNOWN
         ]
         series.setdefault(", ".join(told) or "all", []).append(row)
     # Those that are lines, before those that are a point each.
@@ -225,13 +218,14 @@ def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dic
     return {name: mine for name, mine in series.items() if name in longest}
 
 
-def _lines(series: Mapping[str, Sequence[CellRow]], across: Callable[[CellRow], int], up: _Value) -> Iterator[Scatter]:
+def _lines(series: Mapping[str, Sequence[CellRow]], across: str, up: str) -> Iterator[Scatter]:
     for number, (name, mine) in enumerate(series.items()):
-        ordered = sorted((row for row in mine if up(row) is not None), key=across)
-        if ordered:
+        known = [row for row in mine if value_of(row, up) is not None]
+        if known:
+            ordered = sorted(known, key=lambda row: value_of(row, across))
             yield Scatter(
-                x=[across(row) for row in ordered],
-                y=[_middle(up(row)) for row in ordered],
+                x=[value_of(row, across) for row in ordered],
+                y=[value_of(row, up) for row in ordered],
                 customdata=[[label(row.label)] for row in ordered],
                 hovertemplate="%{customdata[0]}: %{y:.4g}<extra></extra>",
                 mode="lines+markers",
@@ -244,14 +238,6 @@ def _lines(series: Mapping[str, Sequence[CellRow]], across: Callable[[CellRow], 
 def _line_style(number: int) -> dict[str, str]:
     """Lines that lie on each other are seen all the same."""
     return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
-
-
-def _batch(row: CellRow) -> int:
-    return row.settings.per_device_batch or 0
-
-
-def _length(row: CellRow) -> int:
-    return row.settings.sequence_length or 0
 
 
 def _wrapped(name: str, width: int) -> list[str]:

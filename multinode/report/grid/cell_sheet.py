@@ -49,7 +49,7 @@ __all__ = [
     "unmeasured_sheet",
 ]
 
-_STATES = {"skipped": "skipped", "failed": "failed", "waiting": "waiting", "running": "waiting"}
+_STATES = ("out_of_memory", "skipped", "failed", "waiting")
 # Keys of a job whose value another column has.
 _SHOWN_KEYS = {column.keys[0] for column in COLUMNS.values() if column.keys}
 _UNTOLD = ("unit", "units")
@@ -66,7 +66,7 @@ def state_word(row: CellRow) -> str:
     """What stands in the place of the figures of a row that has none; whose memory it was is told apart."""
     if row.state == "out_of_memory":
         return "OOM (node)" if row.out_of == "node" else "OOM"
-    return _STATES.get(row.state, UNKNOWN)
+    return row.state if row.state in _STATES else UNKNOWN
 
 
 def cell_columns(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
@@ -187,7 +187,6 @@ _MOST_LABELS = 6
 _MOST_RIVALS = 3
 # More nobody reads in a terminal; laying them out takes seconds.
 _MOST_ROWS = 500
-_COUNTED = {"out_of_memory": "out of memory", "skipped": "skipped", "failed": "failed", "waiting": "waiting"}
 
 
 def lead(table: CellTable) -> str:
@@ -196,35 +195,28 @@ def lead(table: CellTable) -> str:
         return "No rows."
     measured = [row for row in table.cells if has_figures(row)]
     states = Counter(row.state for row in table.cells)
-    others = "".join(f", {states[state]} {words}" for state, words in _COUNTED.items() if states[state])
+    others = "".join(f", {states[state]} {state.replace('_', ' ')}" for state in _STATES if states[state])
     counted = f"{len(measured)} of {len(table.cells)} cells measured{others}."
-    fast = [row for row in measured if has_speed(row)]
-    best = _best(table, fast) if fast else _most_tokens(measured)
+    best = _best(table, measured)
     return f"{best}; {counted}" if best else counted
 
 
-def _best(table: CellTable, fast: Sequence[CellRow]) -> str:
-    """Who is the fastest, by tokens where samples differ in length alone."""
-    if differing(fast) == ("sequence_length",) and not untold(fast):
-        by_tokens = [(row.tokens_per_s.value, row.label) for row in fast if row.tokens_per_s is not None]
-        if len(by_tokens) == len(fast):
-            value, label = max(by_tokens)
-            return f"Fastest is {label} with {format_sig(value)} tokens/s, of cells that differ in sequence length"
-    best = max(fast, key=lambda row: row.samples_per_s.value if row.samples_per_s is not None else 0.0)
-    speed = format_sig(best.samples_per_s.value) if best.samples_per_s is not None else UNKNOWN
-    work = other_work(fast)
-    though = f", though cells {work}" if work else _as_fast(best, fast)
-    return f"Fastest is {best.label} with {speed} samples/s{_times(table, best)}{though}"
-
-
-def _most_tokens(measured: Sequence[CellRow]) -> str:
-    """Who is the fastest where no row tells samples/s; empty where none tells tokens/s either."""
-    by_tokens = [(row.tokens_per_s.value, row) for row in measured if row.tokens_per_s is not None]
-    if not by_tokens:
+def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
+    """Who is the fastest, by tokens where samples differ in length alone, or none are told."""
+    fast = [row for row in measured if has_speed(row)]
+    known = [row for row in fast or measured if row.tokens_per_s is not None]
+    of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(known) == len(fast)
+    if fast and not of_length:
+        best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
+        work = other_work(fast)
+        though = f", though cells {work}" if work else _as_fast(best, fast)
+        return f"Fastest is {best.label} with {_speed(best)} samples/s{_times(table, best)}{though}"
+    if not known:
         return ""
-    value, best = max(by_tokens, key=lambda one: one[0])
-    work = other_work([row for _, row in by_tokens])
-    return f"Fastest is {best.label} with {format_sig(value)} tokens/s" + (f", though cells {work}" if work else "")
+    best = max(known, key=lambda row: value_of(row, "tokens_per_s"))
+    work = other_work(known)
+    though = ", of cells that differ in sequence length" if of_length else f", though cells {work}" if work else ""
+    return f"Fastest is {best.label} with {tell(COLUMNS['tokens_per_s'], best)} tokens/s{though}"
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
@@ -232,9 +224,8 @@ def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
     alike = [row.label for row in fast if row is not best and _overlap(row.samples_per_s, best.samples_per_s)]
     if not alike:
         return ""
-    named = (
-        alike if len(alike) <= _MOST_RIVALS else [*alike[: _MOST_RIVALS - 1], f"{len(alike) - _MOST_RIVALS + 1} more"]
-    )
+    more = len(alike) - _MOST_RIVALS + 1
+    named = alike if more <= 1 else [*alike[: _MOST_RIVALS - 1], f"{more} more"]
     return f", though {format_list(named)} {'is' if len(alike) == 1 else 'are'} as fast within the scatter"
 
 
@@ -322,19 +313,19 @@ def _marks(row: CellRow) -> tuple[str, ...]:
 def missing_sheet(table: CellTable) -> Sheet:
     """Figures of measured rows that are not known, and why."""
     measured = [row for row in table.cells if has_figures(row)]
-    lacking: dict[tuple[str, str], list[str]] = {}
-    for row in measured:
-        for name, reason in row.missing.items():
-            lacking.setdefault((reason, row.label), []).append(name)
     alike: dict[tuple[str, str], list[str]] = {}
-    for (reason, label), names in lacking.items():
-        alike.setdefault((", ".join(names), reason), []).append(label)
+    for row in measured:
+        names: dict[str, list[str]] = {}
+        for name, reason in row.missing.items():
+            names.setdefault(reason, []).append(name)
+        for reason, lacking in names.items():
+            alike.setdefault((", ".join(lacking), reason), []).append(row.label)
     return Sheet(
         title="missing",
         columns=(Column("figures", words=True), Column("of", words=True), Column("why", words=True)),
         rows=tuple(
-            (names, "all" if len(labels) == len(measured) else _listed(labels), reason)
-            for (names, reason), labels in alike.items()
+            (figures, "all" if len(labels) == len(measured) else _listed(labels), reason)
+            for (figures, reason), labels in alike.items()
         ),
     )
 

@@ -15,14 +15,7 @@ from multinode.units import format_count
 __all__ = ["about", "cell_line", "describe_cell", "end_line", "left_s", "plan_lines", "state_line"]
 
 _MINUTE_S, _HOUR_S = 60, 3600
-_STATES = {
-    "measured": "measured",
-    "out_of_memory": "out of memory",
-    "skipped": "skipped",
-    "failed": "failed",
-    "waiting": "waiting",
-    "running": "running",
-}
+_STATES = ("measured", "out_of_memory", "skipped", "failed", "waiting", "running")
 _OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}
 
 
@@ -61,14 +54,14 @@ def end_line(cell: CellRecord, samples_per_s: float | None) -> str:
     if cell.state == "measured" and not cell.reason:
         speed = f": {samples_per_s:.4g} samples/s" if samples_per_s is not None else ""
         return f"{cell.cell.label}: measured{speed}"
-    state = _OUT_OF.get(cell.out_of or "", _STATES.get(cell.state, cell.state))
+    state = _OUT_OF.get(cell.out_of or "", _words(cell.state))
     return f"{cell.cell.label}: {state}" + (f": {cell.reason}" if cell.reason else "")
 
 
 def state_line(record: GridRecord) -> str:
     """How many cells are how: `16 cells: 12 measured, 1 out of memory, 3 skipped`."""
     counts = Counter(cell.state for cell in record.cells)
-    said = ", ".join(f"{counts[state]} {name}" for state, name in _STATES.items() if counts[state])
+    said = ", ".join(f"{counts[state]} {_words(state)}" for state in _STATES if counts[state])
     return f"{format_count(len(record.cells), 'cell')}: {said}"
 
 
@@ -86,7 +79,7 @@ def plan_lines(record: GridRecord) -> list[str]:
     width = max(len(one.cell.label) for one in cells)
     lines = [
         f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  {describe_cell(cells[index].cell)}"
-        + ("" if cells[index].state == "waiting" else f"  ({_STATES.get(cells[index].state, cells[index].state)})")
+        + ("" if cells[index].state == "waiting" else f"  ({_words(cells[index].state)})")
         for number, index in enumerate(order, 1)
     ]
     repeats = record.grid.repeats
@@ -95,3 +88,7 @@ def plan_lines(record: GridRecord) -> list[str]:
     running = [index for index, one in enumerate(cells) if one.state == "running"]
     left = len(due_turns(functools.reduce(give_up, running, record)))
     return [*lines, f"{format_count(len(cells), 'cell')}{times}: {format_count(left, 'run')} to make"]
+
+
+def _words(state: str) -> str:
+    return state.replace("_", " ")

@@ -6,12 +6,14 @@ import html
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 from plotly.graph_objects import Bar, Figure, Scatter
 from plotly.subplots import make_subplots
 
 from multinode.analyse.run.observed import Observed, ObservedNode
+from multinode.analyse.stats.spread import Ranged
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.core.run.samples import CpuSample, GpuSample, LossSample, NicSample, StepSample
 from multinode.report.render.charts import thinned
@@ -20,7 +22,16 @@ from multinode.report.render.page import PALETTE
 from multinode.report.steps.card_rates import card_rates
 from multinode.report.steps.summary_sheets import PARTS
 
-__all__ = ["begun_s", "label", "loss_chart", "node_step_times", "split_chart", "step_time_chart", "timeline"]
+__all__ = [
+    "begun_s",
+    "error_bars",
+    "label",
+    "loss_chart",
+    "node_step_times",
+    "split_chart",
+    "step_time_chart",
+    "timeline",
+]
 
 # A browser draws each one again at every move.
 _MOST_SHADES = 20
@@ -30,6 +41,16 @@ _COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 def label(text: str) -> str:
     """A name in a chart: plotly takes text for a kind of HTML."""
     return html.escape(sanitize(text))
+
+
+def error_bars(values: Sequence[Ranged]) -> dict[str, Any]:
+    """From the low to the high of each, as plotly takes them."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [one.high - one.value for one in values],
+        "arrayminus": [one.value - one.low for one in values],
+    }
 
 
 def step_time_chart(observed: Observed) -> Figure | None:

@@ -23,7 +23,14 @@ from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
-from multinode.workflows.run.launch import launch, make_run_id, measured_only, require_success, same_threads
+from multinode.workflows.run.launch import (
+    create_parent,
+    launch,
+    make_run_id,
+    measured_only,
+    require_success,
+    same_threads,
+)
 
 __all__ = ["Attempt", "Trials", "changed_job", "changed_launch", "try_advice"]
 
@@ -239,10 +246,7 @@ class _Series:
         """Write what is known so far, as a run of its own so that it is listed; None where nothing was measured."""
         if self._first is None:
             return None
-        directory = self._directory or RunDirectory.create(self._context.runs, self._first.run_id)
-        if self._directory is None:
-            directory.write_cluster(self._what.cluster, self._what.hostfile)
-            self._directory = directory
+        directory = self._directory = self._directory or create_parent(self._context.runs, self._what)
         recommendations = self._with_tried()
         directory.write(_FILE, recommendations)
         directory.write("run.json", msgspec.structs.replace(self._first, status=status))

@@ -25,6 +25,7 @@ from multinode.workflows.prediction.predict import forecast_runs
 from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import (
+    create_parent,
     launch,
     make_run_id,
     measured_only,
@@ -419,10 +420,9 @@ def _with_outlook(compared: Contrast, runs: Path) -> Contrast:
 
 def _keep(what: Launch, context: RunContext, run_id: str, compared: Contrast, turns: Sequence[_Turn]) -> RunDirectory:
     """Store the contrast as a run of its own, so that it is listed with the others."""
-    directory = RunDirectory.create(context.runs, run_id)
+    directory = create_parent(context.runs, msgspec.structs.replace(what, run_id=run_id))
     first = turns[0].launched.run
     widest = max((turn.launched.run for turn in turns), key=lambda run: len(run.nodes))
-    directory.write_cluster(what.cluster, what.hostfile)
     directory.write(_FILE, compared)
     directory.write(
         "run.json",

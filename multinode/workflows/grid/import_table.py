@@ -11,7 +11,7 @@ from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cell_table import make_table
 from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
-from multinode.core.grid.imported_table import FORMS, HINT, Extras, ImportedTable, parse_table
+from multinode.core.grid.imported_table import FORMS, HINT, Extras, parse_table
 from multinode.core.run.run import Run
 from multinode.errors import UsageError
 from multinode.store.hostfile import load_prices
@@ -20,25 +20,9 @@ from multinode.store.text_file import read_text
 from multinode.workflows.grid.sweep_table import TABLE_FILE
 from multinode.workflows.run.launch import make_run_id
 
-__all__ = ["Foreign", "Imported", "import_table", "load_imported_table"]
+__all__ = ["Imported", "import_table"]
 
 _RULE = "Figures as the table has them; what it does not have follows from them by arithmetic, or is missing."
-
-
-class Foreign(msgspec.Struct, frozen=True, kw_only=True):
-    """What is imported.
-
-    Attributes:
-        path: of the table, a CSV or YAML.
-        name: for people; None takes the file's.
-        extras: what holds for all rows.
-        prices: of a prices file; None takes the table's own prices alone.
-    """
-
-    path: Path
-    name: str | None = None
-    extras: Extras = Extras()
-    prices: Path | None = None
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,47 +32,45 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
 
 
-def import_table(root: Path, foreign: Foreign) -> Imported:
+def import_table(
+    root: Path, path: Path, extras: Extras | None = None, *, name: str | None = None, prices_path: Path | None = None
+) -> Imported:
     """Import a table, and keep it as a run: the file as it is, the prices file as well, and the table made of them.
 
     Args:
         root: of all runs.
-        foreign: what is imported.
+        path: of the table; its ending tells whether it is a CSV or a YAML.
+        extras: what holds for all rows.
+        name: for people; None takes the file's.
+        prices_path: of a prices file; None takes the table's own prices alone.
 
     Raises:
-        UsageError: a file cannot be read, or a line of it is wrong.
+        UsageError: a file cannot be read, or a line of it is wrong; the message has its place.
         MultinodeError: the run cannot be written.
     """
     started_s = time.time()
-    read, data = load_imported_table(foreign.path, foreign.extras)
-    prices, prices_text = load_prices(foreign.prices) if foreign.prices is not None else (None, "")
+    if path.suffix.lower() not in FORMS:
+        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(FORMS)}", hint=HINT)
+    read = parse_table(read_text(path, "the table", HINT), str(path), extras or Extras())
+    prices, prices_text = load_prices(prices_path) if prices_path is not None else (None, "")
     run_id = make_run_id()
-    table = with_prices(_table(read, run_id, foreign.name or foreign.path.name), prices)
+    table = make_table(
+        CellTable(
+            run_id=run_id,
+            job=name or path.name,
+            rule=_RULE,
+            cells=imported_rows(read.rows),
+            notes=(f"Columns that were passed over: {', '.join(read.ignored)}.",) if read.ignored else (),
+        )
+    )
+    table = with_prices(table, prices)
     directory = RunDirectory.create(root, run_id)
-    directory.write_bytes(f"imported{foreign.path.suffix.lower()}", data)
+    directory.write_bytes(f"imported{path.suffix.lower()}", path.read_bytes())
     if prices is not None:
         directory.write_bytes("prices.yaml", prices_text.encode())
     directory.write(TABLE_FILE, table)
-    # A directory is a run once it has this: last, so that no half of an import is ever listed.
-    directory.write("run.json", _record(table, started_s))
-    return Imported(table=table, directory=directory.path)
-
-
-def _table(read: ImportedTable, run_id: str, name: str) -> CellTable:
-    ignored = f"Columns that were passed over: {', '.join(read.ignored)}."
-    table = CellTable(
+    run = Run(
         run_id=run_id,
-        job=name,
-        rule=_RULE,
-        cells=imported_rows(read.rows),
-        notes=(ignored,) if read.ignored else (),
-    )
-    return make_table(table)
-
-
-def _record(table: CellTable, started_s: float) -> Run:
-    return Run(
-        run_id=table.run_id,
         job=table.job,
         engine="import",
         status="succeeded",
@@ -98,18 +80,6 @@ def _record(table: CellTable, started_s: float) -> Run:
         nodes=(),
         kind="import",
     )
-
-
-def load_imported_table(path: Path, extras: Extras) -> tuple[ImportedTable, bytes]:
-    """The table, and the file's bytes as they are.
-
-    Args:
-        path: of the file; its ending tells the form.
-        extras: what holds for all rows.
-
-    Raises:
-        UsageError: it cannot be read, or a line of it is wrong; the message has its place.
-    """
-    if path.suffix.lower() not in FORMS:
-        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(FORMS)}", hint=HINT)
-    return parse_table(read_text(path, "the table", HINT), str(path), extras), path.read_bytes()
+    # A directory is a run once it has this: last, so that no half of an import is ever listed.
+    directory.write("run.json", run)
+    return Imported(table=table, directory=directory.path)

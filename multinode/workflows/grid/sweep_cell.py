@@ -17,7 +17,7 @@ from multinode.core.job.deepspeed import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.progress import RunProgress, TrainingTime
-from multinode.core.run.run import Failure, NodeRun, Run
+from multinode.core.run.run import Failure, Run, new_run
 from multinode.core.run.samples import parse_samples
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import Interrupted
@@ -140,14 +140,10 @@ def measure_cell(
         raise Interrupted("interrupted")
     if held is not None:
         return CellRun(launched=_refuse(prepared, held))
-    if minutes is None:
-        run = CellRun(launched=run_prepared(prepared, context))
-    else:
-        limited, timed = with_time_limit(context, minutes * _S_PER_MINUTE)
-        launched = run_prepared(prepared, limited)
-        run = CellRun(launched=launched, in_time=timed.is_over)
-    cleanup_nodes(run.launched, what.cluster, context)
-    return run
+    limited, timed = (context, None) if minutes is None else with_time_limit(context, minutes * _S_PER_MINUTE)
+    launched = run_prepared(prepared, limited)
+    cleanup_nodes(launched, what.cluster, context)
+    return CellRun(launched=launched, in_time=timed is not None and timed.is_over)
 
 
 def _cut(job: Job, training: CellTraining) -> Job:
@@ -160,18 +156,13 @@ def _cut(job: Job, training: CellTraining) -> Job:
 def _refuse(prepared: Prepared, held: Finding) -> Launched:
     """A run that never began, recorded so that it is listed with its reason."""
     plan, now_s = prepared.plan, time.time()
-    nodes = tuple(
-        NodeRun(name=node.node, node_rank=node.node_rank, state="ended", cause="not_started") for node in plan.nodes
-    )
+    run = new_run(plan, now_s)
+    nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)
     where = next((node for node in nodes if node.name == held.node), nodes[0])
-    run = Run(
-        run_id=plan.run_id,
-        job=plan.job,
-        engine=plan.engine,
+    run = msgspec.structs.replace(
+        run,
         status="failed",
-        started_s=now_s,
         ended_s=now_s,
-        world_size=plan.world_size,
         nodes=nodes,
         first_failure=Failure(
             node=where.name, node_rank=where.node_rank, message=held.message, hint=held.hint, kind="gpu_held"
@@ -205,12 +196,8 @@ class TimedStop:
         self._clock = clock
         self._passed_on = 0
         self._began: float | None = None
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run was stopped for its time; a user who stops it while it ends takes nothing from that."""
-        return self._is_over
+        # Whether the run was stopped for its time; a user who stops it while it ends takes nothing from that.
+        self.is_over = False
 
     def look(self, progress: RunProgress) -> None:
         """Take note of how far the run is, and stop it when it is time."""
@@ -220,7 +207,7 @@ class TimedStop:
         if self._began is None and any(node.step for node in progress.nodes):
             self._began = self._clock()
         if self._trained_s >= self._limit_s and self._began is not None and not self.stop.count:
-            self._is_over = True
+            self.is_over = True
             self.stop.ask("its time is over")
 
     def show(self, progress: RunProgress) -> RunProgress:

@@ -17,7 +17,7 @@ from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.grid.sweep_cell import AskedGrid
-from multinode.workflows.run.launch import make_run_id
+from multinode.workflows.run.launch import create_parent
 
 __all__ = [
     "GRID_FILE",
@@ -77,10 +77,9 @@ def create_sweep(root: Path, asked: AskedGrid, record: GridRecord, workers: int)
     Raises:
         MultinodeError: it cannot be made.
     """
-    what = asked.launch
-    directory = RunDirectory.create(root, what.run_id or make_run_id())
-    cluster = what.cluster.first(max(asked.grid.nodes))
-    directory.write_cluster(cluster, what.hostfile)
+    cluster = asked.launch.cluster.first(max(asked.grid.nodes))
+    what = msgspec.structs.replace(asked.launch, cluster=cluster)
+    directory = create_parent(root, what)
     engine = what.options.engine or choose_engine(asked.job)
     run = Run(
         run_id=directory.run_id,

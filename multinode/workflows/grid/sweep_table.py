@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.grid.cell_prices import cheapest, with_prices
+from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cell_rows import MeasuredCell, devices_of
 from multinode.analyse.grid.cell_table import Look, SweptCells, combine, look_at, table_of_sweep
 from multinode.analyse.grid.cells import MEASURED, CellTable
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.cluster.prices import Prices
 from multinode.core.grid.grid import CellRecord, GridRecord
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Run
@@ -23,7 +22,7 @@ from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.grid.sweep_store import GRID_FILE
 
-__all__ = ["TABLE_FILE", "View", "build_table", "load_table", "load_tables"]
+__all__ = ["TABLE_FILE", "build_table", "load_table", "load_tables"]
 
 TABLE_FILE = "sweep.json"
 _SCHEMA = "multinode.sweep/1"
@@ -33,19 +32,6 @@ class _Marked(msgspec.Struct, frozen=True):
     """Any document, as far as its release is concerned."""
 
     schema: str = ""
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """How stored tables are shown.
-
-    Attributes:
-        prices: of devices and nodes; None takes those of the hostfiles alone.
-        deadline_s: by when the whole job has to end, for the cheapest cell; None does not ask.
-    """
-
-    look: Look = Look()
-    prices: Prices | None = None
-    deadline_s: float | None = None
 
 
 def build_table(directory: RunDirectory, root: Path) -> CellTable:
@@ -85,17 +71,17 @@ def load_table(directory: RunDirectory) -> CellTable | None:
     return directory.read(TABLE_FILE, CellTable)
 
 
-def load_tables(root: Path, names: Sequence[str], view: View | None = None) -> CellTable:
+def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> CellTable:
     """Stored tables as one, as it was asked for.
 
     Args:
         root: of all runs.
         names: of sweeps and imports: an id each, the beginning of one, or `last`, the newest of them; one that is named
             twice counts once.
-        view: how they are shown.
+        look: how they are shown.
 
     Raises:
-        UsageError: there is no such run, one has no table, or the view names what the table does not have.
+        UsageError: there is no such run, one has no table, or `look` names what the table does not have.
         MultinodeError: a table cannot be read.
     """
     directories = {(found := _open(root, name)).run_id: found for name in names}
@@ -105,20 +91,7 @@ def load_tables(root: Path, names: Sequence[str], view: View | None = None) -> C
         if table is None:
             raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
         tables.append(table)
-    return show(combine(tables), view or View())
-
-
-def show(table: CellTable, view: View) -> CellTable:
-    """A table as it was asked for.
-
-    Raises:
-        UsageError: the view names what the table does not have.
-    """
-    # Once for what is sorted and chosen by price, and once more for notes on prices of the rows that are left.
-    shown = with_prices(look_at(with_prices(table, view.prices), view.look), view.prices)
-    if view.deadline_s is None or not shown.cells:
-        return shown
-    return msgspec.structs.replace(shown, cheapest=cheapest(shown, view.deadline_s))
+    return look_at(combine(tables), look or Look())
 
 
 def _open(root: Path, name: str) -> RunDirectory:
@@ -162,21 +135,17 @@ def _measured(record: CellRecord, root: Path) -> MeasuredCell:
     if not runs:
         return MeasuredCell(record=record)
     last = directories[-1]
-    return MeasuredCell(record=record, runs=runs, devices=_devices(last), price_purchase=_price_purchase(last))
+    plan, cluster = last.read("plan.json", LaunchPlan), last.read("cluster.json", Cluster)
+    if plan is None:
+        return MeasuredCell(record=record, runs=runs)
+    facts = {one.node: one for one in last.read("facts.json", list[NodeFacts]) or ()}
+    price = _price_purchase(plan, cluster) if cluster is not None else None
+    return MeasuredCell(record=record, runs=runs, devices=devices_of(plan, facts), price_purchase=price)
 
 
-def _devices(directory: RunDirectory) -> tuple[dict[str, int], ...]:
-    plan = directory.read("plan.json", LaunchPlan)
-    facts = {one.node: one for one in directory.read("facts.json", list[NodeFacts]) or ()}
-    return devices_of(plan, facts) if plan is not None else ()
-
-
-def _price_purchase(directory: RunDirectory) -> float | None:
+def _price_purchase(plan: LaunchPlan, cluster: Cluster) -> float | None:
     """Of all its nodes, or of the GPUs in use; None where one has no price."""
-    plan, cluster = directory.read("plan.json", LaunchPlan), directory.read("cluster.json", Cluster)
-    nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
-    if plan is None or any(node.node not in nodes for node in plan.nodes):
-        return None
-    told = [nodes[node.node].purchase(plan.nproc_per_node) for node in plan.nodes]
+    nodes = {node.name: node for node in cluster.nodes}
+    told = [nodes[node.node].purchase(plan.nproc_per_node) if node.node in nodes else None for node in plan.nodes]
     known = [price for price in told if price is not None]
     return math.fsum(known) if known and len(known) == len(told) else None

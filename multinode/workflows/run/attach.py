@@ -12,7 +12,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.run.plan import LaunchPlan, node_run_id
-from multinode.core.run.run import NodeRun, Run
+from multinode.core.run.run import Run, new_run
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
@@ -85,16 +85,8 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
     nodes = _in_order(cluster, found.plan)
-    run = Run(
-        run_id=run_id,
-        job=found.plan.job,
-        engine=found.plan.engine,
-        status="running",
-        started_s=found.runs[0].created_s,
-        world_size=found.plan.world_size,
-        nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in found.plan.nodes),
-        detached=True,
-    )
+    run = new_run(found.plan, found.runs[0].created_s)
+    run = msgspec.structs.replace(run, run_id=run_id, detached=True)
     directory.write_cluster(nodes, hostfile)
     directory.write("plan.json", found.plan)
     directory.write("run.json", run)

@@ -38,6 +38,7 @@ from multinode.workflows.run.fetch import fetch_traces
 from multinode.workflows.run.observe import summarise_run
 
 __all__ = [
+    "create_parent",
     "follow_run",
     "launch",
     "make_run_id",
@@ -155,6 +156,17 @@ def plan_offline(what: Launch) -> LaunchPlan:
 def make_run_id() -> str:
     """A name that sorts by date and that no two runs share."""
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+
+def create_parent(runs: Path, what: Launch) -> RunDirectory:
+    """A directory for what is made of several runs, so that it is listed with them.
+
+    Raises:
+        MultinodeError: it cannot be made.
+    """
+    directory = RunDirectory.create(runs, what.run_id or make_run_id())
+    directory.write_cluster(what.cluster, what.hostfile)
+    return directory
 
 
 def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
