@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -20,17 +21,11 @@ __all__ = ["LiveView", "live_view", "show_stage"]
 _PLAIN_EVERY_S = 5.0
 
 
-class LiveView:
-    """Shows stages and progress on stderr.
+class LiveView(NamedTuple):
+    """Shows stages and progress on stderr."""
 
-    Args:
-        say: prints one line.
-        show: shows the progress.
-    """
-
-    def __init__(self, say: Callable[[str], None], show: Callable[[RunProgress], None]) -> None:
-        self.say = say
-        self.show = show
+    say: Callable[[str], None]
+    show: Callable[[RunProgress], None]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import queue
 import time
@@ -22,7 +23,7 @@ from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["Observer", "execute"]
+__all__ = ["Execution", "Observer"]
 
 Observer = Callable[[RunProgress], None]
 
@@ -32,50 +33,29 @@ _OBSERVE_EVERY_S = 0.25
 _RENEWED_AFTER = 1 / 4
 
 
-def execute(  # noqa: PLR0913 - the six things that a run is made of, each a value or a seam of its own
-    plan: LaunchPlan,
-    cluster: Cluster,
-    *,
-    agent: AgentTransport,
-    directory: RunDirectory,
-    options: ExecuteOptions,
-    stop: StopRequest,
-    observe: Observer,
-) -> Run:
-    """Run the plan to its end and record everything in `directory`.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Execution:
+    """One execution of a plan, recorded in `directory`: the sessions, their events, and the reactions to them."""
 
-    The run ends when every node has verified that its processes are gone, or can no longer be reached. When one node
-    fails, or `stop` asks for it, all are stopped. Returns what happened; a failed run is a result, not an exception.
-    """
-    loop = _Loop(plan, cluster, agent=agent, directory=directory, options=options)
-    return loop.run(stop, observe)
+    plan: LaunchPlan
+    cluster: Cluster
+    agent: AgentTransport
+    directory: RunDirectory
+    options: ExecuteOptions
+    stop: StopRequest
+    observe: Observer
 
-
-class _Loop:
-    """One execution: the sessions, their events, and the reactions to them."""
-
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        cluster: Cluster,
-        *,
-        agent: AgentTransport,
-        directory: RunDirectory,
-        options: ExecuteOptions,
-    ) -> None:
-        self._plan = plan
-        self._directory = directory
-        self._options = options
+    def __post_init__(self) -> None:
         self._events: queue.Queue[Event] = queue.Queue(maxsize=4096)
-        self._tracker = Tracker(plan, directory)
-        before = directory.read("run.json", Run) if options.attach else None
+        self._tracker = Tracker(self.plan, self.directory)
+        before = self.directory.read("run.json", Run) if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
         self._started = time.monotonic()
         self._watch = StallWatch(
-            stall_s=options.stall_s,
-            node_count=len(plan.nodes),
-            diagnose=functools.partial(diagnose, agent, cluster, plan),
-            directory=directory,
+            stall_s=self.options.stall_s,
+            node_count=len(self.plan.nodes),
+            diagnose=functools.partial(diagnose, self.agent, self.cluster, self.plan),
+            directory=self.directory,
         )
         # The stall for which the run was stopped.
         self._hang: Stall | None = None
@@ -84,91 +64,96 @@ class _Loop:
         self._ordered_s = self._give_up = float("inf")
         self._sessions = [
             NodeSession(
-                agent,
-                node,
+                agent=self.agent,
+                node=node,
                 node_rank=node_rank,
                 request=request,
                 events=self._events,
-                silence_s=options.silence_s,
-                have=directory.sizes(node_rank) if options.attach else None,
+                silence_s=self.options.silence_s,
+                have=self.directory.sizes(node_rank) if self.options.attach else None,
             )
             for node_rank, (node, request) in enumerate(
-                zip(cluster.nodes, supervise_requests(plan, options), strict=True)
+                zip(self.cluster.nodes, supervise_requests(self.plan, self.options), strict=True)
             )
         ]
 
-    def run(self, stop: StopRequest, observe: Observer) -> Run:
-        """Start, follow, stop, record."""
+    def run(self) -> Run:
+        """Start, follow, stop, record.
+
+        The run ends when every node has verified that its processes are gone, or can no longer be reached. When one
+        node fails, or `stop` asks for it, all are stopped. Returns what happened; a failed run is a result, not an
+        exception.
+        """
         self._save(self._record("running"))
         for session in self._sessions:
             session.start()
         try:
-            self._follow(stop, observe)
+            self._follow()
         except BaseException:
             # This end can go on no longer (its disk is full, say): the nodes are told rather than left to their leases.
-            self._stop_all(self._options.grace_s)
+            self._stop_all(self.options.grace_s)
             raise
         finally:
             self._watch.close()
-        observe(self._progress())
-        left = self._may_leave(stop)
+        self.observe(self._progress())
+        left = self._may_leave()
         if left:
             for session in self._sessions:
                 session.leave()
-        run = self._record("running" if left else self._status(stop))
+        run = self._record("running" if left else self._status())
         self._save(run)
         return run
 
-    def _follow(self, stop: StopRequest, observe: Observer) -> None:
+    def _follow(self) -> None:
         renewed = observed = time.monotonic()
-        while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave(stop):
+        while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave():
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=_TICK_S))
             if not self._stopping and self._watch.look():
                 # Shown at once: the run may get on again before the next look.
-                observe(self._progress())
-            self._react(stop)
+                self.observe(self._progress())
+            self._react()
             now = time.monotonic()
-            lease_s = self._options.lease_s
+            lease_s = self.options.lease_s
             if lease_s is not None and now - renewed >= lease_s * _RENEWED_AFTER:
                 renewed = now
                 for session in self._sessions:
                     session.renew_lease(lease_s)
             if now - observed >= _OBSERVE_EVERY_S:
                 observed = now
-                observe(self._progress())
-        if not self._may_leave(stop):
+                self.observe(self._progress())
+        if not self._may_leave():
             self._tracker.give_up()
 
     def _take(self, event: Event) -> None:
         self._tracker.take(event)
         self._watch.take(event)
 
-    def _may_leave(self, stop: StopRequest) -> bool:
+    def _may_leave(self) -> bool:
         """Whether the run may go on alone now."""
         if self._stopping or self._tracker.all_over:
             return False
-        if self._options.leave_on_stop and stop.count:
+        if self.options.leave_on_stop and self.stop.count:
             return True
-        return self._options.leave_when_running and self._tracker.all_running
+        return self.options.leave_when_running and self._tracker.all_running
 
-    def _react(self, stop: StopRequest) -> None:
+    def _react(self) -> None:
         """Stop all nodes when one fails, the run hangs or the user asks; asking twice cuts the grace period short."""
-        asked = 0 if self._options.leave_on_stop else stop.count
-        hangs = self._options.on_stall == "stop" and self._watch.current is not None
+        asked = 0 if self.options.leave_on_stop else self.stop.count
+        hangs = self.options.on_stall == "stop" and self._watch.current is not None
         if hangs and not (self._stopping or asked or self._tracker.any_failed):
             self._hang = self._watch.current
         wanted = min(2, max(asked, 1 if self._tracker.any_failed or self._hang else 0))
         if wanted <= self._stopping:
             return
-        grace_s = self._options.grace_s if wanted == 1 else 0.0
+        grace_s = self.options.grace_s if wanted == 1 else 0.0
         self._stopping = wanted
         self._stop_all(grace_s)
         self._tracker.note_stopping()
 
     def _stop_all(self, grace_s: float) -> None:
         self._ordered_s = min(self._ordered_s, time.time())
-        self._give_up = time.monotonic() + grace_s + self._options.verify_s
+        self._give_up = time.monotonic() + grace_s + self.options.verify_s
         for session in self._sessions:
             session.stop(grace_s, end=self._give_up)
 
@@ -177,7 +162,7 @@ class _Loop:
             self._tracker.progress, elapsed_s=time.monotonic() - self._started, stall=self._watch.current
         )
 
-    def _status(self, stop: StopRequest) -> str:
+    def _status(self) -> str:
         nodes = self._tracker.node_runs
         if any(node.state == "lost" for node in nodes):
             return "lost"
@@ -187,7 +172,7 @@ class _Loop:
         if not others:
             return "succeeded"
         # All of them stopped and nobody here asked for it: another controller did.
-        stopped = stop.count or all(node.cause == "stopped" for node in others) or self._stopped_before()
+        stopped = self.stop.count or all(node.cause == "stopped" for node in others) or self._stopped_before()
         return "stopped" if stopped else "failed"
 
     def _stopped_before(self) -> bool:
@@ -202,14 +187,14 @@ class _Loop:
         ended = status != "running"
         failure = self._first_failure() if ended and status not in {"succeeded", "stopped"} else None
         return msgspec.structs.replace(
-            new_run(self._plan, self._started_s),
+            new_run(self.plan, self._started_s),
             status=status,
             ended_s=time.time() if ended else None,
             nodes=self._tracker.node_runs,
             first_failure=failure,
-            lease_s=self._options.lease_s,
-            kind=self._options.kind,
-            detached=self._options.lease_s is None,
+            lease_s=self.options.lease_s,
+            kind=self.options.kind,
+            detached=self.options.lease_s is None,
             stalls=self._watch.stalls,
         )
 
@@ -224,7 +209,7 @@ class _Loop:
         if hang is None:
             return None
         return Failure(
-            node=hang.node or self._plan.nodes[0].node,
+            node=hang.node or self.plan.nodes[0].node,
             node_rank=hang.node_rank or 0,
             rank=hang.rank,
             message=hang.message,
@@ -234,4 +219,4 @@ class _Loop:
         )
 
     def _save(self, run: Run) -> None:
-        self._directory.write("run.json", run)
+        self.directory.write("run.json", run)

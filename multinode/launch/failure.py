@@ -31,10 +31,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a node when a run has ended.
 
     Attributes:
-        exceptions: of its workers, as they recorded them themselves.
         clock_offset_s: the node's clock minus the controller's; None is unknown.
-        error: why it could not be reached or started.
-        log: the end of its log.
         faults: of its hardware, in the order in which they came.
     """
 

@@ -20,7 +20,6 @@ class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: global rank; None where the launcher does not say.
         exit_code: None where a signal ended it.
-        signal: its name.
     """
 
     rank: int | None = None
@@ -206,10 +205,7 @@ _LEAST_S = 3.0
 def explain_timeout(failure: Failure, nodes: Sequence[NodeProgress], shares: Mapping[str, float | None]) -> Failure:
     """A timeout with the causes that the figures tell of before its hint; any other failure as it is.
 
-    Args:
-        failure: the first.
-        nodes: how far each was.
-        shares: of each node's link, how much was in use before, as `link_share` has it.
+    `shares` says of each node's link how much was in use before, as `link_share` has it.
     """
     if failure.kind != "timeout":
         return failure

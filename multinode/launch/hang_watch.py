@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -30,8 +31,6 @@ class StallClock:
     It begins when the job runs on every node, or with the first line of log. It stands still while a node is out of
     contact: what we do not hear is no sign of what the job does.
 
-    Args:
-        node_count: nodes of the run.
 
     Attributes:
         generation: grows with every sign of progress.
@@ -112,33 +111,27 @@ _MOST_KEPT = 20
 _LEAVE_S = 25.0
 
 
+@dataclasses.dataclass(eq=False)
 class StallWatch:
     """Watches one run; its methods are called from the loop that follows the run and do not block.
 
     Args:
         stall_s: how long no node may get on; None watches nothing.
-        node_count: nodes of the run.
         diagnose: asks all nodes; takes seconds, and is called in a thread.
-        directory: where `stall.json` goes.
 
     Attributes:
         stalls: all so far, those of an earlier controller too.
         current: the one that lasts; None while the run gets on.
     """
 
-    def __init__(
-        self,
-        *,
-        stall_s: float | None,
-        node_count: int,
-        diagnose: Callable[[], Sequence[NodeDiagnosis]],
-        directory: RunDirectory,
-    ) -> None:
-        self._stall_s = stall_s
-        self._clock = StallClock(node_count)
-        self._diagnose = diagnose
-        self._directory = directory
-        before = directory.read(_FILE, StallRecord)
+    stall_s: float | None
+    node_count: int
+    diagnose: Callable[[], Sequence[NodeDiagnosis]]
+    directory: RunDirectory
+
+    def __post_init__(self) -> None:
+        self._clock = StallClock(self.node_count)
+        before = self.directory.read(_FILE, StallRecord)
         self.stalls: tuple[Stall, ...] = before.stalls if before is not None else ()
         self.current: Stall | None = None
         # The progress after which the nodes were last asked: once is enough for each standstill.
@@ -155,12 +148,12 @@ class StallWatch:
 
     def look(self) -> bool:
         """Have the nodes asked when the time has come, and fold what they answered; whether that is a new stall."""
-        if self._stall_s is None:
+        if self.stall_s is None:
             return False
         found = not self._answers.empty() and self._fold(self._answers.get())
         generation = self._clock.generation
         idle = self._thread is None or not self._thread.is_alive()
-        if idle and self._asked != generation and self._clock.silent_s(time.monotonic()) >= self._stall_s:
+        if idle and self._asked != generation and self._clock.silent_s(time.monotonic()) >= self.stall_s:
             self._asked = generation
             self._thread = threading.Thread(target=self._ask, name="diagnose", daemon=True)
             self._thread.start()
@@ -173,7 +166,7 @@ class StallWatch:
 
     def _ask(self) -> None:
         try:
-            self._answers.put(self._diagnose())
+            self._answers.put(self.diagnose())
         except Exception as error:  # noqa: BLE001 - a defect; raised in the loop, where it is not lost
             self._answers.put(error)
 
@@ -185,7 +178,7 @@ class StallWatch:
             return False
         self.current = self._make(answer)
         self.stalls = (*self.stalls, self.current)[-_MOST_KEPT:]
-        self._directory.write(_FILE, StallRecord(stalls=self.stalls, nodes=tuple(answer)))
+        self.directory.write(_FILE, StallRecord(stalls=self.stalls, nodes=tuple(answer)))
         return True
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:

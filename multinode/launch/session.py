@@ -5,6 +5,7 @@ Knows nothing of the other nodes; what to do about a failure is the business of 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import queue
@@ -88,9 +89,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a node's session has to say.
 
     Attributes:
-        message: what the node sent; None for the session's own news.
         error: contact was lost (and is being sought again), or the run could not be started there.
-        over: nothing more will come.
         heard_s: with an error: when the last word came from the node, or contact to it was first sought, on our wall
             clock.
     """
@@ -102,44 +101,31 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     heard_s: float | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class NodeSession:
     """Starts a run on one node and follows it until its end.
 
     Args:
-        agent: the way to the node.
-        node: the node.
-        node_rank: its node rank.
-        request: what its supervisor is asked to do.
-        events: where records go.
         silence_s: how long the node may say nothing before the connection is taken for dead.
         have: bytes of each file that came earlier; None starts the run, anything else follows one that goes on.
     """
 
-    def __init__(  # noqa: PLR0913 - the six things that a session is made of, each a value or a seam of its own
-        self,
-        agent: AgentTransport,
-        node: Node,
-        *,
-        node_rank: int,
-        request: Record,
-        events: queue.Queue[Event],
-        silence_s: float,
-        have: dict[str, int] | None = None,
-    ) -> None:
-        self._agent = agent
-        self._node = node
-        self._node_rank = node_rank
-        self._request = request
-        self._events = events
-        self._silence_s = silence_s
-        self._offsets: dict[str, int] = dict(have or {})
-        self._starts = have is None
+    agent: AgentTransport
+    node: Node
+    node_rank: int
+    request: Record
+    events: queue.Queue[Event]
+    silence_s: float
+    have: dict[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._offsets: dict[str, int] = dict(self.have or {})
         self._left = False
         self._end = math.inf
         self._heard_s = time.time()
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
-        self._thread = threading.Thread(target=self._follow, name=f"follow-{node.name}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"follow-{self.node.name}", daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -184,13 +170,13 @@ class NodeSession:
             if not self._left:
                 self._tell(error=error, over=True)
         except BaseException as error:
-            self._tell(error=MultinodeError(f"a defect in multinode: {error!r}", node=self._node.name), over=True)
+            self._tell(error=MultinodeError(f"a defect in multinode: {error!r}", node=self.node.name), over=True)
             raise
 
     def _start_and_read(self) -> None:
         """Start the run and read to its end; whenever contact is lost, seek it again and go on where it broke off."""
         try:
-            self._read_to_end(self._open("supervise", self._request) if self._starts else self._follow_again())
+            self._read_to_end(self._open("supervise", self.request) if self.have is None else self._follow_again())
         except ContactLost as error:
             lost = error
         else:
@@ -205,11 +191,11 @@ class NodeSession:
                 return
 
     def _follow_again(self) -> AgentStream:
-        return self._open("follow", {"schema": 1, "run_id": self._request["run_id"], "offsets": self._offsets})
+        return self._open("follow", {"schema": 1, "run_id": self.request["run_id"], "offsets": self._offsets})
 
     def _open(self, verb: str, request: Record) -> AgentStream:
         left_s = max(_LOOK_S, self._end - time.monotonic())
-        return self._agent.open(self._node, verb, request, deadline_s=min(_START_DEADLINE_S, left_s))
+        return self.agent.open(self.node, verb, request, deadline_s=min(_START_DEADLINE_S, left_s))
 
     def _seek_again(self, lost: NodeError) -> AgentStream:
         """Reconnect.
@@ -219,7 +205,7 @@ class NodeSession:
             NodeFailed: the node knows nothing of the run.
         """
         self._tell(error=lost)
-        end = time.monotonic() + 2.0 * float(self._request.get("lease_s") or _DETACHED_S) + self._silence_s
+        end = time.monotonic() + 2.0 * float(self.request.get("lease_s") or _DETACHED_S) + self.silence_s
         for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):
             due = time.monotonic() + wait_s
             while time.monotonic() < due and not self._over:
@@ -236,8 +222,8 @@ class NodeSession:
         try:
             self._stream = stream
             # What was asked for, or fell due, while there was no contact.
-            if self._request.get("lease_s") is not None:
-                self.renew_lease(self._request["lease_s"])
+            if self.request.get("lease_s") is not None:
+                self.renew_lease(self.request["lease_s"])
             if self._wanted is not None:
                 self._send(self._wanted)
             if self._left:
@@ -245,7 +231,7 @@ class NodeSession:
             record = stream.first
             while record is not None:
                 self._heard_s = time.time()
-                message = parse_record(record, self._node.name)
+                message = parse_record(record, self.node.name)
                 if isinstance(message, Chunk):
                     self._note_offset(message)
                 if message is not None:
@@ -253,7 +239,7 @@ class NodeSession:
                 if isinstance(message, Ended):
                     return
                 record = self._read(stream)
-            raise ContactLost("the connection ended before the run did", node=self._node.name)
+            raise ContactLost("the connection ended before the run did", node=self.node.name)
         finally:
             self._stream = None
             stream.close()
@@ -261,8 +247,8 @@ class NodeSession:
     def _read(self, stream: AgentStream) -> Record | None:
         left_s = self._end - time.monotonic()
         if left_s <= 0:
-            raise ContactLost("it did not say that it had stopped", node=self._node.name)
-        return stream.read(min(self._silence_s, max(_LOOK_S, left_s)))
+            raise ContactLost("it did not say that it had stopped", node=self.node.name)
+        return stream.read(min(self.silence_s, max(_LOOK_S, left_s)))
 
     @property
     def _over(self) -> bool:
@@ -271,15 +257,15 @@ class NodeSession:
     def _note_offset(self, chunk: Chunk) -> None:
         expected = self._offsets.get(chunk.file, 0)
         if chunk.offset != expected:
-            raise NodeFailed(f"it sent {chunk.file} from byte {chunk.offset} on, not {expected}", node=self._node.name)
+            raise NodeFailed(f"it sent {chunk.file} from byte {chunk.offset} on, not {expected}", node=self.node.name)
         self._offsets[chunk.file] = expected + len(chunk.data)
 
     def _tell(self, *, message: Message | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
         heard_s = self._heard_s if error is not None else None
-        event = Event(node_rank=self._node_rank, message=message, error=error, over=over, heard_s=heard_s)
+        event = Event(node_rank=self.node_rank, message=message, error=error, over=over, heard_s=heard_s)
         while True:
             try:
-                self._events.put(event, timeout=_LOOK_S)
+                self.events.put(event, timeout=_LOOK_S)
             except queue.Full:
                 # Nobody takes events any more once the following is over.
                 if not self._over:

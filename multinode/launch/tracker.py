@@ -41,12 +41,7 @@ class _NodeTrack:
 
 
 class Tracker:
-    """Folds the events of all nodes.
-
-    Args:
-        plan: what is being done.
-        directory: where logs and samples go as they come.
-    """
+    """Folds the events of all nodes."""
 
     def __init__(self, plan: LaunchPlan, directory: RunDirectory) -> None:
         self._directory = directory

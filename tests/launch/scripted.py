@@ -20,7 +20,7 @@ from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Run
 from multinode.errors import ContactLost
-from multinode.launch.execute import execute
+from multinode.launch import execute
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
@@ -193,15 +193,15 @@ class Execution:
         nodes = ScriptedNodes(play)
         cluster = Cluster(nodes=tuple(Node(name=node.node) for node in self._plan.nodes), source="hosts")
         try:
-            run = execute(
-                self._plan,
-                cluster,
+            run = execute.Execution(
+                plan=self._plan,
+                cluster=cluster,
                 agent=AgentTransport(nodes, AgentArchive(b"")),
                 directory=self.directory,
                 options=self._options,
                 stop=self.stop,
                 observe=self.seen.append,
-            )
+            ).run()
         finally:
             nodes.check()
         # A node that was given up is let go of by its own thread, a moment later.

@@ -26,7 +26,6 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A program to be run.
 
     Attributes:
-        argv: the program and its arguments, unquoted.
         unset: variables that are removed from the environment first; a trailing `*` removes all with that prefix.
         path_first: directory that goes first on PATH; None leaves PATH alone.
         cwd: directory; None is the user's home on the node.

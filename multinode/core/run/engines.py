@@ -77,10 +77,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         master_addr: address of node 0, where the rendezvous is.
         ifname: this node's data-plane interface; None is unknown.
         gpus: GPU ids for its workers; None leaves the choice to the engine.
-        run_dir: the run's directory on the node.
         python: the job's interpreter on the node; None is `python3` of its PATH.
         packages: versions in the job's environment; None is unknown.
-        agent: the agent's archive on the node, where the job runs it.
     """
 
     node_rank: int

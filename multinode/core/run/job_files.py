@@ -20,8 +20,6 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         needed: must be there on every node.
-        output: directory that it writes to.
-        cache: directory of prepared datasets.
         compared: those of `needed` whose content must be equal on all nodes.
         datasets: names of the datasets, as dataset_info.json has them.
         model: directory of the model; None where it comes from a hub.

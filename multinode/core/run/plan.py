@@ -30,14 +30,8 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What one node does.
 
     Attributes:
-        node: the node's name in the hostfile.
-        ranks: the global ranks of its workers.
-        addr: its data-plane address.
         ifname: its data-plane interface; None is unknown.
-        link_gbit_per_s: what that interface says of its speed; None is unknown.
         gpus: ids of the GPUs that its workers use; None where it has none.
-        run_dir: the run's directory on the node.
-        command: the job, in full.
         files: what is written into the run directory first.
         assumed: what a probe would have told and was taken for granted instead.
     """
@@ -60,7 +54,6 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         after: the step after which it begins; earlier in a training that is too short for that.
-        ranks: global ranks of the workers.
     """
 
     steps: int
@@ -74,15 +67,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         engine: what starts the workers, by its name (core/run/engines.py).
         job: the job in a few words, for people.
-        master_addr: node 0's data-plane address.
-        master_port: TCP port of the rendezvous on it.
         profile: whether the workers record their steps.
-        trace: the profiler's window; None is none.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
         test: what a benchmark measures; None of any other job.
-        nodes: in node-rank order.
-        notes: what a reader of the plan should know.
     """
 
     schema: str = "multinode.plan/1"

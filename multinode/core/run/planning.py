@@ -46,14 +46,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workers_per_node: None takes the hostfile's slots.
-        master_port: port of the rendezvous on node 0.
-        profile: whether workers record their steps.
-        trace_steps: steps that torch.profiler records; None is none.
         trace_ranks: on these workers; empty takes the first one of each node.
         sample_interval_s: as LaunchPlan has it; likewise `grad_compress`.
         agent: where the agent lies on a node, relative to the home directory; a benchmark runs it.
         engine: what starts the workers; None is the job's own.
-        environment: variables and a prelude for every node.
     """
 
     workers_per_node: int | None = None

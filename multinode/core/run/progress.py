@@ -51,8 +51,6 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
     """By the number of the step, ascending; a step that something does not tell of is not in it.
 
     Attributes:
-        last_step: the last one that it finished; None is none yet.
-        tokens: padded tokens of this worker.
         ddp_us: exposed communication by DDP's counters, its iterations and DDP modules added up.
         device_us: likewise by the waits of a GPU's computing stream; None where not all of its calls were timed.
         blocked_us: likewise by the time in which the host was blocked in collectives.
@@ -159,22 +157,16 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One node, now.
 
     Attributes:
-        ranks: its workers' global ranks.
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         message: one short line on the state, such as how it ended.
         stage: what its workers do before their first step; empty is unknown.
         step: last step that a worker of this node finished; of a benchmark, messages or tests measured.
-        total_steps: None where unknown.
         recent_us: the last step times of its first worker, oldest first.
         samples_per_step: of all its workers; None is unknown.
         loss: last one logged; NaN where it was no finite number.
         cards: its network cards, by name.
         net_in_gbit_per_s: of the busiest card between its last two samples; `net_out_gbit_per_s` likewise. A bond and
             its cards count the same bytes, so they are not added up.
-        ifname: the card of the data plane; None is unknown.
-        link_gbit_per_s: the rate of its link, where it tells.
-        gpus: their last samples, by index.
-        workers: the recent steps of its workers, by rank.
         device: what they compute on, `cpu` or `cuda`; None is unknown.
         test: the collective test that runs; None for any other job.
     """
@@ -298,9 +290,6 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run, now.
 
     Attributes:
-        job: the job in a few words.
-        elapsed_s: since it was started.
-        nodes: in node-rank order.
         stall: what is behind the standstill that lasts; None while the run gets on.
         training: how far it is in its time; None has it train its steps.
     """

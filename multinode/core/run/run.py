@@ -50,13 +50,10 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         role: `worker`, or `launcher`, which is whatever stands above the workers.
         rank: global rank, None of a launcher; likewise `local_rank`.
-        command: its short name.
         state: the kernel's letter (proc(5)), and in words `state_words`.
         state_before: the letter a moment earlier.
         cpu_s: processor seconds used between these two looks, which lay `looked_s` apart.
         wchan: the kernel function in which it waits; None is unknown or none.
-        kernel_stack: where the agent may read it.
-        sockets: of a worker; None is unknown.
         stack: Python stacks of all its threads, as `stack_source` printed them; None for the reason `stack_missing`.
     """
 
@@ -97,9 +94,7 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a run that hangs.
 
     Attributes:
-        ranks: the workers that it should have.
         error: why it could not be asked; the rest is then empty.
-        time_s: the node's wall clock.
         processes: launchers, then workers by rank.
         last_steps: by rank, also of workers that are gone.
         ras: what NCCL's RAS service answered; None for the reason `ras_missing`.
@@ -123,12 +118,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         time_s: when it was noticed, on the controller's wall clock.
         silent_s: since the last sign of progress.
-        message: one sentence: who is behind, and why.
         hint: what mends it, or shows more.
-        node: the node to blame; None where none could be told.
-        node_rank: likewise.
-        rank: the worker to blame.
-        stack: its Python stack.
     """
 
     time_s: float
@@ -158,8 +148,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: the worker's global rank, where one worker is to blame.
         exit_code: of the job on that node; None where it never ended or never started.
-        signal: the signal's name that ended it.
-        message: one sentence.
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
             `timeout`, `connection`, `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to
@@ -189,7 +177,6 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
         exit_code: the job's; None while it runs, or when a signal ended it.
-        signal: the signal's name.
         cause: `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`.
         ended_s: when, on the node's wall clock.
         processes_left: processes of the run still there after the stop; None is unknown.
@@ -217,16 +204,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as `run.json` keeps it.
 
     Attributes:
-        job: the job in a few words.
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
         started_s: controller's wall clock.
-        ended_s: likewise; None while it runs.
-        nodes: in node-rank order.
-        first_failure: None when it succeeded.
         lease_s: how long the nodes go on without word from the controller.
         kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`.
         detached: whether it goes on without a controller.
-        stalls: times in which no node got on; the last few.
     """
 
     schema: str = "multinode.run/1"

@@ -107,12 +107,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
 
 
 def synthetic_files(job: LlamaFactoryJob, workers: int) -> tuple[PlanFile, ...]:
-    """The lines and their dataset_info.json; none where the job has data of its own.
-
-    Args:
-        job: the job.
-        workers: of all nodes.
-    """
+    """The lines and their dataset_info.json; none where the job has data of its own."""
     if job.synthetic is None:
         return ()
     length = _length(job)

@@ -48,10 +48,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as checked.
 
     Attributes:
-        reached: whether it answered.
         addr: its data-plane address, where it could be found; likewise `ifname` and `link_gbit_per_s`.
-        python: the job's interpreter.
-        packages: versions in the job's environment.
     """
 
     name: str
@@ -68,9 +65,6 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `check --json` prints.
 
     Attributes:
-        ok: no finding is an error.
-        nodes: in node-rank order.
-        findings: errors first.
         streams: the short TCP streams between the nodes, in Gbit/s of payload.
     """
 
@@ -95,15 +89,7 @@ def check_cluster(
     options: CheckOptions,
     say: Callable[[str], None] = lambda _: None,
 ) -> CheckReport:
-    """Check the nodes, and the job on them where there is one. Never raises for what a node does; it is a finding.
-
-    Args:
-        agent: the way to the nodes.
-        cluster: the nodes.
-        job: what shall run on them.
-        options: how they are checked.
-        say: is told each stage in a few words.
-    """
+    """Check the nodes, and the job on them where there is one. Never raises for what a node does; it is a finding."""
     began = time.monotonic()
     refresh_lab(cluster)
     say(f"probing {len(cluster.nodes)} nodes")

@@ -29,13 +29,7 @@ _WAIT_S = 0.2
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can be taken up.
-
-    Attributes:
-        run: its record, as it was last written here.
-        cluster: its nodes, in the plan's order.
-        directory: where it lies here.
-    """
+    """A run that can be taken up."""
 
     run: Run
     plan: LaunchPlan
@@ -173,10 +167,7 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     """What was removed from one node.
 
     Attributes:
-        removed: run ids, as the node has them.
         kept: those that are not over.
-        size_bytes: what was freed.
-        error: why it could not be asked.
     """
 
     node: str

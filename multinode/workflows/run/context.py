@@ -33,7 +33,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be launched.
 
     Attributes:
-        hostfile: the hostfile's text, kept with the run.
         check: whether findings that would break the run stop it before it starts.
         run_id: its name; None makes one.
     """
@@ -51,9 +50,6 @@ class RunContext:
     """What a launch needs from outside: the network, a place for runs, and whoever watches.
 
     Args:
-        transport: the way to the nodes.
-        runs: directory of all runs.
-        stop: how the user asks to stop.
         observe: is shown the progress, a few times a second.
         say: is told each stage in a few words.
     """
@@ -93,7 +89,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A launch that has been planned, checked and kept; nothing of it runs yet.
 
     Attributes:
-        facts: by node.
         findings: what the checks found, no errors among them.
     """
 

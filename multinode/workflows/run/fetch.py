@@ -30,7 +30,6 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         files: names below `directory`.
-        size_bytes: of all of them.
     """
 
     directory: Path
@@ -57,7 +56,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What shall come home.
 
     Attributes:
-        paths: files and directories on the node.
         cwd: where relative ones start.
     """
 

@@ -24,7 +24,7 @@ from multinode.core.run.plan import LaunchPlan, redact_plan
 from multinode.core.run.planning import plan_launch
 from multinode.errors import Interrupted, RunFailed
 from multinode.lab.cluster import refresh_lab
-from multinode.launch.execute import execute
+from multinode.launch.execute import Execution
 from multinode.launch.request import ExecuteOptions
 from multinode.preflight.catalogue import sort_findings
 from multinode.preflight.inspection import Inspection
@@ -102,15 +102,15 @@ def follow_run(
         UsageError: another process follows it.
     """
     with directory.lock():
-        run = execute(
-            plan,
-            cluster,
+        run = Execution(
+            plan=plan,
+            cluster=cluster,
             agent=context.agent,
             directory=directory,
             options=options,
             stop=context.stop,
             observe=context.observe,
-        )
+        ).run()
         fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan)
     return Launched(run=run, summary=summary, plan=plan, directory=directory)

@@ -82,10 +82,7 @@ def needs_follower(known: Known) -> bool:
 def follow_logs(known: Known, ranks: tuple[int, ...], context: RunContext | None) -> Iterator[tuple[str, bytes]]:
     """Name of the node, and what its log has gained; from the beginning of the logs to the end of the run.
 
-    Args:
-        known: the run.
-        ranks: node ranks whose logs are wanted.
-        context: the way to the nodes, where a follower is needed; it leaves the run alone when this ends.
+    `context` is for a run that needs a follower, which leaves it alone when this ends.
     """
     directory = known.directory
     follower = _Follower(known, context) if context is not None else None
