@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run.log import clean_log, last_lines
+from multinode.core.run.log import clean_log, last_lines, next_stage
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,25 @@ def test_no_escape_survives_however_it_is_cut() -> None:
 def test_the_last_lines_are_those_that_say_something() -> None:
     assert last_lines("one\ntwo\n\n  \nthree\r\n\n", 2) == "two\nthree"
     assert last_lines("", 3) == ""
+
+
+BAR = "Running tokenizer on dataset:  10%|#  | 10/100\rRunning tokenizer on dataset:  45%|## | 45/100"
+
+
+@pytest.mark.parametrize(
+    ("before", "log", "after"),
+    [
+        ("", "", ""),
+        ("", "\n  \n", ""),
+        ("", "importing\n\x1b[31mwarnings.warn(\x1b[0m\n", "log: warnings.warn("),
+        ("log: a", "b\n", "log: b"),
+        ("log: a", "\n", "log: a"),
+        ("", "x" * 100, "log: " + "x" * 45 + "..."),
+        ("log: a", BAR, "tokenisation 45%"),
+        ("tokenisation 45%", "something else\n", "tokenisation 45%"),
+        ("tokenisation 45%", "Loading checkpoint shards:  50%|##\n", "model load 50%"),
+        ("model load", f"{BAR}\n***** Running training *****\n  Num examples = 400\n", "first step"),
+    ],
+)
+def test_the_stage_is_the_last_that_the_log_names_or_else_its_last_line(before: str, log: str, after: str) -> None:
+    assert next_stage(before, log) == after

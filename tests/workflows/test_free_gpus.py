@@ -58,7 +58,7 @@ def test_only_the_gpus_that_the_cell_uses_are_looked_at() -> None:
     assert holder(1, b={6: OTHERS}) is None
     held = holder(2, b={6: OTHERS})
     assert held is not None
-    assert held.startswith("b: GPU 6 is in use by python (pid 77, user eve, 8.8 GiB)")
+    assert held.startswith("b: GPU 6 is in use by python (pid 77, user eve, 8.79 GiB)")
 
 
 def test_another_run_of_ours_holds_a_gpu_as_anybody_does() -> None:

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from multinode.core.run.run import Failure, NodeRun
+from multinode.errors import ContactLost
+from multinode.launch.failure import Evidence, first_failure
+
+from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
+from .test_failure import GLOO, NCCL, ended, raised
+
+
+def test_a_node_that_takes_no_word_any_more_is_reached_anew_and_its_lease_goes_on(tmp_path: Path) -> None:
+    alone = Execution(tmp_path, "a", lease_s=0.8)
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        talk.order("lease")
+        if talk.verb == "supervise":
+            talk.is_deaf = True
+            # It speaks on, as a node does whose way in is blocked.
+            end = time.monotonic() + DEADLINE_S / 2
+            while not talk.closed.wait(0.05):
+                assert time.monotonic() < end, "the lease has run out"
+                talk.say({"kind": "alive", "time_s": 0.0})
+        else:
+            talk.order("lease")
+            talk.end()
+
+    assert alone.run(play).status == "succeeded"
+
+
+def test_a_node_that_was_given_up_is_sought_no_longer(tmp_path: Path) -> None:
+    pair = Execution(tmp_path, "a", "b", verify_s=0.5)
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "b":
+            talk.hang_up()
+            return
+        pair.stop.ask("Ctrl-C")
+        pair.stop.ask("Ctrl-C")
+        talk.order("stop")
+        talk.end(exit_code=None, signal="SIGKILL", cause="stopped")
+
+    assert pair.run(play).status == "lost"
+    end = time.monotonic() + DEADLINE_S
+    while any(thread.name == "follow-b" for thread in threading.enumerate()):
+        assert time.monotonic() < end, "b is still sought, and held"
+        time.sleep(0.05)
+
+
+VANISHED_S = 5.0
+LOST = Evidence(
+    run=NodeRun(name="node1", node_rank=1, state="lost", lost_s=VANISHED_S),
+    error=ContactLost("no answer in time"),
+    log="step 7\n",
+)
+
+
+def find(*nodes: Evidence) -> Failure:
+    """The failure, which must not depend on the order in which the nodes are listed."""
+    found = {first_failure(order) for order in itertools.permutations(nodes)}
+    assert len(found) == 1
+    (failure,) = found
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("survivor", "consequence"),
+    [
+        (Evidence(run=ended(0, exit_code=1), exceptions=[GLOO]), "rank 0 raised RuntimeError: [../gloo"),
+        (Evidence(run=ended(0, exit_code=1), exceptions=[NCCL]), "rank 0 raised DistBackendError: NCCL error"),
+        (
+            Evidence(run=ended(0, exit_code=1, ended_s=9.0), log="Watchdog caught collective operation timeout"),
+            "the job ended with exit code 1",
+        ),
+        (
+            Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="ProcessGroupNCCL\nAborted"),
+            "the job was ended by SIGABRT",
+        ),
+        (Evidence(run=ended(0, exit_code=1)), "the job ended with exit code 1"),
+        # By a clock that is a minute slow, and of a moment before the last word as far as clocks can tell.
+        (
+            Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, -56.0, message="gloo")], clock_offset_s=-60.5),
+            "rank 0 raised ValueError: gloo",
+        ),
+    ],
+)
+def test_what_peers_of_a_lost_node_raise_is_a_consequence(survivor: Evidence, consequence: str) -> None:
+    failure = find(survivor, LOST)
+    assert (failure.node, failure.kind, failure.time_s) == ("node1", "node_lost", VANISHED_S)
+    assert failure.message == "contact was lost and not regained: no answer in time"
+    assert len(failure.consequences) == 1
+    assert failure.consequences[0].startswith(f"node0: {consequence}")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 9.0)]),
+        Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 9.0), raised(1, 9.5, message="gloo")]),
+        Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 2.0, "RuntimeError", "gloo: Connection reset")]),
+        Evidence(run=ended(0, exit_code=None, signal="SIGKILL", ended_s=9.0)),
+        Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="free(): invalid pointer"),
+        Evidence(run=ended(0, exit_code=1, ended_s=9.0), log="OSError: No space left on device"),
+        Evidence(run=ended(0, cause="not_started", exit_code=None)),
+    ],
+    ids=["exception", "exception-first", "before", "killed", "crashed", "disk", "not-started"],
+)
+def test_what_has_a_cause_of_its_own_or_came_before_is_no_consequence(other: Evidence) -> None:
+    failure = find(other, LOST)
+    assert (failure.node, failure.consequences) == ("node0", ())
+
+
+def test_of_several_lost_nodes_the_first_to_fall_silent_is_told() -> None:
+    later = Evidence(run=NodeRun(name="node2", node_rank=2, state="lost", lost_s=8.0))
+    unheard = Evidence(run=NodeRun(name="node3", node_rank=3, state="lost"))
+    assert find(later, unheard, LOST).node == "node1"
+
+
+def test_a_detached_run_is_left_when_it_runs_everywhere_and_needs_no_lease(tmp_path: Path) -> None:
+    pair = Execution(tmp_path, "a", "b", lease_s=None, leave_when_running=True)
+
+    def play(talk: Talk) -> None:
+        request = talk.received.get(timeout=DEADLINE_S)
+        assert request["lease_s"] is None
+        talk.say(HELLO, {"kind": "status", "state": "starting"})
+        talk.say(RUNNING)
+        talk.closed_by_us.wait(DEADLINE_S)
+        talk.hang_up()
+
+    run = pair.run(play)
+    assert (run.status, run.detached, run.ended_s) == ("running", True, None)
+    assert [node.state for node in run.nodes] == ["running", "running"]
+
+
+def test_a_node_that_does_not_start_stops_a_detached_run(tmp_path: Path) -> None:
+    pair = Execution(tmp_path, "a", "b", lease_s=None, leave_when_running=True)
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO)
+        if talk.node.name == "b":
+            talk.end(exit_code=2)
+            return
+        talk.say(RUNNING)
+        talk.order("stop")
+        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+
+    run = pair.run(play)
+    assert (run.status, run.first_failure.node if run.first_failure else None) == ("failed", "b")
+
+
+def test_a_run_is_taken_up_where_it_was_left_without_a_gap_or_a_doubled_byte(tmp_path: Path) -> None:
+    pair = Execution(tmp_path, "a", "b", attach=True)
+    step = b'{"kind":"step","rank":0,"step":3,"time_s":1,"mono_ns":1}\n'
+    pair.directory.append_log(0, b"one\ntw")
+    pair.directory.append_samples(0, "rank-0.jsonl", step)
+
+    def play(talk: Talk) -> None:
+        request = talk.received.get(timeout=DEADLINE_S)
+        assert talk.verb == "follow"
+        offsets = {"log": 6, "samples/rank-0.jsonl": len(step)} if talk.node.name == "a" else {}
+        assert request["offsets"] == offsets
+        talk.say(HELLO, RUNNING)
+        talk.chunk("log", offsets.get("log", 0), b"o\nthree\n")
+        talk.end()
+
+    run = pair.run(play)
+    assert run.status == "succeeded"
+    assert pair.directory.log_path(0).read_bytes() == b"one\ntwo\nthree\n"
+    assert pair.seen[-1].nodes[0].step == 3
+
+
+def test_who_only_watches_leaves_the_run_alone(tmp_path: Path) -> None:
+    pair = Execution(tmp_path, "a", "b", lease_s=None, attach=True, leave_on_stop=True)
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        pair.stop.ask("SIGINT")
+        talk.closed_by_us.wait(DEADLINE_S)
+        assert all(order.get("op") != "stop" for order in talk.orders())
+        talk.hang_up()
+
+    assert pair.run(play).status == "running"
+
+
+@pytest.mark.parametrize(("since_s", "status"), [(-5.0, "stopped"), (5.0, "failed")])
+def test_a_peer_that_fails_once_another_controller_has_stopped_a_node_is_a_consequence(
+    tmp_path: Path, since_s: float, status: str
+) -> None:
+    def play(talk: Talk) -> None:
+        talk.say({**HELLO, "time_s": time.time()}, RUNNING)
+        if talk.node.name == "b":
+            talk.end(exit_code=1)
+            return
+        talk.order("stop")
+        talk.end(exit_code=None, signal="SIGTERM", cause="stopped", ended_s=time.time() + since_s)
+
+    assert Execution(tmp_path, "a", "b").run(play).status == status
