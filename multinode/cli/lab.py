@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,11 +12,22 @@ from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
 from multinode.cli.output import print_document
 from multinode.errors import MultinodeError, UsageError
+from multinode.lab.cluster import (
+    LabSpec,
+    LabStatus,
+    LabUp,
+    describe_lab,
+    down_lab,
+    exec_in_node,
+    explain_missing,
+    load_lab,
+    require_lab,
+    set_rate,
+    up_lab,
+)
+from multinode.lab.faults import list_faults
+from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
 from multinode.units import parse_size
-
-if TYPE_CHECKING:
-    from multinode.lab.cluster import LabStatus
-    from multinode.lab.network import LinkSpeed
 
 __all__ = ["register"]
 
@@ -56,9 +67,6 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Make the lab, and measure what its links carry."""
-    from multinode.lab.cluster import LabSpec, LabUp, describe_lab, up_lab
-    from multinode.lab.network import parse_lab_rate
-
     spec = LabSpec(
         node_count=nodes,
         rate_gbit_per_s=parse_option("--rate", rate, parse_lab_rate),
@@ -80,9 +88,6 @@ def up(
 @app.command()
 def status(as_json: Json = False) -> None:
     """Say which nodes there are and whether they live."""
-    from multinode.lab.cluster import describe_lab, explain_missing, load_lab
-    from multinode.lab.faults import list_faults
-
     lab = load_lab()
     described = describe_lab(lab)
     if as_json:
@@ -103,9 +108,6 @@ def rate(
     as_json: Json = False,
 ) -> None:
     """Give a node's training network another line rate, both directions, while jobs run."""
-    from multinode.lab.cluster import describe_lab, require_lab, set_rate
-    from multinode.lab.network import parse_lab_rate, rate_text
-
     rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
     names = [one.name for one in require_lab().nodes] if node == "all" else [node]
     lab = set_rate(names, rate_gbit_per_s)
@@ -126,8 +128,6 @@ def exec_(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, after --.")],
 ) -> None:
     """Run a command on a node, as root, in an environment like that of an SSH login."""
-    from multinode.lab.cluster import exec_in_node, require_lab
-
     argv = command[1:] if command[0] == "--" else command
     if not argv:
         raise UsageError("nothing stands after --", hint=f"multinode lab exec {node} -- hostname")
@@ -137,8 +137,6 @@ def exec_(
 @app.command()
 def down(as_json: Json = False) -> None:
     """Take the lab away, or whatever a crash left of one."""
-    from multinode.lab.cluster import down_lab
-
     removed = down_lab()
     if as_json:
         print_document({"schema": "multinode.lab/1", "removed": removed})
@@ -152,7 +150,6 @@ def _say(text: str) -> None:
 
 
 def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
-    from multinode.lab.network import rate_text
 
     if not links:
         typer.echo(_LINK_ROW.format("link", "line rate", "TCP at most", "TCP measured"))

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
 from multinode.cli.output import print_document
 from multinode.errors import UsageError
+from multinode.lab.cluster import require_lab
+from multinode.lab.faults import (
+    Address,
+    Clock,
+    Cpu,
+    DiskFull,
+    Fault,
+    FileMissing,
+    FileText,
+    Interface,
+    LinkDown,
+    LinkSlow,
+    Memory,
+    Mtu,
+    NodeState,
+    Package,
+    Ports,
+    Route,
+    SshdState,
+    Variable,
+    clear_faults,
+    list_faults,
+    make_fault,
+)
 from multinode.units import parse_rate, parse_size
-
-if TYPE_CHECKING:
-    from multinode.lab.faults import Fault
 
 __all__ = ["app"]
 
@@ -33,6 +57,23 @@ Node = Annotated[str, typer.Argument(metavar="NODE|all", help="Whom to take it f
 OneNode = Annotated[str, typer.Argument(metavar="NODE", help="Whom to take it from.")]
 
 
+def _fault_command(*, for_all: bool = True, **settings: Any) -> Callable[[Callable[..., Fault]], None]:
+    """For a verb that says which fault is meant: it is made on the node, or on every node where `all` means that."""
+
+    def register(verb: Callable[..., Fault]) -> None:
+        @functools.wraps(verb)
+        def command(*, as_json: bool, **values: Any) -> None:
+            _make(verb(**values), as_json, for_all=for_all)
+
+        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+        parameters = [*inspect.signature(verb, eval_str=True).parameters.values(), as_json]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(**settings)(command)
+
+    return register
+
+
 @app.callback()
 def fault(context: typer.Context) -> None:
     """Take one thing of the lab away at a time, until `multinode lab fault clear`; without a verb: list."""
@@ -43,9 +84,6 @@ def fault(context: typer.Context) -> None:
 @app.command(name="list")
 def list_(as_json: Json = False) -> None:
     """Say what is in force, oldest first."""
-    from multinode.lab.cluster import require_lab
-    from multinode.lab.faults import list_faults
-
     require_lab()
     faults = list_faults()
     if as_json:
@@ -62,9 +100,6 @@ def clear(
     as_json: Json = False,
 ) -> None:
     """Give back what was taken, newest first; a killed node is started anew, with a fresh disk."""
-    from multinode.lab.cluster import require_lab
-    from multinode.lab.faults import clear_faults, list_faults
-
     cleared = clear_faults(require_lab(), None if node == "all" else node)
     if as_json:
         print_document({"schema": _SCHEMA, "cleared": cleared, "faults": list_faults()})
@@ -73,7 +108,7 @@ def clear(
     typer.echo(f"faults cleared: {len(cleared)}" if cleared else "no fault was in force", err=True)
 
 
-@app.command()
+@_fault_command()
 def link(
     node: Node,
     down: Annotated[bool, typer.Option("--down", help="No carrier, as when the cable is pulled.")] = False,
@@ -86,228 +121,175 @@ def link(
     interface: Annotated[str, typer.Option(metavar="IFNAME", help="The card: ens1f0, or eth0 for management.")] = (
         "ens1f0"
     ),
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Pull a cable, or have a link carry less than its card says."""
-    from multinode.lab.faults import LinkDown, LinkSlow
-
     _require_one({"--down": down or None, "--rate": rate}, f"multinode lab fault link {node} --down")
     if rate is None:
         if way != "both":
             raise UsageError("a link that is down carries nothing either way", hint="--way belongs to --rate")
-        _make(node, LinkDown(node=node, ifname=interface), as_json)
-    else:
-        value = parse_option("--rate", rate, parse_rate)
-        _make(node, LinkSlow(node=node, ifname=interface, rate_gbit_per_s=value, way=way), as_json)
+        return LinkDown(node=node, ifname=interface)
+    value = parse_option("--rate", rate, parse_rate)
+    return LinkSlow(node=node, ifname=interface, rate_gbit_per_s=value, way=way)
 
 
-@app.command()
+@_fault_command()
 def mtu(
     node: Node,
     size: Annotated[int, typer.Argument(metavar="MTU", help="Larger than the 1500 of the switch, such as 9000.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Let the training card send frames that its switch port drops: large ones vanish, small ones arrive.
 
     A TCP stream suffers where both ends have the fault: take `all`.
     """
-    from multinode.lab.faults import Mtu
-
-    _make(node, Mtu(node=node, mtu=size), as_json)
+    return Mtu(node=node, mtu=size)
 
 
-@app.command()
+@_fault_command()
 def ports(
     node: Node,
     drop: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer nothing: 30000-60999 or 29500.")] = None,
     reject: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer with a refusal.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Turn away TCP connections to these ports that come in on the training card, as a firewall does."""
-    from multinode.lab.faults import Ports
-
     _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
     action, given = ("reject", reject or "") if drop is None else ("drop", drop)
     first, last = parse_option(f"--{action}", given, _parse_ports)
-    _make(node, Ports(node=node, first=first, last=last, action=action), as_json)
+    return Ports(node=node, first=first, last=last, action=action)
 
 
-@app.command()
+@_fault_command()
 def sshd(
     node: Node,
     how: Annotated[str, typer.Argument(metavar="stop|freeze|new-host-key|refuse-key|crowded", help="What it does.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Have the SSH daemon stop, hang, change its host key, refuse this client's key, or take no further client.
 
     Sessions that have begun go on.
     """
-    from multinode.lab.faults import SshdState
-
-    _make(node, SshdState(node=node, how=how), as_json)
+    return SshdState(node=node, how=how)
 
 
-@app.command(name="node")
+@_fault_command(name="node")
 def node_(
     node: Node,
     how: Annotated[str, typer.Argument(metavar="kill|freeze", help="No power, or no process that runs.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Kill the node without a farewell, or freeze all its processes."""
-    from multinode.lab.faults import NodeState
-
-    _make(node, NodeState(node=node, how=how), as_json)
+    return NodeState(node=node, how=how)
 
 
-@app.command()
+@_fault_command()
 def cpu(
     node: Node,
     share: Annotated[float, typer.Option("--share", metavar="CORES", help="Of one core, for example 0.3.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Have all processes of the node together get a part of a core, as in a container with a small limit."""
-    from multinode.lab.faults import Cpu
-
-    _make(node, Cpu(node=node, share=share), as_json)
+    return Cpu(node=node, share=share)
 
 
-@app.command()
+@_fault_command()
 def memory(
     node: Node,
     limit: Annotated[str, typer.Option("--limit", metavar="SIZE", help="In memory, such as 700MiB or 2G.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Hold all processes of the node together to so much memory; the kernel kills the largest when it is exceeded.
 
     What the node has on its disk counts, as it is in memory; what a process holds already does not.
     """
-    from multinode.lab.faults import Memory
-
     limit_bytes = parse_option("--limit", limit, parse_size)
-    _make(node, Memory(node=node, limit_bytes=limit_bytes), as_json)
+    return Memory(node=node, limit_bytes=limit_bytes)
 
 
-@app.command()
+@_fault_command()
 def disk(
     node: Node,
     how: Annotated[str, typer.Argument(metavar="full", help="To the last byte.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Leave no room on the node's disk."""
-    from multinode.lab.faults import DiskFull
-
     if how != "full":
         raise UsageError(f"a disk cannot be {how!r}", hint=f"multinode lab fault disk {node} full")
-    _make(node, DiskFull(node=node), as_json)
+    return DiskFull(node=node)
 
 
-@app.command()
+@_fault_command()
 def package(
     node: Node,
     requirement: Annotated[str, typer.Argument(metavar="NAME=VERSION", help="Such as torch=2.4.1.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Have the job's interpreter report another version of a package."""
-    from multinode.lab.faults import Package
-
     package_name, version = parse_option("NAME=VERSION", requirement, _parse_pair)
-    _make(node, Package(node=node, name=package_name, version=version), as_json)
+    return Package(node=node, name=package_name, version=version)
 
 
-@app.command()
+@_fault_command()
 def file(
     node: Node,
     path: Annotated[str, typer.Argument(metavar="PATH", help="From the root, as the node sees it.")],
     missing: Annotated[bool, typer.Option("--missing", help="The file or directory is gone.")] = False,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="The file is this, or is there at all.")] = None,
     append: Annotated[str | None, typer.Option(metavar="TEXT", help="The file has this at its end.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Take a file away from this node alone, or change it there."""
-    from multinode.lab.faults import FileMissing, FileText
-
     options = {"--missing": missing or None, "--text": text, "--append": append}
     _require_one(options, f"multinode lab fault file {node} {path} --missing")
     if missing:
-        _make(node, FileMissing(node=node, path=path), as_json)
-    else:
-        content = _line((append if text is None else text) or "")
-        _make(node, FileText(node=node, path=path, text=content, append=text is None), as_json)
+        return FileMissing(node=node, path=path)
+    content = _line((append if text is None else text) or "")
+    return FileText(node=node, path=path, text=content, append=text is None)
 
 
-@app.command()
+@_fault_command()
 def variable(
     node: Node,
     assignment: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="Such as NCCL_SOCKET_IFNAME=eth0.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Set a variable in the environment of every SSH session that begins."""
-    from multinode.lab.faults import Variable
-
     variable_name, value = parse_option("NAME=VALUE", assignment, _parse_pair)
-    _make(node, Variable(node=node, name=variable_name, value=value), as_json)
+    return Variable(node=node, name=variable_name, value=value)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@_fault_command(context_settings={"ignore_unknown_options": True})
 def clock(
     node: Node,
     offset: Annotated[str, typer.Argument(metavar="OFFSET", help="+90s, -5m, +2h or +1d.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Have the wall clock of every SSH session that begins be wrong."""
-    from multinode.lab.faults import Clock
-
     offset_s = parse_option("OFFSET", offset, _parse_offset)
-    _make(node, Clock(node=node, offset_s=offset_s), as_json)
+    return Clock(node=node, offset_s=offset_s)
 
 
-@app.command()
+@_fault_command(for_all=False)
 def address(
     node: OneNode,
     network: Annotated[str, typer.Argument(metavar="ADDRESS/PREFIX", help="Such as 10.213.1.100/24.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Add a second card ens1f1 with this address: two cards in one subnet."""
-    from multinode.lab.faults import Address
-
-    _make(node, Address(node=node, address=network), as_json, for_all=False)
+    return Address(node=node, address=network)
 
 
-@app.command()
+@_fault_command()
 def interface(
     node: Node,
     ifname: Annotated[str, typer.Argument(metavar="IFNAME", help="Such as br-1234 or tailscale0.")],
     network: Annotated[str, typer.Option("--address", metavar="ADDRESS/PREFIX", help="What it has.")] = (
         "172.18.0.1/16"
     ),
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Add an interface that is up, has an address, and leads nowhere."""
-    from multinode.lab.faults import Interface
-
-    _make(node, Interface(node=node, name=ifname, address=network), as_json)
+    return Interface(node=node, name=ifname, address=network)
 
 
-@app.command()
+@_fault_command(for_all=False)
 def route(
     node: OneNode,
     peer: Annotated[str, typer.Argument(metavar="PEER", help="The node that it then sends to through eth0.")],
-    as_json: Json = False,
-) -> None:
+) -> Fault:
     """Send to a peer's training address through the management card; the answers come as before."""
-    from multinode.lab.faults import Route
-
-    _make(node, Route(node=node, peer=peer), as_json, for_all=False)
+    return Route(node=node, peer=peer)
 
 
-def _make(node: str, fault: Fault, as_json: bool, *, for_all: bool = True) -> None:
-    """Make one fault on a node, or the same on all where `all` means that."""
-    from msgspec.structs import replace
-
-    from multinode.lab.cluster import require_lab
-    from multinode.lab.faults import list_faults, make_fault
-
-    names = [one.name for one in require_lab().nodes] if node == "all" and for_all else [node]
+def _make(fault: Fault, as_json: bool, *, for_all: bool) -> None:
+    names = [one.name for one in require_lab().nodes] if fault.node == "all" and for_all else [fault.node]
     for name in names:
         one = replace(fault, node=name)
         make_fault(require_lab(), one)

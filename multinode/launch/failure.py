@@ -27,7 +27,7 @@ _CONNECTION = re.compile(
 )
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, kw_only=True):
     """What is known of a node when a run has ended.
 
     Attributes:
@@ -36,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: NodeRun
-    exceptions: Sequence[ExceptionSample] = ()
+    exceptions: list[ExceptionSample] = []
     clock_offset_s: float | None = None
     error: MultinodeError | None = None
     log: str = ""

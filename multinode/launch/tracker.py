@@ -25,19 +25,14 @@ __all__ = ["Tracker"]
 _OF_STATUS = ("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes")
 
 
-class _NodeTrack:
+class _NodeTrack(Evidence, kw_only=True):
     """One node: what it said so far."""
 
-    def __init__(self, run: NodeRun, progress: NodeProgress) -> None:
-        self.run = run
-        self.progress = progress
-        self.exceptions: list[ExceptionSample] = []
-        self.hardware = FaultWatch()
-        self.clock_offset_s: float | None = None
-        self.error: MultinodeError | None = None
-        # When the last word came, where contact is lost now.
-        self.heard_s: float | None = None
-        self.over = False
+    progress: NodeProgress
+    hardware: FaultWatch
+    # When the last word came, where contact is lost now.
+    heard_s: float | None = None
+    over: bool = False
 
 
 class Tracker:
@@ -46,10 +41,12 @@ class Tracker:
     def __init__(self, plan: LaunchPlan, directory: RunDirectory) -> None:
         self._directory = directory
         self._start = start_progress(plan)
-        self._tracks = [
-            _NodeTrack(NodeRun(name=node.name, node_rank=node.node_rank), node) for node in self._start.nodes
-        ]
-        for track in self._tracks:
+        self._tracks: list[_NodeTrack] = []
+        for node in self._start.nodes:
+            hardware = FaultWatch()
+            run = NodeRun(name=node.name, node_rank=node.node_rank)
+            track = _NodeTrack(run=run, progress=node, hardware=hardware, faults=hardware.faults)
+            self._tracks.append(track)
             # What came to an earlier controller; a new run has nothing yet.
             _take_samples(track, directory.sample_lines(track.run.node_rank))
             _take_log(track, directory.log_tail(track.run.node_rank))
@@ -82,17 +79,9 @@ class Tracker:
 
     def evidence(self) -> Sequence[Evidence]:
         """What is known of each node, for the search of the first failure."""
-        return [
-            Evidence(
-                run=track.run,
-                exceptions=track.exceptions,
-                clock_offset_s=track.clock_offset_s,
-                error=track.error,
-                log=self._directory.log_tail(track.run.node_rank),
-                faults=track.hardware.faults,
-            )
-            for track in self._tracks
-        ]
+        for track in self._tracks:
+            track.log = self._directory.log_tail(track.run.node_rank)
+        return self._tracks
 
     def explain(self, failure: Failure) -> Failure:
         """The first failure, with what the run's figures tell of it."""
