@@ -10,6 +10,7 @@ from multinode.cli.inputs import read_cluster
 from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, RunId, StallAfter
 from multinode.cli.output import print_document
 from multinode.cli.running import fetch_results, open_agent, open_context, tell_result
+from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
 from multinode.units import format_size
 
@@ -47,7 +48,8 @@ def attach(
     leaves = known is None or known.run.detached
     with open_context(known.cluster if known else read_cluster(hosts)[0], leaves=leaves) as context:
         known = known or _known_elsewhere(context, hosts, run_id)
-        launched = follow(known, context, stall_s=stall or None, on_stall=on_stall)
+        options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=stall or None, on_stall=on_stall)
+        launched = follow(known, context, options)
         not_fetched = fetch_results(context, launched, known.cluster, fetch)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 

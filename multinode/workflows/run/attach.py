@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -87,24 +86,22 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     return Known(run=run, plan=found.plan, cluster=nodes, directory=directory)
 
 
-def attach(
-    known: Known,
-    context: RunContext,
-    *,
-    leave: bool = False,
-    stall_s: float | None = 300.0,
-    on_stall: Literal["report", "stop"] = "report",
-) -> Launched:
-    """Follow a run to its end, from where an earlier controller left it.
-
-    A request to stop ends the following alone where the run is detached, or `leave` says so. `stall_s` and `on_stall`
-    are as in `ExecuteOptions`.
+def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
+    """Follow a run to its end, from where an earlier controller left it; of the options, lease and kind are its own.
 
     Raises:
         UsageError: another process follows it.
     """
-    leave = leave or known.run.detached
-    return _take_up(known, context, ExecuteOptions(leave_on_stop=leave, stall_s=stall_s, on_stall=on_stall))
+    run = known.run
+    if run.status != "running":
+        return _summarise(known, run)
+    options = msgspec.structs.replace(
+        options,
+        lease_s=None if run.detached else run.lease_s,
+        kind=run.kind,
+        attach=True,
+    )
+    return follow_run(context, known.plan, known.cluster, known.directory, options)
 
 
 def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
@@ -115,11 +112,10 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     Raises:
         MultinodeError: a node could not be asked, or the end was not recorded in time.
     """
-    directory = known.directory
-    if not directory.is_locked:
+    if not known.directory.is_locked:
         request = StopRequest()
         request.ask("stop")
-        return _take_up(known, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
+        return attach(known, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
 
     def ask(node: Node) -> None:
         rank = next(one.node_rank for one in known.plan.nodes if one.node == node.name)
@@ -129,22 +125,16 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     gather(known.cluster.nodes, ask, deadline_s=grace_s + 2 * _ANSWER_S).require()
     end = time.monotonic() + _ANSWER_S
     while time.monotonic() < end:
-        run = directory.read("run.json", Run)
+        run = known.directory.read("run.json", Run)
         if run is not None and run.status != "running":
-            return Launched(run=run, summary=summarise_run(directory, known.plan), plan=known.plan, directory=directory)
+            return _summarise(known, run)
         time.sleep(_WAIT_S)
     raise MultinodeError(f"run {known.run.run_id} has stopped on its nodes, and who follows it does not record that")
 
 
-def _take_up(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
-    """Follow it; of the options, lease and kind are the run's own."""
-    directory = known.directory
-    if known.run.status != "running":
-        summary = summarise_run(directory, known.plan)
-        return Launched(run=known.run, summary=summary, plan=known.plan, directory=directory)
-    lease_s = None if known.run.detached else known.run.lease_s
-    options = msgspec.structs.replace(options, lease_s=lease_s, kind=known.run.kind, attach=True)
-    return follow_run(context, known.plan, known.cluster, directory, options)
+def _summarise(known: Known, run: Run) -> Launched:
+    summary = summarise_run(known.directory, known.plan)
+    return Launched(run=run, summary=summary, plan=known.plan, directory=known.directory)
 
 
 def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
+from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import Known, attach
 from multinode.workflows.run.context import RunContext
@@ -127,7 +128,7 @@ class _Follower:
 
     def _follow(self) -> None:
         try:
-            attach(self._known, self._context, leave=True)
+            attach(self._known, self._context, ExecuteOptions(leave_on_stop=True))
         except MultinodeError as error:
             self.error = error
 
