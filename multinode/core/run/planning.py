@@ -30,8 +30,6 @@ from multinode.errors import UsageError
 __all__ = [
     "DEFAULT_MASTER_PORT",
     "LaunchOptions",
-    "_compression_environment",
-    "_refuse_compression",
     "plan_launch",
     "workers_per_node",
 ]
