@@ -20,7 +20,7 @@ from multinode.report.comparison.contrast_page import contrast_html
 from multinode.report.grid.cell_page import cells_html
 from multinode.report.nccl_test.scan_chart import scan_chart
 from multinode.report.nccl_test.scan_text import scan_lines
-from multinode.report.render.escaping import sanitize
+from multinode.report.render.escaping import html_text
 from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
 from multinode.report.steps.charts import loss_chart, split_chart, step_time_chart, timeline
@@ -93,7 +93,7 @@ def _parts(one: ReportedRun, name: str) -> Iterator[str]:
     yield _head(one.run)
     summary, observed = one.summary, one.observed
     if one.unread:
-        yield f"<p><b>{_text(one.unread)}</b></p>\n"
+        yield f"<p><b>{html_text(one.unread)}</b></p>\n"
     if one.contrast is not None:
         yield from contrast_html(one.contrast, name)
     if one.cells is not None:
@@ -140,11 +140,11 @@ def _head(run: Run) -> str:
     names = ", ".join(node.name for node in run.nodes)
     workers = f"{run.extent}: {names}"
     lines = [
-        f"<h1>{_text(run.job)}</h1>\n",
-        f'<p class="note">run {_text(run.run_id)}, {_text(run.status)}; {_text(workers)}; began {started}{took}</p>\n',
+        f"<h1>{html_text(run.job)}</h1>\n",
+        f'<p class="note">{html_text(f"run {run.run_id}, {run.status}; {workers}")}; began {started}{took}</p>\n',
     ]
     if run.first_failure is not None:
-        lines.append(f"<p><b>{_text(run.first_failure.node)}: {_text(run.first_failure.message)}</b></p>\n")
+        lines.append(f"<p><b>{html_text(run.first_failure.node)}: {html_text(run.first_failure.message)}</b></p>\n")
     return "".join(lines)
 
 
@@ -171,7 +171,3 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ("TFLOP/s a GPU", figure(used.model_tflops if used else None)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
-
-
-def _text(text: str) -> str:
-    return html.escape(sanitize(text))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.core.run.samples import DdpSample, DeviceWaitSample, ModelSample, Sample, StepSample
+from multinode.core.run.samples import DdpSample, DeviceWaitSample, ModelSample, Sample, StepSample, parse_samples
 
 Duration = Callable[[int, int], float]
 """Of a rank in a step."""
@@ -111,10 +111,13 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def changed(observed: Observed, change: Callable[[Sample], Sample | None]) -> Observed:
-    """The same with every sample as `change` makes it; None is lost."""
+    """The same with every sample as `change` makes it, as far as it can be read back; None is lost."""
     nodes: Sequence[ObservedNode] = [
         msgspec.structs.replace(
-            node, samples=tuple(new for sample in node.samples if (new := change(sample)) is not None)
+            node,
+            samples=tuple(
+                parse_samples(msgspec.json.encode(new) for sample in node.samples if (new := change(sample)))
+            ),
         )
         for node in observed.nodes
     ]

@@ -81,11 +81,3 @@ def test_wrong_values_are_summed_and_what_nobody_verified_is_not_right() -> None
     assert row.num_wrong == 7
     (row,) = collective_rows([sample(0, (1.0,), num_wrong=3), sample(1, (1.0,), num_wrong=None)], 2)
     assert row.num_wrong is None
-
-
-@pytest.mark.parametrize("time_us", [0.0, -1.0, 1e-88, 1.7e308, float("nan"), float("inf")])
-def test_a_time_that_is_none_makes_no_bandwidth(time_us: float) -> None:
-    assert collective_rows([sample(0, (time_us,)), sample(1, (time_us,))], 2) == ()
-    assert collective_rows([sample(0, ()), sample(1, ())], 2) == ()
-    (row,) = collective_rows([sample(0, (100.0, time_us, 300.0)), sample(1, (100.0, 200.0, 300.0))], 2)
-    assert (row.iters, row.time_us, row.p95_us) == (2, 200.0, 300.0)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.steps.disturbances import find_disturbances
+from multinode.analyse.telemetry.clues import find_disturbances
 from multinode.analyse.telemetry.gpus import GpuUse
-from tests.analyse.made_up_sides import node_use, summary_of
+from tests.analyse.made_up_sides import node_use
 
 CORES = {"n1": 8}
 
@@ -31,7 +31,7 @@ def hot(**known: Any) -> dict[str, Any]:
     ],
 )
 def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any], said: str) -> None:
-    (found,) = find_disturbances([summary_of(nodes=(node_use(**use),))], CORES)
+    (found,) = find_disturbances([[node_use(**use)]], CORES)
     assert found.startswith(said)
 
 
@@ -48,14 +48,14 @@ def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any],
     ],
 )
 def test_what_is_usual_disturbs_nobody(use: dict[str, Any]) -> None:
-    assert find_disturbances([summary_of(nodes=(node_use(**use),))], CORES) == ()
+    assert find_disturbances([[node_use(**use)]], CORES) == ()
 
 
 def test_other_load_cannot_be_told_without_the_number_of_processors() -> None:
-    busy = summary_of(nodes=(node_use(cpu_busy_percent=100.0, job_cores=1.0),))
+    busy = [node_use(cpu_busy_percent=100.0, job_cores=1.0)]
     assert find_disturbances([busy], {}) == ()
 
 
 def test_repeats_that_saw_the_same_say_it_once_at_its_strongest() -> None:
-    repeats = [summary_of(nodes=(node_use(cpu_steal_percent=part),)) for part in (3.0, 9.0, 4.0)]
+    repeats = [[node_use(cpu_steal_percent=part)] for part in (3.0, 9.0, 4.0)]
     assert [said.split(" of ")[0] for said in find_disturbances(repeats, CORES)] == ["n1: its hypervisor took 9%"]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from multinode.analyse.comparison.contrast_side import make_side
-from multinode.analyse.steps.gpu_energy import energy_of
 from multinode.analyse.telemetry.gpus import GpuUse
+from multinode.analyse.telemetry.machine_use import energy_of
 from tests.analyse.made_up_sides import node_use, run_of, summary_of
 
 
@@ -14,19 +14,19 @@ def gpus(*figures: tuple[float | None, float | None]) -> tuple[GpuUse, ...]:
 
 def test_energy_is_counted_by_the_gpus_over_the_samples_of_the_window() -> None:
     nodes = (node_use(gpus=gpus((300.0, 1000.0), (200.0, 600.0))),)
-    found = energy_of(summary_of(nodes=nodes), 4)
+    found = energy_of(nodes, 25 * 4, None)
     assert found.power_w == pytest.approx(500.0)
     assert found.j_per_sample == pytest.approx(1600 / (25 * 4))  # 25 steps of 4 samples
 
 
 def test_energy_follows_from_the_power_where_it_is_not_counted() -> None:
     nodes = (node_use(gpus=gpus((300.0, None), (200.0, 600.0))),)
-    assert energy_of(summary_of(25.0, nodes=nodes), 4).j_per_sample == pytest.approx(20.0)
+    assert energy_of(nodes, 25 * 4, 25.0).j_per_sample == pytest.approx(20.0)
 
 
 def test_energy_follows_from_the_power_where_the_samples_of_the_window_are_not_known() -> None:
     nodes = (node_use(gpus=gpus((300.0, 1000.0), (200.0, 600.0))),)
-    assert energy_of(summary_of(25.0, nodes=nodes), None).j_per_sample == pytest.approx(20.0)
+    assert energy_of(nodes, 0, 25.0).j_per_sample == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_energy_follows_from_the_power_where_the_samples_of_the_window_are_not_k
 def test_energy_of_some_gpus_is_not_taken_for_that_of_all(
     figures: tuple[tuple[float | None, float | None], ...], reason: str
 ) -> None:
-    found = energy_of(summary_of(nodes=(node_use(gpus=gpus(*figures)),)), 4)
+    found = energy_of((node_use(gpus=gpus(*figures)),), 100, None)
     assert (found.power_w, found.j_per_sample, found.reason) == (None, None, reason)
 
 

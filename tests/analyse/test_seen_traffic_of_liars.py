@@ -26,9 +26,6 @@ def figures(traffic: SeenTraffic) -> list[float | None]:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (call("all_reduce", 2.0**61), "cannot be"),
-        (call("all_reduce", -5.0), "cannot be"),
-        (call("all_reduce", S, -1), "cannot be"),
         (call("all_reduce", S, group="elsewhere"), "a group that was not recorded"),
         (call("conquer\x1b[2J" + "x" * 10_000, S), "unknown kind, 'conquer\\x1b[2Jx"),
     ],
@@ -44,7 +41,7 @@ def test_a_worker_that_lies_is_passed_over_and_named_where_all_do(bad: CallCount
 
 def test_what_is_left_of_a_liars_calls_does_not_pull_down_those_of_its_group() -> None:
     def calls(rank: int) -> list[CallCount]:
-        return [call("all_reduce", S / 2, 2)] if rank == 0 else [call("all_reduce", S / 2), call("all_reduce", 2.0**61)]
+        return [call("all_reduce", S / 2, 2)] if rank == 0 else [call("all_reduce", S / 2), call("conquer", S)]
 
     assert seen(DDP, calls=calls).bytes_per_step.expected == pytest.approx(S)
 
@@ -55,7 +52,7 @@ def test_a_group_that_cannot_be_is_as_if_it_was_not_recorded(ranks: tuple[int, .
     assert "a group that was not recorded" in traffic.missing["calls"]
 
 
-def test_a_card_that_came_anew_in_the_window_or_counts_the_impossible_gives_no_figure() -> None:
+def test_a_card_that_came_anew_in_the_window_gives_no_figure() -> None:
     def spoilt(change: Callable[[StepSample], CardBytes]) -> SeenTraffic:
         observed = DDP.observed()
         for workers in observed.steps.values():
@@ -65,8 +62,6 @@ def test_a_card_that_came_anew_in_the_window_or_counts_the_impossible_gives_no_f
 
     anew = spoilt(lambda one: CardBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
     assert "came anew" in anew.missing["card"]
-    absurd = spoilt(lambda one: CardBytes(tx_bytes=(1 << 60) + one.step, rx_bytes=0))
-    assert "cannot be true" in absurd.missing["card"]
     still = spoilt(lambda one: CardBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
     assert still.bytes_per_step.card == 0
 

@@ -128,10 +128,6 @@ def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reaso
     assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker said what it trains"
 
 
-def test_steps_that_took_no_time_break_nothing() -> None:
-    assert summary_of(steps(0, [0.0] * 20)).samples_per_s is None
-
-
 @pytest.mark.parametrize(
     ("values", "median", "p95", "cv"),
     [

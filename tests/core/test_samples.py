@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from multinode.core.run.samples import CardBytes, LossSample, NicSample, Sample, StepSample, parse_samples
@@ -87,3 +90,61 @@ def test_a_torn_or_foreign_line_is_passed_over_and_its_neighbours_are_kept(line:
 def test_a_count_that_cannot_be_is_no_sample(count: str) -> None:
     line = f'{{"kind": "nic", "time_s": 1, "mono_ns": 2, "ifname": "eth0", "rx_bytes": {count}, "tx_bytes": 4}}'
     assert list(parse_samples([line.encode()])) == []
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "step": {"rank": 0, "step": 3, "time_s": 1, "mono_ns": 2},
+    "ddp": {
+        "rank": 0,
+        "step": 3,
+        "iteration": 1,
+        "bucket_sizes_bytes": [8],
+        "forward_us": 1,
+        "backward_us": 1,
+        "comm_us": 0,
+        "overlap_us": 0,
+    },
+    "device_wait": {"rank": 0, "step": 3, "wait_us": 0, "calls": 1, "of_calls": 1},
+    "collective": {
+        "rank": 0,
+        "collective": "all_reduce",
+        "dtype": "float",
+        "size_bytes": 8,
+        "count": 2,
+        "times_us": [1],
+    },
+    "speed": {"rank": 0, "test": "copy", "dtype": "fp32", "times_us": [1]},
+    "cpu": {"time_s": 1, "mono_ns": 2},
+    "gpu": {"time_s": 1, "mono_ns": 2, "index": 0},
+    "cgroup": {"time_s": 1, "mono_ns": 2, "throttled_us": 0, "periods": 1, "throttled_periods": 0},
+    "traffic": {"rank": 0, "traffic": 0, "calls": [{"op": "all_reduce", "group": "0", "size_bytes": 8, "count": 1}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "bounds"),
+    [
+        ("step", "step_time_us", (1e-3, 1e12)),
+        ("ddp", "comm_us", (0, 1e12)),
+        ("device_wait", "wait_us", (0, 1e12)),
+        ("collective", "times_us", (1e-3, 1e12)),
+        ("speed", "times_us", (1e-3, 1e12)),
+        ("cpu", "busy_percent", (0, 100)),
+        ("cpu", "job_cores", (0, 1e6)),
+        ("cpu", "memory_available_gib", (0, 1e6)),
+        ("gpu", "sm_percent", (0, 100)),
+        ("gpu", "power_w", (0, 1e6)),
+        ("gpu", "temperature_c", (-100, 250)),
+        ("gpu", "energy_j", (0, 1 << 60)),
+        ("cgroup", "quota_cores", (0.01, 1e6)),
+        ("cgroup", "throttled_us", (0, 1 << 60)),
+    ],
+)
+def test_a_figure_that_cannot_be_is_no_sample(kind: str, field: str, bounds: tuple[float, float]) -> None:
+    def read(value: float) -> int:
+        told = [value] if field == "times_us" else value
+        return len(parse(json.dumps({"kind": kind} | WHOLE[kind] | {field: told}).encode()))
+
+    least, most = bounds
+    assert [read(value) for value in (least, most)] == [1, 1]
+    assert [read(value) for value in (least - 1, most * 1.01, 1e300, -1e300, float("nan"), float("inf"))] == [0] * 6

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from multinode.core.run.progress import CardProgress, NodeProgress, RecentSteps, RunProgress, TrainingTime
 from multinode.core.run.run import Stall
-from multinode.core.run.samples import GpuSample, NicSample
+from multinode.core.run.samples import DdpSample, GpuSample, NicSample, StepSample
 from multinode.report.run.progress_table import progress_line, progress_table
 
 READ = NicSample(time_s=0, mono_ns=0, ifname="eth0", rx_bytes=0, tx_bytes=0)
@@ -29,6 +29,16 @@ BUSY = NodeProgress(
     ifname="eth0",
     link_gbit_per_s=1.0,
 )
+
+
+def trained(took_us: float, tokens: int, exposed_us: float) -> RecentSteps:
+    """A worker after its first step."""
+    step = StepSample(rank=0, step=1, time_s=0, mono_ns=0, step_time_us=took_us, tokens=tokens)
+    counters = {"forward_us": 0, "backward_us": 0, "comm_us": exposed_us, "overlap_us": 0}
+    ddp = DdpSample(rank=0, step=1, iteration=1, bucket_sizes_bytes=(), **counters)
+    return RecentSteps().with_sample(step).with_sample(ddp)
+
+
 PROFILED = msgspec.structs.replace(
     BUSY,
     gpus={
@@ -36,7 +46,7 @@ PROFILED = msgspec.structs.replace(
             time_s=0, mono_ns=0, index=6, sm_percent=92.0, memory_used_gib=21.3, power_w=380.0, temperature_c=71.0
         )
     },
-    workers={0: RecentSteps(times_us={1: 1e6}, tokens={1: 4096}, ddp_us={1: 290_000.0})},
+    workers={0: trained(1e6, 4096, 290_000.0)},
 )
 
 

@@ -7,7 +7,8 @@ from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.core.run.samples import LossSample
 from multinode.report.render.charts import MOST_POINTS
-from multinode.report.steps.charts import label, loss_chart, split_chart, step_time_chart
+from multinode.report.render.escaping import html_text
+from multinode.report.steps.charts import loss_chart, split_chart, step_time_chart
 from tests.report.observing import NAMES, STEPS, SUMMARY, observed
 
 
@@ -85,7 +86,7 @@ def test_a_loss_that_was_no_number_is_a_gap() -> None:
 
 
 def test_a_name_in_a_chart_is_no_markup() -> None:
-    assert label('<a href="http://x">n</a>\x1b') == "&lt;a href=&quot;http://x&quot;&gt;n&lt;/a&gt;?"
+    assert html_text('<a href="http://x">n</a>\x1b') == "&lt;a href=&quot;http://x&quot;&gt;n&lt;/a&gt;?"
 
 
 def _with_loss(seen: Observed, sample: LossSample) -> Observed:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchWorker, WorkerUse
-from multinode.analyse.steps.stragglers import Clue
+from multinode.analyse.telemetry.clues import Clue
 from multinode.analyse.telemetry.gpus import GpuUse
 
 __all__ = ["Case", "find_clues", "sensor_clues", "shared_processors"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.steps.stragglers import Clue
+from multinode.analyse.telemetry.clues import Clue
 from multinode.analyse.telemetry.gpus import GpuUse
 
 __all__ = [

@@ -16,7 +16,7 @@ import msgspec
 from multinode.analyse.bench.bench_clues import Case, find_clues, sensor_clues, shared_processors
 from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Drop, Slow, Speed
 from multinode.analyse.bench.bench_work import KINDS
-from multinode.analyse.steps.stragglers import Clue
+from multinode.analyse.telemetry.clues import Clue
 from multinode.core.measure.benchmark import PHASES
 from multinode.units import format_list
 

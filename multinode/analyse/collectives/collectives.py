@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from multinode.analyse.stats.spread import spread_of
 from multinode.core.run.samples import CollectiveSample
-from multinode.core.text.plausible import plausible_us
 
 __all__ = ["CollectiveRow", "bus_factor", "collective_rows", "with_shares"]
 
@@ -89,15 +89,11 @@ def with_shares(
 
 def _row(workers: Sequence[CollectiveSample], ranks: int) -> CollectiveRow | None:
     first = workers[0]
-    # Samples are what nodes say of themselves: no time, or one that cannot be, makes no bandwidth.
-    iterations = [
-        times for times in zip(*(worker.times_us for worker in workers), strict=False) if all(map(plausible_us, times))
-    ]
+    iterations = list(zip(*(worker.times_us for worker in workers), strict=False))
     if not iterations:
         return None
-    slowest = sorted(max(times) for times in iterations)
-    time_us = statistics.median(slowest)
-    algbw = first.size_bytes / time_us / 1000
+    slowest = spread_of([max(times) for times in iterations])
+    algbw = first.size_bytes / slowest.median / 1000
     verified = [worker.num_wrong for worker in workers if worker.num_wrong is not None]
     return CollectiveRow(
         collective=first.collective,
@@ -105,10 +101,10 @@ def _row(workers: Sequence[CollectiveSample], ranks: int) -> CollectiveRow | Non
         redop=first.redop,
         size_bytes=first.size_bytes,
         count=first.count,
-        iters=len(slowest),
-        time_us=time_us,
-        p95_us=slowest[min(len(slowest) - 1, -(-95 * len(slowest) // 100) - 1)],
-        cv=statistics.stdev(slowest) / statistics.fmean(slowest) if len(slowest) > 1 else 0.0,
+        iters=len(iterations),
+        time_us=slowest.median,
+        p95_us=slowest.p95,
+        cv=slowest.cv,
         transfer_us=statistics.median(min(times) for times in iterations),
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=algbw * bus_factor(first.collective, ranks),

@@ -13,10 +13,10 @@ from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.job.workload import Settings, Workload
 from multinode.analyse.stats.spread import Ranged, Spread, ranged
 from multinode.analyse.steps.bottleneck import Bottleneck
-from multinode.analyse.steps.disturbances import find_disturbances
-from multinode.analyse.steps.gpu_energy import GpuEnergy, energy_of
 from multinode.analyse.steps.repeated_split import average_splits
 from multinode.analyse.steps.summary import Summary
+from multinode.analyse.telemetry.clues import find_disturbances
+from multinode.analyse.telemetry.machine_use import GpuEnergy, energy_of
 from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
@@ -82,7 +82,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         step_spread=max((speed.steps for speed in speeds), key=lambda steps: steps.cv),
         steady_steps=sum(run.summary.steady_steps for run in runs),
         bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="what holds it up is not known"),
-        disturbances=find_disturbances([run.summary for run in runs], _cores(last)),
+        disturbances=find_disturbances([run.summary.nodes for run in runs], _cores(last)),
     )
     side = _with_split(_with_tokens(_with_facts(side, last), runs, speeds), runs, speeds)
     return _with_price(_with_energy(side, runs), last)
@@ -188,7 +188,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _with_energy(side: Side, runs: Sequence[SideRun]) -> Side:
-    found = [energy_of(run.summary, side.global_batch) for run in runs]
+    found = [_energy(run.summary, side.global_batch or 0) for run in runs]
     reason = next((one.reason for one in found if one.reason), "")
     return msgspec.structs.replace(
         side,
@@ -196,6 +196,10 @@ def _with_energy(side: Side, runs: Sequence[SideRun]) -> Side:
         energy_j_per_sample=_mean([one.j_per_sample for one in found]),
         missing=side.missing | (dict.fromkeys(_unknown_energy(found), reason) if reason else {}),
     )
+
+
+def _energy(summary: Summary, batch: int) -> GpuEnergy:
+    return energy_of(summary.nodes, summary.steady_steps * batch, summary.samples_per_s)
 
 
 def _unknown_energy(found: Sequence[GpuEnergy]) -> list[str]:

@@ -12,27 +12,21 @@ from enum import StrEnum
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
-from multinode.core.run.samples import CardBytes, CollectiveSample
-from multinode.units import format_size
+from multinode.analyse.telemetry.cards import LOOPBACK, Carried, is_rdma, payload
+from multinode.analyse.traffic.card_bytes import LEAST_BYTES_A_WORKER, find_carrier
+from multinode.core.run.samples import CollectiveSample
+from multinode.units import format_list, format_size
 
-__all__ = ["CardLoad", "MessagePath", "Passed", "PathProof", "Way", "prove_path"]
+__all__ = ["CardLoad", "MessagePath", "PathProof", "Way", "prove_path"]
 
 # Counters agreed with the table within 0.02 % for large messages; an IPv6 header or a lost packet adds a per cent.
 _AGREES = 0.03
 # Of what the card should have carried: less than that on another one is a trifle (SSH, the records of samplers).
 _TRIFLE = 0.05
-# What others carried accounts for what the card lacks, from this part of it on; less is traffic of somebody else.
-_EXPLAINS = 0.5
 # Two algorithms that fit as well as that are not told apart.
 _SAME_FIT = 0.002
-# Gloo heads each step of a collective with up to 300 bytes (measured), and there are up to two steps a worker: below
-# this, for each worker, they may be 1 % of what a card carries.
-_LEAST_BYTES_A_WORKER = 64 << 10
 # Barriers, ARP and keepalives are in the window as well.
 _LEAST_WINDOW_BYTES = 1 << 20
-# Ethernet, IPv4 and TCP with timestamps: 14 + 20 + 32.
-_HEADER_BYTES = 66
-_LOOPBACK = "lo"
 _PER_CENT = 100
 
 
@@ -44,16 +38,6 @@ class Way(StrEnum):
     RDMA = "rdma"
     UNSEEN = "unseen"
     DIFFERS = "differs"
-
-
-class Passed(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload of one iteration, in bytes, one figure a direction."""
-
-    sent_bytes: float
-    received_bytes: float
-
-
-_NOTHING = Passed(sent_bytes=0.0, received_bytes=0.0)
 
 
 class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +55,10 @@ class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     ifname: str | None
-    passed: Passed | None = None
-    expected: Passed | None = None
+    passed: Carried | None = None
+    expected: Carried | None = None
     deviation: float | None = None
-    others: dict[str, Passed] = {}
+    others: dict[str, Carried] = {}
     way: Way | None = None
 
 
@@ -216,15 +200,15 @@ def _misfit(loads: Iterable[CardLoad]) -> float | None:
 
 def _load(sample: CollectiveSample, node: str, card: str | None, flow: NodeFlow | None, layout: Layout) -> CardLoad:
     """What passed a node's cards in one iteration of a message, and which way it went."""
-    passed = {name: _payload(each, sample.card_iters) for name, each in (sample.cards or {}).items()}
+    passed = {name: payload(each).times(1 / sample.card_iters) for name, each in (sample.cards or {}).items()}
     mine = passed.pop(card, None) if card is not None else None
     if flow is None:
         return CardLoad(node=node, ifname=card, passed=mine)
-    expected = Passed(sent_bytes=flow.sent * sample.size_bytes, received_bytes=flow.received * sample.size_bytes)
-    if _LOOPBACK in passed:
-        passed[_LOOPBACK] = _less(passed[_LOOPBACK], flow.inside * sample.size_bytes)
-    most = _busier(expected)
-    others = {name: each for name, each in passed.items() if _busier(each) > _TRIFLE * most}
+    expected = Carried(sent=flow.sent * sample.size_bytes, received=flow.received * sample.size_bytes)
+    if LOOPBACK in passed:
+        passed[LOOPBACK] = _less(passed[LOOPBACK], flow.inside * sample.size_bytes)
+    most = expected.busier
+    others = {name: each for name, each in passed.items() if each.busier > _TRIFLE * most}
     told = sample.cards or {}
     # A card that came anew while it was read has counted from zero again: nothing follows from that.
     restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in told.values())
@@ -235,85 +219,56 @@ def _load(sample: CollectiveSample, node: str, card: str | None, flow: NodeFlow 
         ifname=card,
         passed=mine,
         expected=expected,
-        deviation=_busier(_gap(mine, expected)) / most,
+        deviation=_gap(mine, expected).busier / most,
         others=others,
         way=_find_way(mine, expected, others),
     )
 
 
 def _is_telling(most_bytes: float, iters: int, layout: Layout) -> bool:
-    least = max(_LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / iters)
+    least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / iters)
     return most_bytes >= least
 
 
-def _find_way(seen: Passed, expected: Passed, others: Mapping[str, Passed]) -> Way:
-    most = _busier(expected)
-    if _busier(_gap(seen, expected)) <= _AGREES * most:
+def _find_way(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> Way:
+    most = expected.busier
+    if _gap(seen, expected).busier <= _AGREES * most:
         return Way.CARD
     if _lacks(seen, expected) > _AGREES * most:
         found = _find_other(seen, expected, others)
         if found is not None:
-            return Way.RDMA if _is_rdma(found) else Way.OTHER
-        if _busier(seen) <= _TRIFLE * most:
+            return Way.RDMA if is_rdma(found) else Way.OTHER
+        if seen.busier <= _TRIFLE * most:
             return Way.UNSEEN
     return Way.DIFFERS
 
 
-def _find_other(seen: Passed, expected: Passed, others: Mapping[str, Passed]) -> str | None:
+def _find_other(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> str | None:
     """The interface that carried most in the direction in which the card lacks most, where others explain the lack."""
     sends = _lacks_sending(seen, expected)
-    carried = {
-        name: _one_way(each, sends=sends)
-        for name, each in others.items()
-        if _one_way(each, sends=sends) > _TRIFLE * _busier(expected)
-    }
-    lack = _one_way(expected, sends=sends) - _one_way(seen, sends=sends)
-    if sum(carried.values()) < _EXPLAINS * lack:
-        return None
-    return max(carried, key=lambda name: carried[name], default=None)
+    lack = expected.one_way(sends=sends) - seen.one_way(sends=sends)
+    return find_carrier(others, lack, sends=sends, least=_TRIFLE * expected.busier)
 
 
-def _payload(card: CardBytes, iters: int) -> Passed:
-    return Passed(
-        sent_bytes=max(0, card.tx_bytes - _HEADER_BYTES * (card.tx_packets or 0)) / iters,
-        received_bytes=max(0, card.rx_bytes - _HEADER_BYTES * (card.rx_packets or 0)) / iters,
+def _less(passed: Carried, size_bytes: float) -> Carried:
+    return Carried(sent=max(0.0, passed.sent - size_bytes), received=max(0.0, passed.received - size_bytes))
+
+
+def _gap(seen: Carried, expected: Carried) -> Carried:
+    return Carried(
+        sent=abs(seen.sent - expected.sent),
+        received=abs(seen.received - expected.received),
     )
 
 
-def _less(passed: Passed, size_bytes: float) -> Passed:
-    return Passed(
-        sent_bytes=max(0.0, passed.sent_bytes - size_bytes), received_bytes=max(0.0, passed.received_bytes - size_bytes)
-    )
+def _lacks(seen: Carried, expected: Carried) -> float:
+    return max(expected.sent - seen.sent, expected.received - seen.received)
 
 
-def _one_way(passed: Passed, *, sends: bool) -> float:
-    return passed.sent_bytes if sends else passed.received_bytes
-
-
-def _busier(passed: Passed) -> float:
-    return max(passed.sent_bytes, passed.received_bytes)
-
-
-def _gap(seen: Passed, expected: Passed) -> Passed:
-    return Passed(
-        sent_bytes=abs(seen.sent_bytes - expected.sent_bytes),
-        received_bytes=abs(seen.received_bytes - expected.received_bytes),
-    )
-
-
-def _lacks(seen: Passed, expected: Passed) -> float:
-    return max(expected.sent_bytes - seen.sent_bytes, expected.received_bytes - seen.received_bytes)
-
-
-def _lacks_sending(seen: Passed, expected: Passed) -> bool:
+def _lacks_sending(seen: Carried, expected: Carried) -> bool:
     """Whether more is missing of what was to be sent, or as much: a few bytes of difference decide nothing."""
-    less = (expected.received_bytes - seen.received_bytes) - (expected.sent_bytes - seen.sent_bytes)
-    return less <= _AGREES * _busier(expected)
-
-
-def _is_rdma(name: str) -> bool:
-    """Whether it is a port of an RDMA card, `device/port`: no interface has a stroke in its name."""
-    return "/" in name
+    less = (expected.received - seen.received) - (expected.sent - seen.sent)
+    return less <= _AGREES * expected.busier
 
 
 def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
@@ -322,7 +277,7 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
         nodes: dict[str, list[str]] = {}
         for message, load in _largest(messages, way).values():
             nodes.setdefault(_word(way, message, load), []).append(load.node)
-        yield from (f"{_join(names)} {text}" for text, names in nodes.items())
+        yield from (f"{format_list(names)} {text}" for text, names in nodes.items())
     judged = [load for load in loads if load.way is not None]
     if judged and all(load.way is Way.CARD for load in judged):
         names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
@@ -344,22 +299,22 @@ def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[Messa
 
 def _word(way: Way, message: MessagePath, load: CardLoad) -> str:
     """What is to be said of a node, less its name."""
-    seen, expected = load.passed or _NOTHING, load.expected or _NOTHING
+    seen, expected = load.passed or Carried(), load.expected or Carried()
     call = f"{message.collective} of {format_size(message.size_bytes)}"
     if way is Way.DIFFERS:
         gap = _gap(seen, expected)
-        sends = gap.sent_bytes >= gap.received_bytes
+        sends = gap.sent >= gap.received
         return (
-            f"{'sent' if sends else 'received'} {_size(_one_way(seen, sends=sends))} an iteration ({call}) over "
-            f"{load.ifname}, where the algorithm moves {_size(_one_way(expected, sends=sends))}: other traffic passed "
+            f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} an iteration ({call}) over "
+            f"{load.ifname}, where the algorithm moves {_size(expected.one_way(sends=sends))}: other traffic passed "
             "it, or the backend took another algorithm."
         )
     sends = _lacks_sending(seen, expected)
-    verb, should = "sent" if sends else "received", _size(_one_way(expected, sends=sends))
+    verb, should = "sent" if sends else "received", _size(expected.one_way(sends=sends))
     other = _find_other(seen, expected, load.others)
     if other is None:
         return f"{verb} {should} an iteration ({call}), and no counter saw it."
-    text = f"{verb} {_size(_one_way(load.others[other], sends=sends))} of {should} an iteration ({call}) over"
+    text = f"{verb} {_size(load.others[other].one_way(sends=sends))} of {should} an iteration ({call}) over"
     if way is Way.RDMA:
         return f"{text} the RDMA port {other}: the counters of {load.ifname} do not see RDMA."
     return (
@@ -382,7 +337,3 @@ def _name_algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
 
 def _size(size_bytes: float) -> str:
     return format_size(round(size_bytes)) if size_bytes < 1 << 20 else f"{size_bytes / (1 << 20):.1f} MiB"
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -13,7 +13,6 @@ import msgspec
 
 from multinode.analyse.run.steady import find_steady_state
 from multinode.core.run.samples import DdpSample, DeviceWaitSample, LossSample, Sample, StepSample, TraceSample
-from multinode.core.text.plausible import plausible_us
 
 __all__ = ["Observed", "ObservedNode", "observe"]
 
@@ -88,7 +87,7 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
     for node in nodes:
         for sample in node.of(StepSample):
             if sample.rank in node.ranks:
-                steps.setdefault(sample.step, {})[sample.rank] = _believed(sample)
+                steps.setdefault(sample.step, {})[sample.rank] = sample
     steps = {number: steps[number] for number in sorted(steps)}
     left_out = max((node.left_out for node in nodes), default=0)
     if left_out:
@@ -126,11 +125,6 @@ def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:
         if not isinstance(sample, _OF_STEPS) or place >= begins.get(sample.rank, 0)
     )
     return msgspec.structs.replace(node, samples=kept), True
-
-
-def _believed(sample: StepSample) -> StepSample:
-    """Without a time that cannot be."""
-    return msgspec.structs.replace(sample, step_time_us=plausible_us(sample.step_time_us))
 
 
 def _times(workers: dict[int, StepSample]) -> list[float]:

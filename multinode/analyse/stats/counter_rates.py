@@ -1,7 +1,4 @@
-"""Counter rates: what counters that only grow say of a span of time. Pure.
-
-Counters come from nodes and are not trusted: what shrinks, or is no count at all, is a ValueError that says so.
-"""
+"""Counter rates: what counters that only grow say of a span of time; of one that shrinks, an UnknownError. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["Growth", "Reading", "Span", "grown_in", "in_whole", "is_moment", "peak_in"]
+from multinode.analyse.stats.unknown import UnknownError
+
+__all__ = ["Growth", "Reading", "Span", "grown_in", "in_whole", "peak_in"]
 
 _NS_PER_S = 1e9
-# An exabyte, or more nanoseconds than a machine stays up.
-_ABSURD = 1 << 60
 _LEAST_COVERED = 0.5
 # Between two readings that are closer than this the moments of reading blur the rate.
 _LEAST_PEAK_NS = 50_000_000
@@ -60,7 +57,7 @@ def grown_in(readings: Iterable[Reading], span: Span) -> Growth:
     """The growth in the span, on straight lines between the readings around its ends.
 
     Raises:
-        ValueError: less than half of the span was sampled, or the counter cannot be true.
+        UnknownError: less than half of the span was sampled, or the counter went backwards.
     """
     within = _within(readings, span)
     return Growth(
@@ -72,7 +69,7 @@ def peak_in(readings: Iterable[Reading], span: Span) -> float:
     """The highest rate a second between two readings that are at least 50 ms apart.
 
     Raises:
-        ValueError: as `grown_in`.
+        UnknownError: as `grown_in`.
     """
     first, *others = within = _within(readings, span)
     peak = 0.0
@@ -88,18 +85,13 @@ def in_whole(readings: Iterable[Reading]) -> float:
     """The growth from the first reading to the last.
 
     Raises:
-        ValueError: there are fewer than two, or the counter cannot be true.
+        UnknownError: there are fewer than two, or the counter went backwards.
     """
     ordered = _ordered(readings)
     if len(ordered) < 2:  # noqa: PLR2004 - a beginning and an end
-        raise ValueError("sampled less than twice")
+        raise UnknownError("sampled less than twice")
     _check(ordered)
     return ordered[-1].total - ordered[0].total
-
-
-def is_moment(mono_ns: int) -> bool:
-    """Whether a monotonic clock can say so."""
-    return 0 <= mono_ns < _ABSURD
 
 
 def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
@@ -108,7 +100,7 @@ def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
     start_ns = max(span.start_ns, ordered[0].mono_ns) if ordered else 0
     end_ns = min(span.end_ns, ordered[-1].mono_ns) if ordered else 0
     if end_ns <= start_ns or end_ns - start_ns < _LEAST_COVERED * (span.end_ns - span.start_ns):
-        raise ValueError("not sampled for half of the time")
+        raise UnknownError("not sampled for half of the time")
     first = max(index for index, one in enumerate(ordered) if one.mono_ns <= start_ns)
     last = min(index for index, one in enumerate(ordered) if one.mono_ns >= end_ns)
     around = ordered[first : last + 1]
@@ -122,16 +114,14 @@ def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
 
 
 def _ordered(readings: Iterable[Reading]) -> list[Reading]:
-    """By time, one a moment; a moment that no clock has is left out."""
-    by_time = {one.mono_ns: one for one in readings if is_moment(one.mono_ns)}
+    """By time, one a moment."""
+    by_time = {one.mono_ns: one for one in readings}
     return [by_time[moment] for moment in sorted(by_time)]
 
 
 def _check(readings: Sequence[Reading]) -> None:
-    if not all(0 <= one.total < _ABSURD for one in readings):
-        raise ValueError("the counter cannot be true")
     if any(late.total < early.total for early, late in itertools.pairwise(readings)):
-        raise ValueError("the counter went backwards")
+        raise UnknownError("the counter went backwards")
 
 
 def _between(before: Reading, after: Reading, moment_ns: int) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-__all__ = ["Ranged", "Spread", "ranged", "ratio", "spread_of"]
+__all__ = ["Ranged", "Spread", "known_max", "known_mean", "known_median", "known_sum", "ranged", "ratio", "spread_of"]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,3 +63,28 @@ def ratio(over: Ranged, under: Ranged) -> Ranged:
         high=over.high / under.low,
         repeats=min(over.repeats, under.repeats),
     )
+
+
+def known_median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def known_max(values: Iterable[float | None]) -> float | None:
+    """The greatest of those that are known; None where none is."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """The sum; None where one of them is not known, or there is none."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return math.fsum(known) if known and len(known) == len(every) else None
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean; None where one of them is not known, or there is none."""
+    every = list(values)
+    total = known_sum(every)
+    return total / len(every) if total is not None else None

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 import msgspec
 
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.traffic.calls import last_models
+from multinode.core.run.progress import StepRecords
 from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
-from multinode.core.text.plausible import plausible_us
 
 __all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
 
@@ -26,9 +27,6 @@ _LONG = 3
 _RARE = 20
 # Counters and step times are taken at different moments: only what exceeds the step by more than this cannot be true.
 _CREDIBLE_EXCESS = 1.1
-# Collectives on streams of their own are not timed. Beyond a tenth of them, the rest does not speak for all.
-_LEAST_TIMED = 0.9
-
 _TRACE_TELLS = "a trace tells (--trace)"
 
 
@@ -82,24 +80,23 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
 
 
-_Told = TypeVar("_Told", DdpSample, DeviceWaitSample)
 _Step = dict[int, WorkerStep]
 
 
 class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded beside the steps, by (rank, step)."""
+    """What was recorded of the steps, by (rank, step); and which sources there are."""
 
     world_size: int
     wrapped_by_ddp: bool
     device: str | None
-    ddp: dict[tuple[int, int], list[DdpSample]]
-    waits: dict[tuple[int, int], list[DeviceWaitSample]]
+    records: dict[tuple[int, int], StepRecords]
 
+    def exposed_us(self, source: str, worker: WorkerStep) -> float | None:
+        records = self.records[worker.record.rank, worker.record.step]
+        return records.exposed_us(source, host_waits=self.device == "cpu")
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    source: str | None = None
-    steps: tuple[_Step, ...] = ()
-    reason: str = ""
+    def has(self, kind: str) -> bool:
+        return any(getattr(one, kind) for one in self.records.values())
 
 
 def find_exposure(observed: Observed) -> Exposure:
@@ -114,27 +111,28 @@ def find_exposure(observed: Observed) -> Exposure:
         world_size=observed.world_size,
         wrapped_by_ddp=any(model.wrapper == "ddp" for model in models.values()),
         device=devices.pop() if len(devices) == 1 else None,
-        ddp=_by_step(observed, DdpSample),
-        waits=_by_step(observed, DeviceWaitSample),
+        records=_records(observed),
     )
-    answer = next(found for tell in _SOURCES if (found := tell(usual, evidence)) is not None)
-    steps = answer.steps or tuple(usual)
+    reasons: dict[str, str] = {}
+    source, told = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
     return Exposure(
-        source=answer.source,
-        steps=steps,
+        source=source,
+        steps=tuple(told),
         device=evidence.device,
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
-        reason=answer.reason,
-        rule=_rule(observed, len(whole) - len(usual), len(steps)),
+        reason=reasons.get("source", ""),
+        rule=_rule(observed, len(whole) - len(usual), len(told)),
     )
 
 
 def _whole_step(observed: Observed, number: int) -> _Step | None:
     """The step of all workers; None where a record or its time is missing."""
-    records = observed.steps[number]
-    times = {rank: plausible_us(record.step_time_us) for rank, record in records.items()}
-    whole = {rank: WorkerStep(record=records[rank], step_us=time_us) for rank, time_us in times.items() if time_us}
-    return {rank: whole[rank] for rank in sorted(whole)} if len(whole) == observed.world_size else None
+    whole = {
+        rank: WorkerStep(record=record, step_us=record.step_time_us)
+        for rank, record in sorted(observed.steps[number].items())
+        if record.step_time_us is not None
+    }
+    return whole if len(whole) == observed.world_size else None
 
 
 def _without_rare(steps: Sequence[_Step]) -> list[_Step]:
@@ -144,71 +142,60 @@ def _without_rare(steps: Sequence[_Step]) -> list[_Step]:
     return usual if len(steps) - len(usual) <= math.ceil(len(steps) / _RARE) else list(steps)
 
 
-def _by_step(observed: Observed, kind: type[_Told]) -> dict[tuple[int, int], list[_Told]]:
+def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
     """A node is believed about its own workers alone."""
-    found: dict[tuple[int, int], list[_Told]] = {}
+    found: defaultdict[tuple[int, int], StepRecords] = defaultdict(StepRecords)
     for node in observed.nodes:
-        for told in node.of(kind):
-            if told.rank in node.ranks:
-                found.setdefault((told.rank, told.step), []).append(told)
+        for sample in node.samples:
+            if isinstance(sample, StepSample | DdpSample | DeviceWaitSample) and sample.rank in node.ranks:
+                found[sample.rank, sample.step] = found[sample.rank, sample.step].with_sample(sample)
     return found
 
 
-def _alone(steps: Sequence[_Step], evidence: _Evidence) -> _Answer | None:
-    if evidence.world_size > 1:
-        return None
-    return _tell("alone", steps, lambda _: 0.0)
+def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequence[_Step]]:
+    """The best source there is, and the steps that it tells."""
+    if evidence.world_size <= 1:
+        return "alone", _tell(steps, lambda _: 0.0)
+    if evidence.has("ddp") or evidence.wrapped_by_ddp:
+        return "ddp", _tell_ddp(steps, evidence)
+    if evidence.has("wait"):
+        told = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
+        if not told:
+            raise UnknownError(
+                "too few of its collectives were timed: they run on streams of their own, which computation waits for "
+                f"unseen, or records are lost; {_TRACE_TELLS}"
+            )
+        return "device", told
+    if evidence.device == "cpu":
+        told = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
+        if not told:
+            raise UnknownError("no worker timed how long it was blocked in collectives")
+        return "host", told
+    if evidence.device == "cuda":
+        raise UnknownError(f"the host's clock does not tell how long a GPU waits; {_TRACE_TELLS}")
+    raise UnknownError("the workers do not say whether they train on CPUs or GPUs")
 
 
-def _ddp(steps: Sequence[_Step], evidence: _Evidence) -> _Answer | None:
+def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     """DDP's own, and what passed in calls beside it: DDP's reducer is in C++, and no call of it is timed by us."""
-    if not (evidence.ddp or evidence.wrapped_by_ddp):
-        return None
-    if not evidence.ddp:
-        return _Answer(reason=f"DDP's counters were not recorded, and nothing else sees its reducer; {_TRACE_TELLS}")
+    if not evidence.has("ddp"):
+        raise UnknownError(f"DDP's counters were not recorded, and nothing else sees its reducer; {_TRACE_TELLS}")
     counted = [
         {rank: msgspec.structs.replace(worker, ddp=_counters(worker, evidence)) for rank, worker in step.items()}
         for step in steps
     ]
-    answer = _tell("ddp", counted, lambda worker: _ddp_exposed(worker, evidence))
-    if answer is not None:
-        return answer
-    if _tell("ddp", counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None) is not None:
-        return _Answer(reason=f"too few of the collectives beside DDP's own were timed; {_TRACE_TELLS}")
-    return _Answer(
-        reason=f"no step that counts has DDP's counters of all workers, with figures that can be true; {_TRACE_TELLS}"
+    told = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
+    if told:
+        return told
+    if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
+        raise UnknownError(f"too few of the collectives beside DDP's own were timed; {_TRACE_TELLS}")
+    raise UnknownError(
+        f"no step that counts has DDP's counters of all workers, with figures that can be true; {_TRACE_TELLS}"
     )
 
 
-def _device(steps: Sequence[_Step], evidence: _Evidence) -> _Answer | None:
-    if not evidence.waits:
-        return None
-    answer = _tell("device", steps, lambda worker: _waited(worker, evidence))
-    return answer or _Answer(
-        reason="too few of its collectives were timed: they run on streams of their own, which computation waits for "
-        f"unseen, or records are lost; {_TRACE_TELLS}"
-    )
-
-
-def _host(steps: Sequence[_Step], evidence: _Evidence) -> _Answer | None:
-    if evidence.device != "cpu":
-        return None
-    return _tell("host", steps, _blocked)
-
-
-def _unknown(_: Sequence[_Step], evidence: _Evidence) -> _Answer:
-    if evidence.device == "cuda":
-        return _Answer(reason=f"the host's clock does not tell how long a GPU waits; {_TRACE_TELLS}")
-    if evidence.device == "cpu":
-        return _Answer(reason="no worker timed how long it was blocked in collectives")
-    return _Answer(reason="the workers do not say whether they train on CPUs or GPUs")
-
-
-_SOURCES: tuple[Callable[[Sequence[_Step], _Evidence], _Answer | None], ...] = (_alone, _ddp, _device, _host, _unknown)
-
-
-def _tell(source: str, steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> _Answer | None:
-    """The steps in which every worker's exposure is told and can be true; None where there is no such step."""
+def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
+    """The steps in which every worker's exposure is told and can be true."""
     told = []
     for step in steps:
         values = {rank: exposed(worker) for rank, worker in step.items()}
@@ -220,14 +207,13 @@ def _tell(source: str, steps: Iterable[_Step], exposed: Callable[[WorkerStep], f
                     for rank, worker in step.items()
                 }
             )
-    return _Answer(source=source, steps=tuple(told)) if told else None
+    return told
 
 
 def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
-    """What the counters say; None where they are missing, or one of them cannot be true."""
-    told = evidence.ddp.get((worker.record.rank, worker.record.step), [])
-    figures = [figure for one in told for figure in (one.forward_us, one.backward_us, one.comm_us, one.overlap_us)]
-    if not told or any(plausible_us(figure) is None for figure in figures):
+    """What the counters say; None where they are missing, or cannot be true of this step."""
+    told = evidence.records[worker.record.rank, worker.record.step].ddp
+    if not told:
         return None
     times = DdpTimes(
         iterations=len(told),
@@ -236,29 +222,6 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
         exposed_us=sum(max(0.0, one.comm_us - one.overlap_us) for one in told),
     )
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
-
-
-def _ddp_exposed(worker: WorkerStep, evidence: _Evidence) -> float | None:
-    if worker.ddp is None:
-        return None
-    # Host time blocked in a call is exposed on a CPU alone; on a GPU events tell it.
-    if evidence.device == "cpu":
-        return worker.ddp.exposed_us + (_blocked(worker) or 0.0)
-    if (worker.record.rank, worker.record.step) not in evidence.waits:
-        return worker.ddp.exposed_us
-    beside = _waited(worker, evidence)
-    return None if beside is None else worker.ddp.exposed_us + beside
-
-
-def _waited(worker: WorkerStep, evidence: _Evidence) -> float | None:
-    for wait in evidence.waits.get((worker.record.rank, worker.record.step), []):
-        return plausible_us(wait.wait_us) if wait.calls >= _LEAST_TIMED * wait.of_calls else None
-    return None
-
-
-def _blocked(worker: WorkerStep) -> float | None:
-    phases = worker.record.phases_us
-    return None if phases is None else plausible_us(phases.get("comm", 0.0))
 
 
 def _rule(observed: Observed, rare: int, told: int) -> str:

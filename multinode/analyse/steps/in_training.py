@@ -12,10 +12,10 @@ import msgspec
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.analyse.traffic.calls import last_models
 from multinode.core.run.samples import DdpSample
-from multinode.core.text.plausible import plausible_us
 
 __all__ = ["Alone", "InTraining", "beside", "in_training"]
 
@@ -65,11 +65,12 @@ def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
         return InTraining(reason="one worker has nobody to talk to")
     if trace is not None and trace.busbw_gb_per_s is not None:
         return _said(InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes))
-    by_counters = _by_counters(observed)
-    if by_counters.busbw_gb_per_s is not None or trace is None:
-        return _said(by_counters)
+    missing: dict[str, str] = {}
+    found = attempt(missing, "ddp", lambda: _by_counters(observed))
+    if found is not None or trace is None:
+        return _said(found or InTraining(reason=missing["ddp"]))
     why = trace.missing.get("busbw_gb_per_s", "it tells none")
-    return InTraining(reason=f"{by_counters.reason}; the profiler's window: {why}")
+    return InTraining(reason=f"{missing['ddp']}; the profiler's window: {why}")
 
 
 def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int) -> InTraining:
@@ -95,15 +96,13 @@ def _by_counters(observed: Observed) -> InTraining:
     """A step's buckets over the span of the worker that waited least, the median of the steps that count."""
     steps = _counters(observed)
     if not steps:
-        return InTraining(
-            reason="no DDP counters in the steps that count, and only a window of the profiler (--trace) tells"
-        )
+        raise UnknownError("no DDP counters in the steps that count, and only a window of the profiler (--trace) tells")
     if any(model.settings.get("comm_hooks") for model in last_models(observed).values()):
-        return InTraining(reason="a communication hook changes what DDP sends: its buckets are not what travels")
+        raise UnknownError("a communication hook changes what DDP sends: its buckets are not what travels")
     whole = [list(workers.values()) for workers in steps.values() if len(workers) == observed.world_size]
     measured = [one for workers in whole if (one := _of_step(workers, observed.world_size)) is not None]
     if not measured:
-        return InTraining(reason="DDP's counters of no step are those of all workers, or they are impossible")
+        raise UnknownError("DDP's counters of no step are those of all workers, or they are impossible")
     ((sizes, _),) = Counter(sizes for sizes, _ in measured).most_common(1)
     median = statistics.median(busbw for _, busbw in measured)
     return InTraining(busbw_gb_per_s=median, source="ddp span", sizes_bytes=sizes)
@@ -123,9 +122,8 @@ def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
 def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[tuple[int, ...], float] | None:
     """The buckets of a step and their busbw, reductions one after the other; None where what a node says cannot be."""
     sizes = tuple(size for reduction in workers[0] for size in reduction.bucket_sizes_bytes)
-    times_us = [[plausible_us(reduction.comm_us) for reduction in reductions] for reductions in workers]
-    spans_us = [math.fsum(time_us for time_us in times if time_us is not None) for times in times_us]
-    if any(None in times for times in times_us) or not sizes or min(sizes) < 0 or sum(sizes) == 0:
+    spans_us = [math.fsum(reduction.comm_us for reduction in reductions) for reductions in workers]
+    if not sum(sizes):
         return None
     span_us = min(spans_us)
     if not span_us:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from multinode.analyse.stats.spread import known_mean
 from multinode.analyse.steps.exposure import Exposure, WorkerStep
-from multinode.core.text.plausible import plausible_us
 
 __all__ = ["StepSplit", "WorkerSplit", "split_steps"]
 
@@ -102,7 +102,7 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
         overlap=_overlap(steps) if exposure.source == "ddp" else None,
-        **{name: _mean_ms([part[name] for part in parts]) for name in _PARTS},
+        **{name: _mean_ms(part[name] for part in parts) for name in _PARTS},
     )
 
 
@@ -149,11 +149,11 @@ def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> f
     if worker.ddp is None or not micro_steps:
         return None
     # The counters are of the micro-batches that were reduced, as a rule the last: all of a step are about as long.
-    return plausible_us(worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations))
+    return worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations)
 
 
 def _phase(worker: WorkerStep, phase: str) -> float:
-    return plausible_us((worker.record.phases_us or {}).get(phase)) or 0.0
+    return (worker.record.phases_us or {}).get(phase, 0.0)
 
 
 def _overlap(steps: Iterable[WorkerStep]) -> float | None:
@@ -163,22 +163,18 @@ def _overlap(steps: Iterable[WorkerStep]) -> float | None:
     return 1 - math.fsum(ddp.exposed_us for ddp in counters) / comm_us if comm_us else None
 
 
-def _mean_ms(times_us: Sequence[float | None]) -> float | None:
-    known = [time_us for time_us in times_us if time_us is not None]
-    return statistics.fmean(known) / 1000 if len(known) == len(times_us) else None
+def _mean_ms(times_us: Iterable[float | None]) -> float | None:
+    mean_us = known_mean(times_us)
+    return None if mean_us is None else mean_us / 1000
 
 
 def _mean(exposure: Exposure, workers: Sequence[WorkerSplit]) -> WorkerSplit:
-    means = {}
-    for name in _PARTS:
-        known = [value for worker in workers if (value := getattr(worker, name)) is not None]
-        means[name] = statistics.fmean(known) if len(known) == len(workers) else None
     everything = [worker for step in exposure.steps for worker in step.values()]
     return WorkerSplit(
         rank=-1,
         step_ms=statistics.fmean(worker.step_ms for worker in workers),
         overlap=_overlap(everything) if exposure.source == "ddp" else None,
-        **means,
+        **{name: known_mean(getattr(worker, name) for worker in workers) for name in _PARTS},
     )
 
 

@@ -11,6 +11,7 @@ from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.spread import Spread, spread_of
+from multinode.analyse.stats.unknown import attempt
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.steps.exposure import find_exposure
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
@@ -61,8 +62,8 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in figures; None comes with a reason in `missing`.
+class Summary(Throughput, frozen=True, kw_only=True):
+    """One run in figures, its throughput among them; None comes with a reason in `missing`.
 
     Attributes:
         strategy: how the model is spread over the workers, as `traffic.strategy` has it.
@@ -70,11 +71,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         steady_steps: those that count.
         rule: which those are.
         step_time_ms: of each step the median over the workers (they end a step together), over the steady state.
-        samples_per_s: nominal, of all workers together, over the steady state.
-        tokens_per_s: likewise, padding counted; `effective_tokens_per_s` without.
-        tgs: tokens a second and worker, padding counted; `effective_tgs` without.
-        tokens_per_sample: padded length of a sample, in the mean.
-        micro_steps: forward passes a step (gradient accumulation).
         parameters: of the model; `trainable` those that have gradients.
         dataset_samples: of the data that an epoch goes through, on all workers together.
         all_steps_samples_per_s: as `samples_per_s`, warm-up included, as the Trainer counts.
@@ -91,13 +87,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     steady_steps: int
     rule: str
     step_time_ms: Spread | None = None
-    samples_per_s: float | None = None
-    tokens_per_s: float | None = None
-    effective_tokens_per_s: float | None = None
-    tgs: float | None = None
-    effective_tgs: float | None = None
-    tokens_per_sample: float | None = None
-    micro_steps: float | None = None
     parameters: int | None = None
     trainable: int | None = None
     dataset_samples: int | None = None
@@ -112,7 +101,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeUse, ...] = ()
     utilisation: Utilisation | None = None
     trace: TraceView | None = None
-    missing: dict[str, str] = {}
 
 
 def summarise(
@@ -137,12 +125,14 @@ def summarise(
     uses = tuple(use_of(node, observed) for node in observed.nodes)
     stragglers = find_stragglers(observed, exposure, split, uses)
     trace = view_traces(traces, observed.world_size, split) if traces else None
-    used = utilisation_of(work or ModelWork(), observed, speed)
+    missing: dict[str, str] = {}
+    used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
     times_us = [_time_us(workers) for workers in observed.counted_steps]
     strategy = recognise(observed, seen.bytes_per_step.card)
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
     return Summary(
+        **{name: figure for name, figure in msgspec.structs.asdict(speed).items() if name != "missing"},
         run_id=observed.run_id,
         strategy=strategy,
         world_size=observed.world_size,
@@ -150,13 +140,6 @@ def summarise(
         steady_steps=len(observed.counted),
         rule=observed.rule,
         step_time_ms=spread_of([time_us / 1000 for time_us in times_us]) if times_us else None,
-        samples_per_s=speed.samples_per_s,
-        tokens_per_s=speed.tokens_per_s,
-        effective_tokens_per_s=speed.effective_tokens_per_s,
-        tgs=speed.tgs,
-        effective_tgs=speed.effective_tgs,
-        tokens_per_sample=speed.tokens_per_sample,
-        micro_steps=speed.micro_steps,
         parameters=model.parameters if model else None,
         trainable=model.trainable if model else None,
         dataset_samples=model.dataset_samples if model else None,
@@ -169,9 +152,9 @@ def summarise(
         bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
         stragglers=stragglers,
         nodes=uses,
-        utilisation=None if isinstance(used, str) else used,
+        utilisation=used,
         trace=trace,
-        missing=_missing(observed, speed, used) | _missing_losses(losses) | _notes(observed) | dict(unread or {}),
+        missing=_missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {}),
     )
 
 
@@ -220,11 +203,11 @@ def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:
     )
 
 
-def _missing(observed: Observed, speed: Throughput, used: Utilisation | str) -> dict[str, str]:
+def _missing(observed: Observed, speed: Throughput, unused: dict[str, str]) -> dict[str, str]:
     if not observed.steps:
         reason = "no worker recorded a step"
         return dict.fromkeys(("step_time_ms", *speed.missing), reason) | _missing_of_model(observed)
-    return speed.missing | _missing_of_model(observed) | ({"utilisation": used} if isinstance(used, str) else {})
+    return speed.missing | _missing_of_model(observed) | unused
 
 
 def _missing_of_model(observed: Observed) -> dict[str, str]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.traffic.calls import last_models
 from multinode.core.run.samples import Sample, StepSample
-from multinode.core.text.plausible import plausible_count, plausible_us
 
 __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput", "trained_s"]
 
@@ -52,90 +53,93 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
     """What is counted: the field of a record, what it says, in words, and whether a GPU's worker knows it late."""
 
-    of: Callable[[StepSample], int | None]
+    field: str
     meaning: str
     comes_late: bool = False
 
 
 class _Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of all workers together: in all, a second, and why there is none."""
+    """Work of all workers together: in all, and a second."""
 
-    total: int = 0
-    per_s: float | None = None
-    reason: str = ""
+    total: int
+    per_s: float
 
 
-_SAMPLES = _Work(of=lambda record: plausible_count(record.samples), meaning="how many samples a step has")
-_TOKENS = _Work(of=lambda record: plausible_count(record.tokens), meaning="how many tokens a step has")
+_SAMPLES = _Work(field="samples", meaning="how many samples a step has")
+_TOKENS = _Work(field="tokens", meaning="how many tokens a step has")
 _TOO_LATE = (
     "a GPU tells some steps late how many of its tokens are no padding, which takes over "
     f"{_LEAST_LATE_STEPS} steps that count"
 )
 _EFFECTIVE = _Work(
-    of=lambda record: plausible_count(record.effective_tokens),
+    field="effective_tokens",
     meaning="how many of its tokens are no padding",
     comes_late=True,
 )
 
 
+# What each figure is made of; of two that are not known the last one is the reason.
+_COUNTED = (
+    ("samples_per_s", "samples"),
+    ("tokens_per_s", "tokens"),
+    ("effective_tokens_per_s", "effective_tokens"),
+    ("tgs", "tokens"),
+    ("effective_tgs", "effective_tokens"),
+    ("tokens_per_sample", "samples"),
+    ("tokens_per_sample", "tokens"),
+)
+
+
 def measure_throughput(observed: Observed) -> Throughput:
     """The throughput over the steps that count; a worker without figures leaves the whole without."""
-    steps = observed.counted_steps
-    samples, tokens, effective = (_rate(observed, steps, work) for work in (_SAMPLES, _TOKENS, _EFFECTIVE))
-    micro_steps = [
-        count for step in steps for record in step.values() if (count := plausible_count(record.micro_steps))
-    ]
-    reasons = {
-        "samples_per_s": samples.reason,
-        "tokens_per_s": tokens.reason,
-        "effective_tokens_per_s": effective.reason,
-        "tgs": tokens.reason,
-        "effective_tgs": effective.reason,
-        "tokens_per_sample": tokens.reason or samples.reason,
-        "micro_steps": "" if micro_steps else "no forward pass with gradients was seen",
-    }
+    steps, world = observed.counted_steps, max(1, observed.world_size)
+    reasons: dict[str, str] = {}
+    samples, tokens, effective = (
+        attempt(reasons, work.field, partial(_rate, observed, steps, work)) for work in (_SAMPLES, _TOKENS, _EFFECTIVE)
+    )
+    micro_steps = [record.micro_steps for step in steps for record in step.values() if record.micro_steps]
+    missing = {name: reasons[field] for name, field in _COUNTED if field in reasons}
+    if not micro_steps:
+        missing["micro_steps"] = "no forward pass with gradients was seen"
     return Throughput(
-        samples_per_s=samples.per_s,
-        tokens_per_s=tokens.per_s,
-        effective_tokens_per_s=effective.per_s,
-        tgs=_a_worker(tokens, observed),
-        effective_tgs=_a_worker(effective, observed),
-        tokens_per_sample=None if reasons["tokens_per_sample"] else tokens.total / samples.total,
+        samples_per_s=samples.per_s if samples else None,
+        tokens_per_s=tokens.per_s if tokens else None,
+        effective_tokens_per_s=effective.per_s if effective else None,
+        tgs=tokens.per_s / world if tokens else None,
+        effective_tgs=effective.per_s / world if effective else None,
+        tokens_per_sample=tokens.total / samples.total if tokens and samples else None,
         micro_steps=statistics.fmean(micro_steps) if micro_steps else None,
-        missing={name: reason for name, reason in reasons.items() if reason},
+        missing=missing,
     )
 
 
 def all_steps_samples_per_s(observed: Observed) -> float | None:
     """Samples a second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
-    return _rate(observed, list(observed.steps.values()), _SAMPLES).per_s
-
-
-def _a_worker(rate: _Rate, observed: Observed) -> float | None:
-    return None if rate.per_s is None else rate.per_s / observed.world_size
+    rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
+    return rate.per_s if rate is not None else None
 
 
 def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
     if not any(steps):
-        return _Rate(reason="no worker recorded a step")
+        raise UnknownError("no worker recorded a step")
     on_gpu = {rank for rank, model in last_models(observed).items() if model.device == "cuda"}
     total, per_s = 0, 0.0
     for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
-        records = [step[rank] for step in steps if rank in step and plausible_us(step[rank].step_time_us)]
-        counts = [work.of(record) for record in records]
+        records = [step[rank] for step in steps if rank in step and step[rank].step_time_us is not None]
+        counts: list[int | None] = [getattr(record, work.field) for record in records]
         known = [count for count in counts if count is not None]
         if not records:
-            return _Rate(reason=f"rank {rank} recorded no step that counts")
+            raise UnknownError(f"rank {rank} recorded no step that counts")
         if len(known) < len(counts):
-            return _Rate(reason=f"the training does not say {work.meaning} (rank {rank})")
+            raise UnknownError(f"the training does not say {work.meaning} (rank {rank})")
         if work.comes_late and rank in on_gpu:
             records, known = _between_arrivals(records, known)
             if len(records) < _LEAST_LATE_STEPS:
-                return _Rate(reason=_TOO_LATE)
+                raise UnknownError(_TOO_LATE)
         total += sum(known)
         per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
-        return _Rate(reason=f"the training does not say {work.meaning}: it counted none")
+        raise UnknownError(f"the training does not say {work.meaning}: it counted none")
     return _Rate(total=total, per_s=per_s)
 
 

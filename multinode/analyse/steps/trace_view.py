@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.stats.intervals import Interval, clip, intersect, length, merge, subtract
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents
 
@@ -97,15 +98,12 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, split: StepS
     if len(traces) == 1 and world_size > 1:
         missing["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
     reductions = [span for span in traces[least.rank].collectives if span.op == "all_reduce"]
-    busbw, reason = _busbw(traces, least.rank, world_size)
-    if reason:
-        missing["busbw_gb_per_s"] = reason
     return TraceView(
         workers=workers,
         comm_ms=least.comm_ms,
         exposed_ms=least.exposed_ms,
         overlap=least.overlap,
-        busbw_gb_per_s=busbw,
+        busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
         agreement=_agreement(least, traces[least.rank].device, split),
         missing=missing,
@@ -135,16 +133,16 @@ def _spans(collectives: Iterable[CollectiveSpan]) -> list[Interval]:
     return [(span.start_us, span.end_us) for span in collectives]
 
 
-def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> tuple[float | None, str]:
-    """Of one worker's all-reduces; or why there is none."""
+def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> float:
+    """Of one worker's all-reduces."""
     if world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
-        return None, "there is one worker"
+        raise UnknownError("there is one worker")
     named = {other: _named(events.collectives) for other, events in traces.items()}
     reductions = {key: span for key, span in named[rank].items() if span.op == "all_reduce"}
     if not reductions:
-        return None, "no all-reduce ran in the window"
+        raise UnknownError("no all-reduce ran in the window")
     if any(span.size_bytes is None for span in reductions.values()):
-        return None, "the trace does not tell the sizes of its all-reduces"
+        raise UnknownError("the trace does not tell the sizes of its all-reduces")
     transfers = []
     carried = 0.0
     for key, span in reductions.items():
@@ -152,7 +150,9 @@ def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> tup
         transfers.append((span.end_us - took, span.end_us))
         carried += (span.size_bytes or 0) * bus_factor("all_reduce", span.ranks or world_size)
     busy_us = length(merge(transfers))
-    return (carried / busy_us * _GB_PER_S, "") if busy_us > 0 else (None, "its all-reduces took no time")
+    if not busy_us:
+        raise UnknownError("its all-reduces took no time")
+    return carried / busy_us * _GB_PER_S
 
 
 def _took(span: CollectiveSpan) -> float:

@@ -15,6 +15,7 @@ from multinode.analyse.job.model_size import ModelShape, parse_model
 from multinode.analyse.job.peak_flops import mean_peak
 from multinode.analyse.job.training import read_trained, refuse_unknown
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.unknown import UnknownError
 from multinode.analyse.steps.throughput import Throughput
 from multinode.analyse.traffic.calls import last_models
 from multinode.core.job.job import Job, LlamaFactoryJob
@@ -73,16 +74,19 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
     )
 
 
-def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Utilisation | str:
-    """TFLOP/s, MFU and HFU; or the reason why there are none.
+def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Utilisation:
+    """TFLOP/s, MFU and HFU.
 
     Tokens that are no padding count where they are known: what is computed for padding is lost.
+
+    Raises:
+        UnknownError: why there are none.
     """
     if work.shape is None:
-        return work.reason or "the model's shape is not known"
+        raise UnknownError(work.reason or "the model's shape is not known")
     tgs, length = speed.effective_tgs or speed.tgs, speed.tokens_per_sample
     if tgs is None or length is None:
-        return "the training does not say how many tokens a step has"
+        raise UnknownError("the training does not say how many tokens a step has")
     if speed.effective_tgs is not None and speed.tgs:
         length *= speed.effective_tgs / speed.tgs
     flops = flops_per_token(

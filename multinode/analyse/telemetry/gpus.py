@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +10,8 @@ import msgspec
 
 from multinode.analyse.run.observed import ObservedNode
 from multinode.analyse.stats.counter_rates import Reading, Span, grown_in
+from multinode.analyse.stats.spread import known_max, known_median
+from multinode.analyse.stats.unknown import attempt
 from multinode.core.run.samples import GpuSample
 
 __all__ = ["GpuUse", "use_of_gpus"]
@@ -19,17 +21,7 @@ _MOST_GPUS = 64
 _UNDER_LOAD_PERCENT = 50
 _MOST_LANES, _MOST_GEN = 64, 16
 _LONGEST_REASON, _MOST_REASONS = 64, 16
-# What a figure can be at all.
-_BOUNDS = {
-    "sm_percent": (0, 100),
-    "memory_used_gib": (0, 1e5),
-    "memory_total_gib": (0, 1e5),
-    "power_w": (0, 1e5),
-    "power_limit_w": (0, 1e5),
-    "sm_clock_mhz": (0, 1e5),
-    "sm_clock_max_mhz": (0, 1e5),
-    "temperature_c": (-100, 250),
-}
+_LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +53,10 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     pcie_reduced: bool = False
     throttle: dict[str, float] = {}
 
+    def is_narrower(self, other: GpuUse) -> bool:
+        """Whether its link is slower than the other's, which has all its lanes; each generation is twice as fast."""
+        return self.pcie_reduced or _link_rate(self.pcie) < _link_rate(other.pcie)
+
 
 def use_of_gpus(node: ObservedNode, span: Span) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
     """The GPUs that were sampled, by index; and what could not be said of which, with the reason.
@@ -83,53 +79,30 @@ def _use(samples: Sequence[GpuSample], span: Span, missing: dict[str, str]) -> G
     if not within:
         missing[name] = "not sampled while the steps that count ran"
         return None
-    figures = {field: _figures(within, field) for field in _BOUNDS}
-    for field in _BOUNDS:
-        if figures[field] is None:
-            missing[f"{name} {field}"] = "what it says cannot be true"
     pcie, reduced = _pcie(within)
     return GpuUse(
         index=samples[0].index,
-        sm_percent=_median(figures["sm_percent"]),
-        peak_memory_gib=_highest(figures["memory_used_gib"]),
-        memory_total_gib=_highest(figures["memory_total_gib"]),
-        power_w=_median(figures["power_w"]),
-        power_limit_w=_median(figures["power_limit_w"]),
+        sm_percent=known_median(one.sm_percent for one in within),
+        peak_memory_gib=known_max(one.memory_used_gib for one in within),
+        memory_total_gib=known_max(one.memory_total_gib for one in within),
+        power_w=known_median(one.power_w for one in within),
+        power_limit_w=known_median(one.power_limit_w for one in within),
         energy_j=_energy_j(samples, span, name, missing),
-        sm_clock_mhz=_median(figures["sm_clock_mhz"]),
-        sm_clock_max_mhz=_highest(figures["sm_clock_max_mhz"]),
-        temperature_c=_highest(figures["temperature_c"]),
+        sm_clock_mhz=known_median(one.sm_clock_mhz for one in within),
+        sm_clock_max_mhz=known_max(one.sm_clock_max_mhz for one in within),
+        temperature_c=known_max(one.temperature_c for one in within),
         pcie=pcie,
         pcie_reduced=reduced,
         throttle=_throttle(within),
     )
 
 
-def _figures(samples: Sequence[GpuSample], field: str) -> list[float] | None:
-    """What was told of it; None where some of that cannot be."""
-    told = [value for one in samples if (value := getattr(one, field)) is not None]
-    least, most = _BOUNDS[field]
-    return told if all(least <= value <= most for value in told) else None
-
-
-def _median(figures: list[float] | None) -> float | None:
-    return statistics.median(figures) if figures else None
-
-
-def _highest(figures: list[float] | None) -> float | None:
-    return max(figures, default=None) if figures else None
-
-
 def _energy_j(samples: Sequence[GpuSample], span: Span, name: str, missing: dict[str, str]) -> float | None:
     readings = [Reading(one.mono_ns, one.energy_j) for one in samples if one.energy_j is not None]
     if not readings:
         return None
-    try:
-        # Of the whole span, should sampling have begun or ended in it.
-        return grown_in(readings, span).per_s * span.seconds
-    except ValueError as error:
-        missing[f"{name} energy_j"] = str(error)
-        return None
+    # Of the whole span, should sampling have begun or ended in it.
+    return attempt(missing, f"{name} energy_j", lambda: grown_in(readings, span).per_s * span.seconds)
 
 
 def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
@@ -140,13 +113,18 @@ def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
     seen = loaded or [one for one in told if one.sm_percent is None]
     if not seen:
         return None, False
-    # Each generation doubles the rate of a lane.
-    slowest = min(seen, key=lambda one: (one.pcie_width or 0) * 2 ** (one.pcie_gen or 0))
+    slowest = min(seen, key=lambda one: (one.pcie_width or 0) << (one.pcie_gen or 0))
     words = f"gen {slowest.pcie_gen} x{slowest.pcie_width}"
     if not _is_link(slowest.pcie_gen_max, slowest.pcie_width_max):
         return words, False
     reduced = (slowest.pcie_width or 0) < (slowest.pcie_width_max or 0)
     return f"{words} of gen {slowest.pcie_gen_max} x{slowest.pcie_width_max}", reduced
+
+
+def _link_rate(words: str | None) -> int:
+    """Of `gen 3 x8 of ...`; 0 is unknown."""
+    found = _LINK.match(words or "")
+    return int(found[2]) << int(found[1]) if found else 0
 
 
 def _is_link(gen: int | None, width: int | None) -> bool:

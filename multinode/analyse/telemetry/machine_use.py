@@ -1,39 +1,38 @@
 """Machine use: what each node's cards, processors, memory and GPUs did while the steps that count ran. Pure.
 
-Cards are `cards`', GPUs `gpus`'. Nodes are not trusted: what cannot be is None, and `missing` says why.
+Cards are `cards`', GPUs `gpus`'. What is not known is None, and `missing` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole, is_moment
+from multinode.analyse.stats.counter_rates import Reading, Span, grown_in, in_whole
+from multinode.analyse.stats.spread import known_sum
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.telemetry.cards import CardUse, use_of_cards
 from multinode.analyse.telemetry.gpus import GpuUse, use_of_gpus
 from multinode.core.run.samples import CgroupSample, CpuSample, NoteSample, StepSample, TcpSample
 
-__all__ = ["CardUse", "GpuUse", "NodeUse", "use_of"]
+__all__ = ["CardUse", "GpuEnergy", "GpuUse", "NodeUse", "energy_of", "throttled_share", "use_of"]
 
 _BYTES_PER_GIB = 1 << 30
 _US_PER_S = 1e6
-_MOST_GIB = 1e6
-_MOST_CORES = 1e5
-_MOST_STEP_US = 1e12
 _LONGEST_NOTE = 200
 # What the samplers' notes begin with, and whose reason they are.
 _NOTES = {"gpus": "no GPU samples: ", "quota_cores": "no cgroup samples: "}
-# Fields of NodeUse that are means, and those of CpuSample, with the most that they can be.
+# Fields of NodeUse that are means, and those of CpuSample.
 _MEANS = {
-    "cpu_busy_percent": ("busy_percent", 100),
-    "cpu_iowait_percent": ("iowait_percent", 100),
-    "cpu_steal_percent": ("steal_percent", 100),
-    "job_cores": ("job_cores", _MOST_CORES),
+    "cpu_busy_percent": "busy_percent",
+    "cpu_iowait_percent": "iowait_percent",
+    "cpu_steal_percent": "steal_percent",
+    "job_cores": "job_cores",
 }
 _UNSAMPLED = "not sampled while the steps that count ran"
-_INCREDIBLE = "what it says cannot be true"
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +67,18 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-class _Figures(msgspec.Struct, kw_only=True):
-    """What was found out, by the names of NodeUse's fields; and why the rest was not."""
+class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all GPUs of a run together.
 
-    known: dict[str, float | None] = {}
-    missing: dict[str, str] = {}
+    Attributes:
+        power_w: drawn while the steps that count ran.
+        j_per_sample: energy of a sample, in J.
+        reason: why one of them is None; else empty.
+    """
+
+    power_w: float | None = None
+    j_per_sample: float | None = None
+    reason: str = ""
 
 
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
@@ -82,19 +88,14 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
         node: what it recorded.
         observed: the run, which says what steps count.
     """
-    span = _span(node, observed)
-    figures = _Figures()
-    cards, figures.missing = use_of_cards(node, None if isinstance(span, str) else span)
-    gpus: tuple[GpuUse, ...] = ()
-    if isinstance(span, str):
-        figures.missing["window"] = span
-    else:
-        gpus, reasons = use_of_gpus(node, span)
-        figures.missing |= reasons
-        _add_processors(figures, node.of(CpuSample), span)
-        _add_limit(figures, node.of(CgroupSample), span)
-    _add_retransmissions(figures, node.of(TcpSample))
-    _add_notes(figures, node, has_gpus=bool(gpus))
+    missing: dict[str, str] = {}
+    span = attempt(missing, "window", lambda: _span(node, observed))
+    cards, why_no_rates = use_of_cards(node, span)
+    gpus, why_no_gpus = use_of_gpus(node, span) if span is not None else ((), {})
+    missing = why_no_rates | missing | why_no_gpus
+    figures = _figures(node, span, missing) if span is not None else {}
+    figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
+    _add_notes(missing, node, has_gpus=bool(gpus))
     return NodeUse(
         node=node.name,
         node_rank=node.node_rank,
@@ -102,130 +103,135 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
         cards=cards,
         gpus=gpus,
         peak_worker_memory_gib=_worker_memory_gib(node),
-        missing=figures.missing,
-        **figures.known,
+        missing=missing,
+        **figures,
     )
 
 
-def _span(node: ObservedNode, observed: Observed) -> Span | str:
-    """From the first to the last step that counts of those that the node recorded; or why that is not known."""
-    own = [number for number in observed.counted if _end_of(node, observed.steps[number]) is not None]
+def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | None) -> GpuEnergy:
+    """Power is NVML's, a GPU's median; energy its counter over the samples of the window, else power over samples/s.
+
+    Only where every GPU tells it: a sum of some of them would pass for the whole.
+
+    Args:
+        nodes: of a run.
+        samples: of the window; 0 is unknown.
+        samples_per_s: of all workers together.
+    """
+    bare = next((node for node in nodes if len(node.gpus) < max(1, len(node.ranks))), None)
+    if bare is not None or not nodes:
+        where = f" of {bare.node}" if bare is not None else ""
+        return GpuEnergy(
+            reason=f"not every GPU{where} was sampled" if bare and bare.gpus else f"no GPU{where} was sampled"
+        )
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
+    j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
+    if j_per_sample is None and power_w is not None and samples_per_s:
+        j_per_sample = power_w / samples_per_s
+    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU tells what it draws"
+    return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)
+
+
+def _figures(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
+    """Of the span, by the names of NodeUse's fields."""
+    processors = sorted(node.of(CpuSample), key=lambda one: one.mono_ns)
+    limits = sorted((one for one in node.of(CgroupSample) if one.mono_ns <= span.end_ns), key=lambda one: one.mono_ns)
+    found = {name: attempt(missing, name, partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
+    within = [one.memory_available_gib for one in processors if span.start_ns <= one.mono_ns <= span.end_ns]
+    found["memory_available_gib"] = min((gib for gib in within if gib is not None), default=None)
+    if found["memory_available_gib"] is None:
+        missing["memory_available_gib"] = _UNSAMPLED
+    found["quota_cores"] = limits[-1].quota_cores if limits else None
+    if found["quota_cores"] is None:
+        # Without a limit nothing is held, and nothing is to be told.
+        missing["quota_cores"] = "its cgroup has no limit" if limits else _UNSAMPLED
+    else:
+        found["throttled_share"] = attempt(missing, "throttled_share", lambda: throttled_share(limits, span))
+    return found
+
+
+def throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
+    """Part of a span in which a cgroup had used up its processors.
+
+    The kernel adds up the time of all processors that had to wait, which can be more than the time that passed.
+
+    Raises:
+        UnknownError: as `grown_in`.
+    """
+    return min(1.0, grown_in([Reading(one.mono_ns, one.throttled_us) for one in limits], span).per_s / _US_PER_S)
+
+
+def _span(node: ObservedNode, observed: Observed) -> Span:
+    """From the first to the last step that counts of those that the node recorded."""
+    own = [number for number in observed.counted if _ends(node, observed.steps[number])]
     if not own:
-        return "none of its workers recorded a step that counts"
+        raise UnknownError("none of its workers recorded a step that counts")
     before = max((number for number in observed.steps if number < observed.counted[0]), default=None)
-    start_ns = _end_of(node, observed.steps[before]) if before is not None else None
+    begins = _ends(node, observed.steps[before]) if before is not None else []
+    # Where no warm-up was recorded: when the first of the node's workers began with the first step.
+    start_ns = max(begins, default=None) if begins else _begin_of(node, observed.steps[own[0]])
     if start_ns is None:
-        start_ns = _begin_of(node, observed.steps[own[0]])
-    end_ns = _end_of(node, observed.steps[own[-1]])
-    if start_ns is None or end_ns is None:
-        return f"when step {own[0]}, its first that counts, began is not known"
-    if not is_moment(start_ns) or not is_moment(end_ns) or not start_ns < end_ns:
-        return f"what its clock showed at the ends of the steps up to {own[-1]} cannot be true"
+        raise UnknownError(f"when step {own[0]}, its first that counts, began is not known")
+    end_ns = max(_ends(node, observed.steps[own[-1]]))
+    if not 0 <= start_ns < end_ns:
+        raise UnknownError(f"what its clock showed at the ends of the steps up to {own[-1]} cannot be true")
     return Span(start_ns=start_ns, end_ns=end_ns)
 
 
-def _end_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
-    return max((one.mono_ns for rank, one in workers.items() if rank in node.ranks), default=None)
+def _ends(node: ObservedNode, workers: dict[int, StepSample]) -> list[int]:
+    return [one.mono_ns for rank, one in workers.items() if rank in node.ranks]
 
 
 def _begin_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
-    """Where no warm-up was recorded: when the first of the node's workers began with the first step."""
     return min(
         (
             one.mono_ns - round(one.step_time_us * 1000)
             for rank, one in workers.items()
-            if rank in node.ranks and one.step_time_us is not None and 0 <= one.step_time_us < _MOST_STEP_US
+            if rank in node.ranks and one.step_time_us is not None
         ),
         default=None,
     )
 
 
-def _add_processors(figures: _Figures, samples: list[CpuSample], span: Span) -> None:
-    samples = sorted((one for one in samples if is_moment(one.mono_ns)), key=lambda one: one.mono_ns)
-    for name, (field, most) in _MEANS.items():
-        try:
-            figures.known[name] = _mean(samples, field, most, span)
-        except ValueError as error:
-            figures.missing[name] = str(error)
-    within = [one.memory_available_gib for one in samples if span.start_ns <= one.mono_ns <= span.end_ns]
-    told = [gib for gib in within if gib is not None]
-    if not told or not all(0 <= gib <= _MOST_GIB for gib in told):
-        figures.missing["memory_available_gib"] = _INCREDIBLE if told else _UNSAMPLED
-    else:
-        figures.known["memory_available_gib"] = min(told)
-
-
-def _mean(samples: Iterable[CpuSample], field: str, most: float, span: Span) -> float:
-    """Over the span; each figure stands for the time since the sample before that had one, and weighs as much.
-
-    Raises:
-        ValueError: there is none in the span, or one cannot be.
-    """
+def _mean(samples: Iterable[CpuSample], field: str, span: Span) -> float:
+    """Over the span; each figure stands for the time since the sample before that had one, and weighs as much."""
     weighed, seconds, since_ns = 0.0, 0.0, None
     for sample in samples:
         value = getattr(sample, field)
         since_ns = sample.mono_ns if since_ns is None else since_ns
         if value is not None:
             overlap_s = span.overlap_s(since_ns, sample.mono_ns)
-            if overlap_s and not 0 <= value <= most:
-                raise ValueError(_INCREDIBLE)
-            weighed += value * overlap_s if overlap_s else 0.0
+            weighed += value * overlap_s
             seconds += overlap_s
             since_ns = sample.mono_ns
     if not seconds:
-        raise ValueError(_UNSAMPLED)
+        raise UnknownError(_UNSAMPLED)
     return weighed / seconds
 
 
-def _add_limit(figures: _Figures, samples: list[CgroupSample], span: Span) -> None:
-    """The cgroup's limit; without one nothing is held, and nothing is to be told.
-
-    The kernel adds up the time of all processors that had to wait, which can be more than the time that passed.
-    """
-    samples = sorted((one for one in samples if one.mono_ns <= span.end_ns), key=lambda one: one.mono_ns)
-    quota_cores = samples[-1].quota_cores if samples else None
-    if quota_cores is None:
-        figures.missing["quota_cores"] = "its cgroup has no limit" if samples else _UNSAMPLED
-        return
-    if not 0 < quota_cores <= _MOST_CORES:
-        figures.missing["quota_cores"] = _INCREDIBLE
-        return
-    figures.known["quota_cores"] = quota_cores
-    try:
-        growth = grown_in([Reading(one.mono_ns, one.throttled_us) for one in samples], span)
-        figures.known["throttled_share"] = min(1.0, growth.per_s / _US_PER_S)
-    except ValueError as error:
-        figures.missing["throttled_share"] = str(error)
-
-
-def _add_retransmissions(figures: _Figures, samples: list[TcpSample]) -> None:
+def _retransmitted(samples: list[TcpSample]) -> float:
     """Of the whole run. What the kernel counts as sent (RFC 4022, tcpOutSegs) has no retransmissions in it."""
-    try:
-        sent = in_whole(Reading(one.mono_ns, one.sent_segments) for one in samples)
-        again = in_whole(Reading(one.mono_ns, one.retransmitted_segments) for one in samples)
-    except ValueError as error:
-        figures.missing["retransmitted_share"] = str(error)
-        return
-    if sent + again > 0:
-        figures.known["retransmitted_share"] = again / (sent + again)
-    else:
-        figures.missing["retransmitted_share"] = "nothing was sent"
+    sent = in_whole(Reading(one.mono_ns, one.sent_segments) for one in samples)
+    again = in_whole(Reading(one.mono_ns, one.retransmitted_segments) for one in samples)
+    if not sent + again:
+        raise UnknownError("nothing was sent")
+    return again / (sent + again)
 
 
-def _add_notes(figures: _Figures, node: ObservedNode, *, has_gpus: bool) -> None:
+def _add_notes(missing: dict[str, str], node: ObservedNode, *, has_gpus: bool) -> None:
     """Why the samplers themselves say that something is missing."""
     if not has_gpus:
-        figures.missing.setdefault("gpus", "no GPU was sampled")
+        missing.setdefault("gpus", "no GPU was sampled")
     for note in node.of(NoteSample):
         for name, beginning in _NOTES.items():
-            if name in figures.missing and note.rank is None and note.message.startswith(beginning):
-                figures.missing[name] = note.message.removeprefix(beginning)[:_LONGEST_NOTE]
+            if name in missing and note.rank is None and note.message.startswith(beginning):
+                missing[name] = note.message.removeprefix(beginning)[:_LONGEST_NOTE]
 
 
 def _worker_memory_gib(node: ObservedNode) -> dict[int, float]:
     peaks: dict[int, float] = {}
     for step in node.of(StepSample):
-        size_bytes = step.peak_memory_bytes
-        if step.rank in node.ranks and size_bytes is not None and 0 <= size_bytes <= _MOST_GIB * _BYTES_PER_GIB:
-            peaks[step.rank] = max(peaks.get(step.rank, 0.0), size_bytes / _BYTES_PER_GIB)
+        if step.rank in node.ranks and step.peak_memory_bytes is not None:
+            peaks[step.rank] = max(peaks.get(step.rank, 0.0), step.peak_memory_bytes / _BYTES_PER_GIB)
     return dict(sorted(peaks.items()))

@@ -13,24 +13,15 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, algorithms_of, rank_flows
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.unknown import UnknownError
+from multinode.analyse.telemetry.cards import Carried
 from multinode.analyse.traffic.calls import Group, Kind, WorkerCalls
 
-__all__ = ["CardFlows", "Carried", "Manner", "Share", "expect_flows"]
+__all__ = ["CardFlows", "Manner", "Share", "expect_flows"]
 
 _UNEVEN = 0.03
 # Sent and received that differ by less are the same; which one is called the busier is then fixed, not chance.
 _SAME = 1e-6
-
-
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that pass a node's card in a step, one figure a direction."""
-
-    sent: float = 0.0
-    received: float = 0.0
-
-    def one_way(self, *, sends: bool) -> float:
-        """Those of one direction."""
-        return self.sent if sends else self.received
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +72,7 @@ class CardFlows(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def most(self) -> float:
         """What the busiest card carries in its busier direction."""
-        return max((max(node.sent, node.received) for node in self.nodes), default=0.0)
+        return max((node.busier for node in self.nodes), default=0.0)
 
     @property
     def busiest(self) -> tuple[int, bool]:
@@ -122,40 +113,34 @@ def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: M
         manner: how NCCL makes its collectives; as usual without.
     """
     places = _Places(observed)
-    sums: dict[tuple[str, str | None, int, int], _Sum] = {}
+    sums: dict[tuple[str, str | None, int, int], list[tuple[Sequence[Carried], set[int]]]] = {}
     unknown: dict[str, str] = {}
     for joint in _joints(calls):
         nodes = places.of(joint.group.ranks)
-        flows = _flows(joint, places, manner or Manner())
-        if isinstance(flows, str):
-            unknown.setdefault(joint.op, flows)
+        try:
+            flows = _flows(joint, places, manner or Manner())
+        except UnknownError as error:
+            unknown.setdefault(joint.op, str(error))
         else:
             key = (joint.op, joint.group.backend, len(nodes), len(set(nodes)))
-            sums.setdefault(key, _Sum(places.count)).add(flows, nodes)
-    shares = tuple(total.share(*key) for key, total in sums.items())
-    total = _Sum(places.count)
-    for share in shares:
-        total.add(share.carried, ())
-    return CardFlows(nodes=total.carried, shares=shares, unknown=unknown)
-
-
-class _Sum:
-    """Adds up what groups of one kind put on the cards."""
-
-    def __init__(self, nodes: int) -> None:
-        self.carried = (Carried(),) * nodes
-        self._groups = [0] * nodes
-
-    def add(self, flows: Iterable[Carried], nodes: Iterable[int]) -> None:
-        self.carried = tuple(
-            Carried(sent=mine.sent + more.sent, received=mine.received + more.received)
-            for mine, more in zip(self.carried, flows, strict=True)
+            sums.setdefault(key, []).append((flows, set(nodes)))
+    shares = tuple(
+        Share(
+            op=op,
+            backend=backend,
+            ranks=ranks,
+            spans=spans,
+            groups=tuple(sum(node in nodes for _, nodes in groups) for node in range(places.count)),
+            carried=_sum((flows for flows, _ in groups), places.count),
         )
-        for node in set(nodes):
-            self._groups[node] += 1
+        for (op, backend, ranks, spans), groups in sums.items()
+    )
+    return CardFlows(nodes=_sum((share.carried for share in shares), places.count), shares=shares, unknown=unknown)
 
-    def share(self, op: str, backend: str | None, ranks: int, spans: int) -> Share:
-        return Share(op=op, backend=backend, ranks=ranks, spans=spans, groups=tuple(self._groups), carried=self.carried)
+
+def _sum(flows: Iterable[Sequence[Carried]], nodes: int) -> tuple[Carried, ...]:
+    """By node."""
+    return tuple(sum(each, Carried()) for each in zip([Carried()] * nodes, *flows, strict=True))
 
 
 def _joints(calls: Mapping[int, WorkerCalls]) -> Iterable[_Joint]:
@@ -166,8 +151,12 @@ def _joints(calls: Mapping[int, WorkerCalls]) -> Iterable[_Joint]:
     return (_Joint(group=group, op=op, workers=workers) for (group, op), workers in found.items())
 
 
-def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried] | str:
-    """What these calls put on the card of each node, or why that is not known."""
+def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried]:
+    """What these calls put on the card of each node.
+
+    Raises:
+        UnknownError: why that is not known.
+    """
     nodes = places.of(joint.group.ranks)
     known = bool(algorithms_of(joint.group.backend or "", joint.op))
     small = all(kind.is_small for kinds in joint.workers.values() for kind in kinds)
@@ -177,19 +166,20 @@ def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried] 
     if joint.op in {"send", "recv"}:
         return _passed(joint, places)
     if not known:
-        backend = joint.group.backend
-        return f"how {backend} makes it is not known" if backend else "the backend of its group is not known"
+        if backend := joint.group.backend:
+            raise UnknownError(f"how {backend} makes it is not known")
+        raise UnknownError("the backend of its group is not known")
     sizes = [sum(kind.step_bytes for kind in kinds) for kinds in joint.workers.values()]
     size = statistics.median_low(sizes)
     if joint.op == "all_to_all" and max(sizes) - min(sizes) > _UNEVEN * size:
-        return "its workers send parts of different sizes"
+        raise UnknownError("its workers send parts of different sizes")
     return _collective(joint, size, places, manner)
 
 
-def _passed(joint: _Joint, places: _Places) -> Sequence[Carried] | str:
+def _passed(joint: _Joint, places: _Places) -> Sequence[Carried]:
     """Send or recv: over the card, where no two workers of the group are on one node."""
     if len(set(places.of(joint.group.ranks))) < len(joint.group.ranks):
-        return "whether it goes to a worker of the same node is not recorded"
+        raise UnknownError("whether it goes to a worker of the same node is not recorded")
     flows = [Carried()] * places.count
     for rank, kinds in joint.workers.items():
         size = sum(kind.step_bytes for kind in kinds)

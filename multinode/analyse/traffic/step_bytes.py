@@ -7,23 +7,32 @@ Pure.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from multinode.analyse.collectives.algorithms import algorithms_of, protocols_of
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.unknown import UnknownError, attempt
+from multinode.analyse.telemetry.cards import is_rdma
 from multinode.analyse.traffic.calls import WorkerCalls, asked_factor, busiest_worker, read_calls
-from multinode.analyse.traffic.card_bytes import NodeCards, read_node_cards
-from multinode.analyse.traffic.card_flows import CardFlows, Carried, Manner, Share, expect_flows
+from multinode.analyse.traffic.card_bytes import LEAST_BYTES_A_WORKER, NodeCards, find_carrier, read_node_cards
+from multinode.analyse.traffic.card_flows import CardFlows, Manner, Share, expect_flows
+from multinode.units import format_list
 
-__all__ = ["BytesPerStep", "SeenCall", "SeenTraffic", "see_traffic", "why_card_differs", "why_expected_differs"]
+__all__ = ["BytesPerStep", "SeenCall", "SeenTraffic", "see_traffic"]
 
 _MOST_ROWS = 64
 _NO_STEPS = "no step counts"
-_NO_CALLS = "no worker recorded what its steps called"
 _MOST_REASONS = 4
-_NO_NODES = "no node recorded anything"
+_ASKED_GAP = 0.03
+_CARD_GAP = 0.05
+# Another algorithm has to fit better than the usual one has to fail.
+_FITS = 0.03
+_IDLE_IS_MUCH = 0.01
+# Of what is beyond the expected.
+_MOST = 0.5
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,47 +99,57 @@ def see_traffic(observed: Observed) -> SeenTraffic:
     calls = {rank: worker for rank, worker in every.items() if not worker.odd}
     flows, cards = expect_flows(calls, observed), read_node_cards(observed)
     busiest = busiest_worker(calls.values())
-    why_no_calls = "" if busiest else _why_no_calls(observed, every)
-    told: dict[str, float | str] = {
-        "calls": why_no_calls or (busiest.asked_bytes if busiest else 0.0),
-        "expected": 0.0 if len(observed.nodes) == 1 else why_no_calls or _expected(flows),
-        "card": _counted(flows, cards) if observed.counted else _NO_STEPS,
-    }
-    known = {name: figure for name, figure in told.items() if not isinstance(figure, str)}
-    explained = why_card_differs(observed, calls, cards, flows if "expected" in known else None)
-    if busiest is not None and "expected" in known and len(observed.nodes) > 1:
-        explained = [*why_expected_differs(busiest, flows), *explained]
+    alone = len(observed.nodes) == 1
+    missing: dict[str, str] = {}
+    figures = BytesPerStep(
+        calls=attempt(missing, "calls", lambda: _asked(busiest, observed, every)),
+        expected=0.0 if alone else attempt(missing, "expected", lambda: _expected(busiest, observed, every, flows)),
+        card=attempt(missing, "card", lambda: _counted(observed, flows, cards)),
+    )
+    explained = _why_card_differs(observed, calls, cards, flows if figures.expected is not None else None)
+    if busiest is not None and figures.expected is not None and not alone:
+        explained = [*_why_expected_differs(busiest, flows), *explained]
     return SeenTraffic(
-        bytes_per_step=BytesPerStep(**known),
+        bytes_per_step=figures,
         calls=_rows(busiest, observed) if busiest else (),
         explained=tuple(explained),
-        missing={name: reason for name, reason in told.items() if isinstance(reason, str)},
+        missing=missing,
     )
 
 
-def _why_no_calls(observed: Observed, every: Mapping[int, WorkerCalls]) -> str:
-    """Why no worker's calls are known; empty for a worker alone, which has nobody to call."""
+def _asked(busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, WorkerCalls]) -> float:
+    """By the busiest worker; nothing by a worker alone, which has nobody to call."""
+    if busiest is not None:
+        return busiest.asked_bytes
     if not observed.counted:
-        return _NO_STEPS
+        raise UnknownError(_NO_STEPS)
     if every:
-        return next(worker.odd for worker in every.values())
-    return "" if observed.world_size == 1 else _NO_CALLS
+        raise UnknownError(next(worker.odd for worker in every.values()))
+    if observed.world_size == 1:
+        return 0.0
+    raise UnknownError("no worker recorded what its steps called")
 
 
-def _expected(flows: CardFlows) -> float | str:
+def _expected(
+    busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, WorkerCalls], flows: CardFlows
+) -> float:
+    _asked(busiest, observed, every)
     if flows.unknown:
-        return "; ".join(f"{op}: {reason}" for op, reason in flows.unknown.items())
+        raise UnknownError("; ".join(f"{op}: {reason}" for op, reason in flows.unknown.items()))
     return flows.most
 
 
-def _counted(flows: CardFlows, cards: Sequence[NodeCards]) -> float | str:
+def _counted(observed: Observed, flows: CardFlows, cards: Sequence[NodeCards]) -> float:
     """Of the busiest card, in the direction in which most is expected; in the busier one where nothing is."""
+    if not observed.counted:
+        raise UnknownError(_NO_STEPS)
     read = [node.carried for node in cards if node.carried is not None]
     if not read:
-        return "; ".join(f"{node.node}: {node.reason}" for node in cards[:_MOST_REASONS]) or _NO_NODES
+        reasons = "; ".join(f"{node.node}: {node.reason}" for node in cards[:_MOST_REASONS])
+        raise UnknownError(reasons or "no node recorded anything")
     if flows.most and not flows.unknown:
         return max(one.one_way(sends=flows.busiest[1]) for one in read)
-    return max(max(one.sent, one.received) for one in read)
+    return max(one.busier for one in read)
 
 
 def _rows(worker: WorkerCalls, observed: Observed) -> tuple[SeenCall, ...]:
@@ -154,19 +173,7 @@ def _rows(worker: WorkerCalls, observed: Observed) -> tuple[SeenCall, ...]:
     return tuple(rows[:_MOST_ROWS])
 
 
-_ASKED_GAP = 0.03
-_CARD_GAP = 0.05
-# Another algorithm has to fit better than the usual one has to fail.
-_FITS = 0.03
-_IDLE_IS_MUCH = 0.01
-# What is found accounts for a gap from this part of it on.
-_ACCOUNTS = 0.5
-# Gloo heads each step of a collective with up to 300 bytes, and ARP, SSH and samplers pass the card as well.
-_LEAST_BYTES_A_WORKER = 64 << 10
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
+def _why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
     """Why the busiest card is expected to carry more, or less, than the busiest worker asks for.
 
     Args:
@@ -223,7 +230,7 @@ class _Gap(msgspec.Struct, frozen=True, kw_only=True):
         return self.seen - self.expected
 
 
-def why_card_differs(
+def _why_card_differs(
     observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], flows: CardFlows | None
 ) -> list[str]:
     """Why cards counted other than what is expected of them, and what is to be known of the counters.
@@ -247,7 +254,7 @@ def why_card_differs(
     if not flows.most:
         return [*notes, _explain_silence(observed, gaps)]
     if any(abs(gap.beyond) > _CARD_GAP * flows.most for gap in gaps):
-        if flows.most < _LEAST_BYTES_A_WORKER * observed.world_size:
+        if flows.most < LEAST_BYTES_A_WORKER * observed.world_size:
             return [*notes, f"{_size(flows.most)} a step are too few to be told from headers and other traffic."]
         other = _other_manner(observed, calls, cards, flows.most)
         notes.extend([other] if other else _by_node(gaps, flows.most))
@@ -257,7 +264,7 @@ def why_card_differs(
 def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
     """Of calls of which none crosses from node to node."""
     most = max(gaps, key=lambda gap: gap.seen)
-    if most.seen < _LEAST_BYTES_A_WORKER * observed.world_size:
+    if most.seen < LEAST_BYTES_A_WORKER * observed.world_size:
         return "No call crosses from node to node: what the cards counted is other traffic."
     return (
         f"unexplained: no call that crosses from node to node was seen, and {most.cards.ifname} of {most.cards.node} "
@@ -266,12 +273,12 @@ def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
 
 
 def _about_counters(cards: Sequence[NodeCards]) -> Iterator[str]:
-    interpolated = [node.node for node in cards if node.interpolated]
-    if interpolated:
-        yield f"The counters of {_few(interpolated)} were read beside the training, and are interpolated to its steps."
+    if interpolated := [node.node for node in cards if node.interpolated]:
+        names = format_list(interpolated, 2, "more nodes")
+        yield f"The counters of {names} were read beside the training, and are interpolated to its steps."
     rdma = [node for node in cards if node.rdma]
     if rdma:
-        names = _few([node.node for node in rdma])
+        names = format_list([node.node for node in rdma], 2, "more nodes")
         yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are counted with the card."
 
 
@@ -279,8 +286,8 @@ def _about_idle(cards: Sequence[NodeCards]) -> Iterator[str]:
     """Where what passes a card without the training is more than a trifle."""
     for node in cards:
         if node.idle is not None and node.carried is not None:
-            idle = max(node.idle.sent, node.idle.received)
-            if idle > _IDLE_IS_MUCH * max(node.carried.sent, node.carried.received):
+            idle = node.idle.busier
+            if idle > _IDLE_IS_MUCH * node.carried.busier:
                 yield (
                     f"Before the training began, {_size(idle)} passed {node.ifname} of {node.node} in the time of a "
                     "step: not subtracted."
@@ -294,13 +301,8 @@ def _gaps(flows: CardFlows, cards: Sequence[NodeCards]) -> list[_Gap]:
     for expected, node in zip(flows.nodes, cards, strict=True):
         if node.carried is not None:
             both = [
-                _Gap(
-                    cards=node,
-                    sends=sends,
-                    seen=node.carried.one_way(sends=sends),
-                    expected=expected.one_way(sends=sends),
-                )
-                for sends in (True, False)
+                _Gap(cards=node, sends=way, seen=node.carried.one_way(sends=way), expected=expected.one_way(sends=way))
+                for way in (True, False)
             ]
             gaps.append(max(both, key=lambda gap: abs(gap.beyond)))
     return gaps
@@ -334,11 +336,11 @@ def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
 
 def _explain_lack(gap: _Gap) -> str:
     node, verb = gap.cards, _verb(gap)
-    carried = {name: one.one_way(sends=gap.sends) for name, one in node.others.items()}
-    other = max(carried, key=lambda name: carried[name], default=None)
-    if other is not None and sum(carried.values()) >= _ACCOUNTS * -gap.beyond:
-        text = f"{node.node} {verb} {_size(carried[other])} a step over {other}, and {_size(gap.seen)}"
-        if "/" in other:
+    other = find_carrier(node.others, -gap.beyond, sends=gap.sends)
+    if other is not None:
+        carried = node.others[other].one_way(sends=gap.sends)
+        text = f"{node.node} {verb} {_size(carried)} a step over {other}, and {_size(gap.seen)}"
+        if is_rdma(other):
             return f"{text} over {node.ifname}, which does not count RDMA."
         return (
             f"{text} of the {_size(gap.expected)} expected over {node.ifname}: the kernel's routes to the other nodes "
@@ -354,7 +356,7 @@ def _explain_lack(gap: _Gap) -> str:
 def _explain_excess(gap: _Gap) -> str:
     node = gap.cards
     text = f"{node.ifname} of {node.node} {_verb(gap)} {_size(gap.seen)} a step for {_size(gap.expected)} expected"
-    if _is_most(node.idle, gap):
+    if node.idle is not None and node.idle.one_way(sends=gap.sends) >= _MOST * gap.beyond:
         return f"{text}: so much passes it before the training begins, too."
     if node.typical is not None:
         usual = node.typical.one_way(sends=gap.sends) - gap.expected
@@ -366,23 +368,8 @@ def _explain_excess(gap: _Gap) -> str:
     return f"unexplained: {text}: data or checkpoints on a network file system, or another job, may pass it as well."
 
 
-def _is_most(idle: Carried | None, gap: _Gap) -> bool:
-    return idle is not None and idle.one_way(sends=gap.sends) >= _ACCOUNTS * gap.beyond
-
-
 def _verb(gap: _Gap) -> str:
     return "sent" if gap.sends else "received"
-
-
-def _few(names: Iterable[str]) -> str:
-    first, *others = names
-    return (
-        first
-        if not others
-        else f"{first} and {len(others)} more nodes"
-        if len(others) > 1
-        else f"{first} and {others[0]}"
-    )
 
 
 def _size(size_bytes: float) -> str:

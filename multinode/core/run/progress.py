@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -26,7 +25,6 @@ from multinode.core.run.samples import (
     StepSample,
     WorkerSample,
 )
-from multinode.core.text.plausible import plausible_reading, plausible_us
 
 __all__ = [
     "RECENT_STEPS",
@@ -34,6 +32,7 @@ __all__ = [
     "NodeProgress",
     "RecentSteps",
     "RunProgress",
+    "StepRecords",
     "TrainingTime",
     "advance_node",
     "start_progress",
@@ -43,91 +42,89 @@ __all__ = [
 RECENT_STEPS = 10
 # Counters of a step may come some steps after it.
 _KEPT_STEPS = 3 * RECENT_STEPS
+# Collectives on streams of their own are not timed. Beyond a tenth of them, the rest does not speak for all.
+_LEAST_TIMED = 0.9
 
-_Value = TypeVar("_Value")
+
+class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded of one step of one worker; None did not come, or not yet."""
+
+    step: StepSample | None = None
+    ddp: tuple[DdpSample, ...] = ()
+    wait: DeviceWaitSample | None = None
+
+    def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> StepRecords:
+        """With one more; of DDP a step may have several: of iterations, and of modules."""
+        if isinstance(sample, StepSample):
+            return msgspec.structs.replace(self, step=sample)
+        if isinstance(sample, DdpSample):
+            return msgspec.structs.replace(self, ddp=(*self.ddp, sample))
+        return msgspec.structs.replace(self, wait=self.wait or sample)
+
+    def exposed_us(self, source: str, *, host_waits: bool) -> float | None:
+        """Communication that nothing hid, waiting for stragglers included; None where the source does not tell it.
+
+        Args:
+            source: `ddp`, DDP's counters and what passed in calls beside it, which they do not count; `device`, waits
+                of the computing stream; `host`, the time in which the host was blocked in collectives.
+            host_waits: whether the host waits in a collective for its end, as it does without a GPU.
+        """
+        wait = self.wait
+        waited_us = wait.wait_us if wait is not None and wait.calls >= _LEAST_TIMED * wait.of_calls else None
+        phases = self.step.phases_us if self.step is not None and host_waits else None
+        blocked_us = phases.get("comm", 0.0) if phases is not None else None
+        if source != "ddp":
+            return waited_us if source == "device" else blocked_us
+        beside_us = (blocked_us or 0.0) if host_waits else 0.0 if wait is None else waited_us
+        if not self.ddp or beside_us is None:
+            return None
+        return sum(max(0.0, one.comm_us - one.overlap_us) for one in self.ddp) + beside_us
 
 
 class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """By the number of the step, ascending; a step that something does not tell of is not in it.
+    """The last few steps of one worker, by number, ascending, as they come. Not a summary.
 
     Attributes:
-        ddp_us: exposed communication by DDP's counters, its iterations and DDP modules added up.
-        device_us: likewise by the waits of a GPU's computing stream; None where not all of its calls were timed.
-        blocked_us: likewise by the time in which the host was blocked in collectives.
+        last_step: the last one that it finished; None is none yet.
     """
 
     last_step: int | None = None
-    times_us: dict[int, float] = {}
-    tokens: dict[int, int] = {}
-    ddp_us: dict[int, float] = {}
-    device_us: dict[int, float | None] = {}
-    blocked_us: dict[int, float] = {}
+    steps: dict[int, StepRecords] = {}
 
-    def with_step(self, sample: StepSample) -> RecentSteps:
-        """After one more step; a number that does not grow is of a worker that was started again, and all is new."""
-        before = self if self.last_step is None or sample.step > self.last_step else RecentSteps()
-        blocked_us = plausible_us((sample.phases_us or {}).get("comm"))
-        return msgspec.structs.replace(
-            before,
-            last_step=sample.step,
-            times_us=_with(before.times_us, sample.step, plausible_us(sample.step_time_us)),
-            tokens=_with(before.tokens, sample.step, sample.tokens),
-            blocked_us=_with(before.blocked_us, sample.step, blocked_us),
-        )
-
-    def with_ddp(self, sample: DdpSample) -> RecentSteps:
-        """With DDP's counters of an iteration, of which a step may have several."""
-        comm_us, overlap_us = plausible_us(sample.comm_us), plausible_us(sample.overlap_us)
-        if comm_us is None or overlap_us is None:
-            return self
-        exposed_us = self.ddp_us.get(sample.step, 0.0) + max(0.0, comm_us - overlap_us)
-        return msgspec.structs.replace(self, ddp_us=_with(self.ddp_us, sample.step, exposed_us))
-
-    def with_device_wait(self, sample: DeviceWaitSample) -> RecentSteps:
-        """With the waits of a step, which tell something if they are all of them."""
-        wait_us = plausible_us(sample.wait_us) if sample.calls == sample.of_calls else None
-        return msgspec.structs.replace(self, device_us=_newest({**self.device_us, sample.step: wait_us}))
+    def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> RecentSteps:
+        """After one more; a step's number that does not grow is of a worker that was started again: all is new."""
+        before = self
+        if isinstance(sample, StepSample):
+            begins_anew = self.last_step is not None and sample.step <= self.last_step
+            before = RecentSteps(last_step=sample.step, steps={} if begins_anew else self.steps)
+        known = {**before.steps, sample.step: before.steps.get(sample.step, StepRecords()).with_sample(sample)}
+        return msgspec.structs.replace(before, steps={number: known[number] for number in sorted(known)[-_KEPT_STEPS:]})
 
     def exposed_share(self, *, host_waits: bool) -> float | None:
-        """Exposed communication over step time, waiting for stragglers included; None where nothing tells.
-
-        Args:
-            host_waits: whether the host waits in a collective for its end, as it does without a GPU.
-        """
-        waits_us = {step: wait_us for step, wait_us in self.device_us.items() if wait_us is not None}
-        for exposed_us in (
-            self._ddp_and_beside(host_waits=host_waits),
-            waits_us,
-            self.blocked_us if host_waits else {},
-        ):
-            both = [step for step in exposed_us if step in self.times_us][-RECENT_STEPS:]
-            took_us = sum(self.times_us[step] for step in both)
-            if took_us > 0:
-                return min(1.0, sum(exposed_us[step] for step in both) / took_us)
+        """Exposed communication over step time, by the best source that tells it; None where nothing tells."""
+        phases = [one.step.phases_us or {} for one in self.steps.values() if one.step is not None]
+        sources = ("ddp", "device", "host") if any("comm" in phase for phase in phases) else ("ddp", "device")
+        for source in sources:
+            both = [
+                (exposed_us, one.step.step_time_us)
+                for one in self.steps.values()
+                if one.step is not None
+                and one.step.step_time_us is not None
+                and (exposed_us := one.exposed_us(source, host_waits=host_waits)) is not None
+            ][-RECENT_STEPS:]
+            if both:
+                return min(1.0, sum(exposed_us for exposed_us, _ in both) / sum(took_us for _, took_us in both))
         return None
-
-    def _ddp_and_beside(self, *, host_waits: bool) -> dict[int, float]:
-        """By DDP's counters, and what passed in calls beside it, which they do not count."""
-        beside_us: Mapping[int, float | None] = self.blocked_us if host_waits else self.device_us
-        return {
-            step: exposed_us + also_us
-            for step, exposed_us in self.ddp_us.items()
-            if (also_us := beside_us.get(step, 0.0)) is not None
-        }
 
     @property
     def tokens_and_time(self) -> tuple[int, float]:
         """Tokens of the recent steps that tell them, and the microseconds that these took."""
-        both = [step for step in self.tokens if step in self.times_us][-RECENT_STEPS:]
-        return sum(self.tokens[step] for step in both), sum(self.times_us[step] for step in both)
-
-
-def _with(known: Mapping[int, _Value], step: int, value: _Value | None) -> dict[int, _Value]:
-    return dict(known) if value is None else _newest({**known, step: value})
-
-
-def _newest(known: Mapping[int, _Value]) -> dict[int, _Value]:
-    return {number: known[number] for number in sorted(known)[-_KEPT_STEPS:]}
+        both = [
+            (one.step.tokens, one.step.step_time_us)
+            for one in self.steps.values()
+            if one.step is not None and one.step.tokens is not None and one.step.step_time_us is not None
+        ][-RECENT_STEPS:]
+        return sum(tokens for tokens, _ in both), sum(took_us for _, took_us in both)
 
 
 # Ten years. What goes on for longer is a guess that nobody is helped by.
@@ -252,22 +249,22 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpu_percent(self) -> float | None:
         """Mean SM use of the node's GPUs."""
-        return _mean([plausible_reading(gpu.sm_percent) for gpu in self.gpus.values()])
+        return _mean([gpu.sm_percent for gpu in self.gpus.values()])
 
     @property
     def gpu_memory_gib(self) -> float | None:
         """Memory in use on the fullest of its GPUs, by all processes."""
-        return _largest([plausible_reading(gpu.memory_used_gib) for gpu in self.gpus.values()])
+        return _largest([gpu.memory_used_gib for gpu in self.gpus.values()])
 
     @property
     def gpu_power_w(self) -> float | None:
         """What a GPU of the node draws, in the mean."""
-        return _mean([plausible_reading(gpu.power_w) for gpu in self.gpus.values()])
+        return _mean([gpu.power_w for gpu in self.gpus.values()])
 
     @property
     def gpu_temperature_c(self) -> float | None:
         """The hottest of its GPUs."""
-        return _largest([plausible_reading(gpu.temperature_c) for gpu in self.gpus.values()])
+        return _largest([gpu.temperature_c for gpu in self.gpus.values()])
 
 
 class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -376,12 +373,11 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
     # A node is believed about its own workers alone, and a collective test has messages for steps.
     if sample.rank not in node.ranks or node.test is not None:
         return node
-    worker = node.workers.get(sample.rank, RecentSteps()).with_step(sample)
+    worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
     node = msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
     if sample.rank != node.ranks[0]:
         return node
-    time_us = plausible_us(sample.step_time_us)
-    recent = node.recent_us if time_us is None else (*node.recent_us, time_us)
+    recent = (*node.recent_us, *([] if sample.step_time_us is None else [sample.step_time_us]))
     return msgspec.structs.replace(
         node,
         step=sample.step,
@@ -394,8 +390,7 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
 def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodeProgress:
     if sample.rank not in node.ranks:
         return node
-    worker = node.workers.get(sample.rank, RecentSteps())
-    worker = worker.with_ddp(sample) if isinstance(sample, DdpSample) else worker.with_device_wait(sample)
+    worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
     return msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
 
 
@@ -404,18 +399,16 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
     step = sample.index + 1
     if node.test is None or sample.rank != node.ranks[0] or not 0 < step <= len(node.test.messages):
         return node
-    times_us = [time_us for time_us in map(plausible_us, sample.times_us) if time_us is not None]
-    if not times_us:
+    if not sample.times_us:
         return node
-    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(times_us),))
+    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(sample.times_us),))
 
 
 def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
     """A test that was gone through; how many there will be is for the worker to find out."""
-    times_us = [time_us for time_us in map(plausible_us, sample.times_us) if time_us is not None]
-    if sample.rank not in node.ranks or not times_us:
+    if sample.rank not in node.ranks or not sample.times_us:
         return node
-    return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(times_us),))
+    return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(sample.times_us),))
 
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:

@@ -43,6 +43,16 @@ __all__ = [
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 """What a node counts, from nothing on. A larger figure is none: sums of these stay far from what a float can hold."""
+Total = Annotated[float, msgspec.Meta(ge=0, le=1 << 60)]
+"""Likewise, of what need not be whole."""
+Us = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""A part of a step, up to eleven days."""
+TookUs = Annotated[float, msgspec.Meta(ge=1e-3, le=1e12)]
+"""What something took, from a nanosecond on: what is divided by it stays far from what a float can hold, too."""
+Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+Gauge = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+"""What a gauge of a machine can show: cores, watts, MHz or GiB."""
+Celsius = Annotated[float, msgspec.Meta(ge=-100, le=250)]
 
 
 class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="note"):
@@ -115,7 +125,7 @@ class CallCount(msgspec.Struct, frozen=True, kw_only=True):
 
     op: str
     group: str
-    size_bytes: float
+    size_bytes: Total
     count: Count
     source: str = "call"
 
@@ -151,10 +161,10 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     step: Count
     iteration: Count
     bucket_sizes_bytes: tuple[Count, ...]
-    forward_us: float
-    backward_us: float
-    comm_us: float
-    overlap_us: float
+    forward_us: Us
+    backward_us: Us
+    comm_us: Us
+    overlap_us: Us
 
 
 class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="device_wait"):
@@ -168,7 +178,7 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
 
     rank: Count
     step: Count
-    wait_us: float
+    wait_us: Us
     calls: Count
     of_calls: Count
 
@@ -212,7 +222,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     cores: Count | None = None
     node_cores: Count | None = None
     capability: str | None = None
-    memory_gib: float | None = None
+    memory_gib: Gauge | None = None
     torch: str | None = None
     cuda: str | None = None
 
@@ -248,7 +258,7 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     hidden: Count | None = None
     feedforward: Count | None = None
     attentions: Count | None = None
-    times_us: tuple[float, ...] = ()
+    times_us: tuple[TookUs, ...] = ()
     calls: Count = 1
     began_mono_ns: Count | None = None
     ended_mono_ns: Count | None = None
@@ -313,13 +323,13 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     step: Count
     time_s: float
     mono_ns: Count
-    step_time_us: float | None = None
+    step_time_us: TookUs | None = None
     total_steps: Count | None = None
     samples: Count | None = None
     micro_steps: Count | None = None
     tokens: Count | None = None
     effective_tokens: Count | None = None
-    phases_us: dict[str, float] | None = None
+    phases_us: dict[str, Us] | None = None
     traffic: Count | None = None
     cards: dict[str, CardBytes] | None = None
     peak_memory_bytes: Count | None = None
@@ -359,7 +369,7 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     traceback: str = ""
 
 
-class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
+class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
     """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up.
 
     `carrier_changes` counts how often its link went or came.
@@ -368,10 +378,6 @@ class NicSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     time_s: float
     mono_ns: Count
     ifname: str
-    rx_bytes: Count
-    tx_bytes: Count
-    rx_packets: Count | None = None
-    tx_packets: Count | None = None
     rx_errors: Count | None = None
     tx_errors: Count | None = None
     rx_dropped: Count | None = None
@@ -407,8 +413,8 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     time_s: float
     mono_ns: Count
-    quota_cores: float | None = None
-    throttled_us: float
+    quota_cores: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+    throttled_us: Total
     periods: Count
     throttled_periods: Count
 
@@ -427,12 +433,12 @@ class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
     time_s: float
     mono_ns: Count
-    busy_percent: float | None = None
-    iowait_percent: float | None = None
-    steal_percent: float | None = None
-    job_cores: float | None = None
-    memory_available_gib: float | None = None
-    memory_total_gib: float | None = None
+    busy_percent: Percent | None = None
+    iowait_percent: Percent | None = None
+    steal_percent: Percent | None = None
+    job_cores: Gauge | None = None
+    memory_available_gib: Gauge | None = None
+    memory_total_gib: Gauge | None = None
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
@@ -455,14 +461,14 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     time_s: float
     mono_ns: Count
     index: Count
-    sm_percent: float | None = None
-    memory_used_gib: float | None = None
-    memory_total_gib: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    sm_clock_mhz: float | None = None
-    sm_clock_max_mhz: float | None = None
-    temperature_c: float | None = None
+    sm_percent: Percent | None = None
+    memory_used_gib: Gauge | None = None
+    memory_total_gib: Gauge | None = None
+    power_w: Gauge | None = None
+    power_limit_w: Gauge | None = None
+    sm_clock_mhz: Gauge | None = None
+    sm_clock_max_mhz: Gauge | None = None
+    temperature_c: Celsius | None = None
     pcie_gen: Count | None = None
     pcie_gen_max: Count | None = None
     pcie_width: Count | None = None
@@ -470,7 +476,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     pcie_rx_gb_per_s: float | None = None
     pcie_tx_gb_per_s: float | None = None
     throttle: tuple[str, ...] = ()
-    energy_j: float | None = None
+    energy_j: Total | None = None
     ecc_uncorrected: Count | None = None
 
 
@@ -495,7 +501,7 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     redop: str = "sum"
     size_bytes: Count
     count: Count
-    times_us: tuple[float, ...]
+    times_us: tuple[TookUs, ...]
     num_wrong: Count | None = None
     cards: dict[str, CardBytes] | None = None
     card_iters: Count = 0

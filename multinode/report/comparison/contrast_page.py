@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from plotly.graph_objects import Bar, Figure, Scatter
+from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.prediction.forecast import PredictedScenario
@@ -21,43 +21,24 @@ from multinode.report.comparison.contrast_sheets import (
     side_sheet,
 )
 from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
-from multinode.report.render.page import PALETTE, chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
+from multinode.report.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
+from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent
-from multinode.report.steps.charts import error_bars
 from multinode.report.steps.summary_sheets import PARTS
 from multinode.units import format_rate
 
 __all__ = ["bandwidth_chart", "contrast_html", "scaling_chart", "step_chart"]
 
-_COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 _LINE, _OTHER, _THIRD = PALETTE[:3]
 _BAND = "rgba(0, 114, 178, 0.22)"
-_GREY = "#808080"
 
 
 def step_chart(contrast: Contrast) -> Figure | None:
     """A bar a side, stacked of the parts of its step; None where no side's step was split."""
-    split = [side for side in measured_sides(contrast) if side.split is not None]
-    chart = Figure()
-    # The baseline stands on top.
-    sides = list(reversed(split))
-    for field, name in PARTS.items():
-        parts_ms = [getattr(side.split, field) for side in sides]
-        if any(part_ms is not None for part_ms in parts_ms):
-            bars = Bar(
-                y=[f"{side_name(side)}<br>{nodes_and_workers(side)}" for side in sides],
-                x=parts_ms,
-                name=name,
-                orientation="h",
-                marker={"color": _COLOURS[field]},
-                hovertemplate="%{x:.1f} ms",
-            )
-            chart.add_trace(bars)
-    if not chart.data:
-        return None
-    chart.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    chart.update_xaxes(title_text="ms of a step, mean")
-    return chart
+    sides = [side for side in measured_sides(contrast) if side.split is not None]
+    parts = {name: [getattr(side.split, field) for side in sides] for field, name in PARTS.items()}
+    names = [f"{side_name(side)}<br>{nodes_and_workers(side)}" for side in sides]
+    return stacked_bars(names, parts, "ms of a step, mean")
 
 
 def scaling_chart(contrast: Contrast) -> Figure | None:
@@ -70,7 +51,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
     # With the same workers on all, nothing is to be gained either.
     ideal = [curve[0].samples_per_s.value * point.world_size / max(1, curve[0].world_size) for point in curve]
     chart = Figure()
-    chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="nothing lost", line={"dash": "dash", "color": _GREY}))
+    chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="nothing lost", line={"dash": "dash", "color": GREY}))
     chart.add_trace(
         Scatter(
             x=nodes,
@@ -83,9 +64,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
             line={"color": _LINE},
         )
     )
-    chart.update_xaxes(title_text="nodes", tickvals=nodes)
-    chart.update_yaxes(title_text="samples/s", rangemode="tozero")
-    return chart
+    return with_axes(chart, "nodes", "samples/s", tickvals=nodes)
 
 
 def bandwidth_chart(contrast: Contrast) -> Figure | None:
@@ -104,14 +83,8 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
     if measured is not None:
         chart.add_trace(_measured(contrast.candidate, measured))
     _mark_break_even(chart, contrast, drawn)
-    chart.update_xaxes(
-        title_text="link of a node (Gbit/s)",
-        type="log",
-        tickvals=links,
-        ticktext=[f"{link:g}" for link in links],
-    )
-    chart.update_yaxes(title_text="samples/s", rangemode="tozero")
-    return chart
+    ticks = {"tickvals": links, "ticktext": [f"{link:g}" for link in links]}
+    return with_axes(chart, "link of a node (Gbit/s)", "samples/s", type="log", **ticks)
 
 
 def _over_links(contrast: Contrast) -> list[PredictedScenario]:
@@ -171,7 +144,7 @@ def _level(name: str, samples_per_s: float, links: Sequence[float | None]) -> Sc
         y=[samples_per_s] * 2,
         mode="lines",
         name=name,
-        line={"dash": "dash", "color": _THIRD if name.endswith("measured") else _GREY},
+        line={"dash": "dash", "color": _THIRD if name.endswith("measured") else GREY},
         hovertemplate="%{y:.2f} samples/s",
     )
 
@@ -204,7 +177,7 @@ def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Predicte
             y=[0, max(max(trace.y) for trace in chart.data)],
             mode="lines",
             name=f"beats 1 x {found.one_node_workers} from {format_rate(link)}",
-            line={"dash": "dot", "color": _GREY},
+            line={"dash": "dot", "color": GREY},
             hoverinfo="name",
         )
     )

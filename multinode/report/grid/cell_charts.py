@@ -16,9 +16,9 @@ from plotly.graph_objects import Bar, Figure, Scatter
 from multinode.analyse.grid.cells import CellRow, CellTable, value_of
 from multinode.analyse.stats.spread import Ranged
 from multinode.report.grid.cell_sheet import cell_columns, state_word, tell
-from multinode.report.render.page import PALETTE
+from multinode.report.render.charts import GREY, PALETTE, error_bars, line_style, with_axes
+from multinode.report.render.escaping import html_text
 from multinode.report.render.sheet import UNKNOWN
-from multinode.report.steps.charts import error_bars, label
 
 __all__ = ["MOST_BARS", "CellChart", "bar_chart", "memory_chart", "tokens_chart"]
 
@@ -26,7 +26,6 @@ MOST_BARS = 60
 _LINE_CHARS, _LEGEND_CHARS, _MOST_LINES = 24, 26, 3
 # Of a bar, of each further line of its name, and of what `chart_html` counts as one plot.
 _BAR_PX, _LINE_PX, _PLOT_PX = 26, 13, 190
-_GREY = "#808080"
 # What bars are told apart by, the first of which there are several and not too many.
 _COLOURED_BY = ("nodes", "device", "method")
 # What a line of a chart over the batch, or over the length, is not told apart by.
@@ -34,7 +33,6 @@ _NOT_A_SERIES = frozenset({"label", "source", "per_device_batch", "global_batch"
 _BATCH = "per_device_batch"
 _OOM_ABOVE = 1.08
 _MOST_SERIES = 24
-_DASHES = ("solid", "dash", "dot", "dashdot")
 # So many names of lines take the height of a plot where the page is narrow.
 _NAMES_A_PLOT = 8
 
@@ -84,7 +82,7 @@ def bar_chart(
     if lacking:
         chart.add_trace(_words(lacking))
     if level is not None:
-        chart.add_vline(x=level, line={"dash": "dash", "color": _GREY})
+        chart.add_vline(x=level, line={"dash": "dash", "color": GREY})
     names = [_wrapped(row.label, _LINE_CHARS) for row in rows]
     chart.update_layout(barmode="overlay", showlegend=len(set(groups)) > 1, legend_title_text=what)
     chart.update_yaxes(
@@ -109,17 +107,17 @@ def memory_chart(table: CellTable) -> CellChart | None:
     series = _series(rows, table, besides="sequence_length")
     chart = Figure(list(_lines(series, _BATCH, "peak_memory_gib")))
     if out:
-        colours = {id(row): _line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
+        colours = {id(row): line_style(number)["color"] for number, mine in enumerate(series.values()) for row in mine}
         top = max(row.peak_memory_gib or 0.0 for row in known) * _OOM_ABOVE
         chart.add_trace(
             Scatter(
                 x=[value_of(row, _BATCH) for row in out],
                 y=[top] * len(out),
-                customdata=[[label(row.label), state_word(row)] for row in out],
+                customdata=[[html_text(row.label), state_word(row)] for row in out],
                 hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>",
                 mode="markers",
                 name="out of memory",
-                marker={"symbol": "x", "size": 11, "color": [colours.get(id(row), _GREY) for row in out]},
+                marker={"symbol": "x", "size": 11, "color": [colours.get(id(row), GREY) for row in out]},
             )
         )
     return _finished(chart, batches, "samples of a worker's micro-batch", "peak memory of a worker (GiB)")
@@ -139,8 +137,7 @@ def tokens_chart(table: CellTable) -> CellChart | None:
 def _finished(chart: Figure, found: Collection[int], across: str, up: str) -> CellChart:
     xs = sorted(found)
     # Both are doubled from one to the next.
-    chart.update_xaxes(title_text=across, type="log", tickvals=xs, ticktext=[f"{x:,}" for x in xs])
-    chart.update_yaxes(title_text=up, rangemode="tozero")
+    with_axes(chart, across, up, type="log", tickvals=xs, ticktext=[f"{x:,}" for x in xs])
     chart.update_layout(showlegend=True)
     return CellChart(figure=chart, rows=2 + len(chart.data) // _NAMES_A_PLOT)
 
@@ -154,10 +151,10 @@ def _bars(bars: Sequence[_Bar]) -> Iterator[Bar]:
                 x=[bar.value.value if isinstance(bar.value, Ranged) else bar.value for bar in drawn],
                 y=[bar.place for bar in drawn],
                 error_x=_errors([bar.value for bar in drawn]),
-                customdata=[[label(bar.row.label)] for bar in drawn],
+                customdata=[[html_text(bar.row.label)] for bar in drawn],
                 hovertemplate="%{customdata[0]}: %{x:.4g}<extra></extra>",
                 orientation="h",
-                name=label(group),
+                name=html_text(group),
                 showlegend=True,
                 marker={"color": PALETTE[number % len(PALETTE)]},
             )
@@ -170,7 +167,7 @@ def _words(lacking: Sequence[_Bar]) -> Scatter:
         y=[bar.place for bar in lacking],
         text=[f" {word}" if word != UNKNOWN else " not known" for word in words],
         textposition="middle right",
-        customdata=[[label(bar.row.label), label(bar.row.reason)] for bar in lacking],
+        customdata=[[html_text(bar.row.label), html_text(bar.row.reason)] for bar in lacking],
         hovertemplate="%{customdata[0]}: %{text}, %{customdata[1]}<extra></extra>",
         mode="text",
         name="without figures",
@@ -182,7 +179,7 @@ def _errors(values: Sequence[Ranged | float | None]) -> dict[str, Any] | None:
     ranges = [one for one in values if isinstance(one, Ranged)]
     if len(ranges) < len(values) or all(one.low == one.high for one in ranges):
         return None
-    return error_bars(ranges) | {"color": _GREY, "thickness": 1.2, "width": 3}
+    return error_bars(ranges, color=GREY, thickness=1.2, width=3)
 
 
 def _grouped(rows: Sequence[CellRow]) -> tuple[list[str], str]:
@@ -226,21 +223,16 @@ def _lines(series: Mapping[str, Sequence[CellRow]], across: str, up: str) -> Ite
             yield Scatter(
                 x=[value_of(row, across) for row in ordered],
                 y=[value_of(row, up) for row in ordered],
-                customdata=[[label(row.label)] for row in ordered],
+                customdata=[[html_text(row.label)] for row in ordered],
                 hovertemplate="%{customdata[0]}: %{y:.4g}<extra></extra>",
                 mode="lines+markers",
                 name="<br>".join(_wrapped(name, _LEGEND_CHARS)),
-                line=_line_style(number),
+                line=line_style(number),
                 marker={"size": 8},
             )
-
-
-def _line_style(number: int) -> dict[str, str]:
-    """Lines that lie on each other are seen all the same."""
-    return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
 
 
 def _wrapped(name: str, width: int) -> list[str]:
     """A stranger's name in lines of a chart."""
     lines = textwrap.wrap(name, width, max_lines=_MOST_LINES, placeholder=" ...", break_on_hyphens=True)
-    return [label(line) for line in lines] or [UNKNOWN]
+    return [html_text(line) for line in lines] or [UNKNOWN]

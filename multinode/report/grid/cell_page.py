@@ -21,7 +21,7 @@ from multinode.report.grid.cell_sheet import (
     tell,
     unmeasured_sheet,
 )
-from multinode.report.render.escaping import sanitize
+from multinode.report.render.escaping import html_text, sanitize
 from multinode.report.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
 
 __all__ = ["cell_page", "cells_html"]
@@ -45,8 +45,8 @@ class _Bars(NamedTuple):
 def cell_page(table: CellTable) -> str:
     """The whole page of one table."""
     head = (
-        f"<h1>{_text(table.job)}</h1>\n"
-        f'<p class="note">{len(table.cells)} cells of {_text(table.run_id.replace(",", " and "))}</p>\n'
+        f"<h1>{html_text(table.job)}</h1>\n"
+        f'<p class="note">{len(table.cells)} cells of {html_text(table.run_id.replace(",", " and "))}</p>\n'
     )
     section = f'<section class="run" id="run-1">\n{head}{"".join(cells_html(table, "run-1"))}</section>\n'
     return page(f"multinode: {table.run_id}", [section])
@@ -130,7 +130,3 @@ def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
         if known:
             _, row = max(known, key=lambda one: sign * one[0])
             yield f"{title}: {row.label}", tell(COLUMNS[name], row)
-
-
-def _text(text: str) -> str:
-    return html.escape(sanitize(text))

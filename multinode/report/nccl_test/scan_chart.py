@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.collectives.collectives import CollectiveRow
+from multinode.report.render.charts import with_axes
 
 __all__ = ["scan_chart", "scan_page"]
 
@@ -32,9 +33,7 @@ def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title:
         ends = [min(sizes), max(sizes)] if sizes else []
         figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=name))
     figure.update_layout(title={"text": title}, template="simple_white", hovermode="closest")
-    figure.update_xaxes(title_text="size (B)", type="log")
-    figure.update_yaxes(title_text="busbw (GB/s)", rangemode="tozero")
-    return figure
+    return with_axes(figure, "size (B)", "busbw (GB/s)", type="log")
 
 
 def scan_page(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str, text: str) -> str:

@@ -1,12 +1,31 @@
-"""What all charts share: a curve thinned to fewer points, with none of its peaks lost."""
+"""What all charts share: axes, error bars, stacked bars, styles of lines, and curves thinned to fewer points."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["MOST_POINTS", "Curve", "thinned"]
+from plotly.graph_objects import Bar, Figure
 
+from multinode.analyse.stats.spread import Ranged
+
+__all__ = [
+    "GREY",
+    "MOST_POINTS",
+    "PALETTE",
+    "Curve",
+    "error_bars",
+    "line_style",
+    "stacked_bars",
+    "thinned",
+    "with_axes",
+]
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+"""Told apart by people who see colours otherwise, on white and on black (Okabe and Ito)."""
+GREY = "#808080"
 MOST_POINTS = 2000
+_DASHES = ("solid", "dash", "dot", "dashdot")
 
 Curve = tuple[list[float], list[float | None]]
 """x, ascending, and y; a y of None is a gap."""
@@ -28,3 +47,49 @@ def thinned(xs: Sequence[float], ys: Sequence[float | None], most: int = MOST_PO
             kept |= {min(known)[1], max(known)[1]}
     order = sorted(kept)
     return [xs[index] for index in order], [ys[index] for index in order]
+
+
+def with_axes(chart: Figure, across: str, up: str = "", **of_x: Any) -> Figure:
+    """The chart with titles at its axes, and all that is counted upwards counted from nothing; `of_x` are plotly's."""
+    chart.update_xaxes(title_text=across, **of_x)
+    if up:
+        chart.update_yaxes(title_text=up, rangemode="tozero")
+    return chart
+
+
+def error_bars(values: Iterable[Ranged], **drawn: Any) -> dict[str, Any]:
+    """From low to high of each; `drawn` are plotly's."""
+    every = list(values)
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [one.high - one.value for one in every],
+        "arrayminus": [one.value - one.low for one in every],
+        **drawn,
+    }
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Lines that lie on each other are seen all the same."""
+    return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
+
+
+def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None]], across: str) -> Figure | None:
+    """A bar a name, the first one on top, each stacked of the parts that are known; None where none is."""
+    chart = Figure()
+    for number, (part, values) in enumerate(parts.items()):
+        if any(value is not None for value in values):
+            chart.add_trace(
+                Bar(
+                    y=names[::-1],
+                    x=values[::-1],
+                    name=part,
+                    orientation="h",
+                    marker={"color": PALETTE[number % len(PALETTE)]},
+                    hovertemplate="%{x:.1f} ms",
+                )
+            )
+    if not chart.data:
+        return None
+    chart.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    return with_axes(chart, across)

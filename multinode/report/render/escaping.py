@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import unicodedata
 
-__all__ = ["sanitize"]
+__all__ = ["html_text", "sanitize"]
 
 # Control, format (which turns the direction of what follows) and lone surrogates; separators of lines and paragraphs.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -16,3 +17,8 @@ def sanitize(text: str) -> str:
     if spaced.isascii() and spaced.isprintable():
         return spaced
     return "".join("?" if unicodedata.category(char) in _UNSEEN else char for char in spaced)
+
+
+def html_text(text: str) -> str:
+    """The text for a page or a chart: plotly, too, takes text for a kind of HTML."""
+    return html.escape(sanitize(text))

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Sequence
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from multinode.report.render.escaping import sanitize
+from multinode.report.render.charts import PALETTE
+from multinode.report.render.escaping import html_text, sanitize
 from multinode.report.render.sheet import Sheet
 
-__all__ = ["PALETTE", "chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]
-
-# Told apart by people who see colours otherwise, on white and on black (Okabe and Ito).
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+__all__ = ["chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]
 
 # The browser itself refuses whatever would be asked of a network; plotly draws with inline scripts and styles.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -60,7 +58,7 @@ def page(title: str, sections: Sequence[str]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(sanitize(title))}</title>\n<style>{_STYLE}</style>\n"
+        f"<title>{html_text(title)}</title>\n<style>{_STYLE}</style>\n"
         f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{''.join(sections)}</body>\n</html>\n"
     )
 
@@ -69,7 +67,7 @@ def section_html(title: str, parts: Sequence[str]) -> str:
     """A headed section of parts that are HTML; nothing where there are none."""
     if not any(parts):
         return ""
-    return f"<h2>{html.escape(sanitize(title))}</h2>\n{''.join(parts)}"
+    return f"<h2>{html_text(title)}</h2>\n{''.join(parts)}"
 
 
 def sheet_html(sheet: Sheet) -> str:
@@ -80,7 +78,7 @@ def sheet_html(sheet: Sheet) -> str:
     words = [column.words for column in sheet.columns]
     rows = "".join(_row(row, words) for row in sheet.rows)
     table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
-    return section_html(sheet.title, [table, *(f'<p class="note">{_text(note)}</p>\n' for note in sheet.notes)])
+    return section_html(sheet.title, [table, *(f'<p class="note">{html_text(note)}</p>\n' for note in sheet.notes)])
 
 
 def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
@@ -117,13 +115,15 @@ def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
 
 def tiles_html(figures: Iterable[tuple[str, str]]) -> str:
     """The figures that one looks at first: name and value of each."""
-    tiles = (f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for name, value in figures)
+    tiles = (
+        f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>' for name, value in figures
+    )
     return f'<div class="tiles">{"".join(tiles)}</div>\n'
 
 
 def lead_html(sentence: str) -> str:
     """What a reader who reads one sentence should read."""
-    return f'<p class="lead">{_text(sentence)}</p>\n'
+    return f'<p class="lead">{html_text(sentence)}</p>\n'
 
 
 def text_html(text: str) -> str:
@@ -133,23 +133,19 @@ def text_html(text: str) -> str:
 
 
 def _head(name: str, unit: str, *, words: bool) -> str:
-    small = f"<small>{_text(unit)}</small>" if unit else ""
-    return f"<th{' class=words' if words else ''}>{_text(name)}{small}</th>"
+    small = f"<small>{html_text(unit)}</small>" if unit else ""
+    return f"<th{' class=words' if words else ''}>{html_text(name)}{small}</th>"
 
 
 def _row(row: Sequence[str], words: Sequence[bool]) -> str:
     if not words:
         name, *rest = row
-        said = "".join(f"<td class=words>{_text(one)}</td>" for one in rest)
-        return f'<tr><td class="name">{_text(name)}</td>{said}</tr>'
+        said = "".join(f"<td class=words>{html_text(one)}</td>" for one in rest)
+        return f'<tr><td class="name">{html_text(name)}</td>{said}</tr>'
     return f"<tr>{''.join(_cell(cell, words=word) for cell, word in zip(row, words, strict=True))}</tr>"
 
 
 def _cell(cell: str, *, words: bool) -> str:
     # A sentence in a narrow column would make its row as tall as a page.
     long = " long" if len(cell) > _LONG else ""
-    return f'<td class="words{long}">{_text(cell)}</td>' if words else f"<td>{_text(cell)}</td>"
-
-
-def _text(text: str) -> str:
-    return html.escape(sanitize(text))
+    return f'<td class="words{long}">{html_text(cell)}</td>' if words else f"<td>{html_text(cell)}</td>"

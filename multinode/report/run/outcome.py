@@ -59,31 +59,17 @@ class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
 
 
+_FIELDS = {name for name in LaunchDocument.__struct_fields__ if name != "schema"}
+_OF_RUN = _FIELDS & {*Run.__struct_fields__}
+_OF_SUMMARY = _FIELDS & {*Summary.__struct_fields__} - _OF_RUN
+
+
 def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocument:
     """The document."""
     return LaunchDocument(
-        run_id=run.run_id,
-        status=run.status,
-        job=run.job,
-        engine=run.engine,
-        world_size=run.world_size,
-        nodes=run.nodes,
-        first_failure=run.first_failure,
-        samples_per_s=summary.samples_per_s,
-        step_time_ms=summary.step_time_ms,
-        steps=summary.steps,
-        steady_steps=summary.steady_steps,
-        rule=summary.rule,
-        trainer_samples_per_s=summary.trainer_samples_per_s,
-        all_steps_samples_per_s=summary.all_steps_samples_per_s,
-        first_loss=summary.first_loss,
-        last_loss=summary.last_loss,
-        strategy=summary.strategy,
-        bottleneck=summary.bottleneck,
-        stragglers=summary.stragglers,
-        missing=summary.missing,
+        **{name: getattr(run, name) for name in _OF_RUN},
+        **{name: getattr(summary, name) for name in _OF_SUMMARY},
         duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
-        stalls=run.stalls,
         directory=directory,
     )
 

@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
-from plotly.graph_objects import Bar, Figure, Scatter
+from plotly.graph_objects import Figure, Scatter
 from plotly.subplots import make_subplots
 
 from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.analyse.stats.spread import Ranged
 from multinode.analyse.steps.step_split import StepSplit
+from multinode.analyse.telemetry.cards import card_rates
 from multinode.core.run.samples import CpuSample, GpuSample, LossSample, NicSample, StepSample
-from multinode.report.render.charts import thinned
-from multinode.report.render.escaping import sanitize
-from multinode.report.render.page import PALETTE
-from multinode.report.steps.card_rates import card_rates
+from multinode.report.render.charts import PALETTE, stacked_bars, thinned, with_axes
+from multinode.report.render.escaping import html_text
 from multinode.report.steps.summary_sheets import PARTS
 
-__all__ = [
-    "begun_s",
-    "error_bars",
-    "label",
-    "loss_chart",
-    "node_step_times",
-    "split_chart",
-    "step_time_chart",
-    "timeline",
-]
+__all__ = ["begun_s", "loss_chart", "node_step_times", "split_chart", "step_time_chart", "timeline"]
 
 # A browser draws each one again at every move.
 _MOST_SHADES = 20
-_COLOURS = dict(zip(PARTS, PALETTE, strict=False))
-
-
-def label(text: str) -> str:
-    """A name in a chart: plotly takes text for a kind of HTML."""
-    return html.escape(sanitize(text))
-
-
-def error_bars(values: Sequence[Ranged]) -> dict[str, Any]:
-    """From the low to the high of each, as plotly takes them."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [one.high - one.value for one in values],
-        "arrayminus": [one.value - one.low for one in values],
-    }
 
 
 def step_time_chart(observed: Observed) -> Figure | None:
@@ -60,13 +31,11 @@ def step_time_chart(observed: Observed) -> Figure | None:
         times = dict(node_step_times(observed, node))
         if times:
             steps, milliseconds = thinned(list(times), list(times.values()))
-            figure.add_trace(Scatter(x=steps, y=milliseconds, mode="lines", name=label(node.name)))
+            figure.add_trace(Scatter(x=steps, y=milliseconds, mode="lines", name=html_text(node.name)))
     if not figure.data:
         return None
     _shade(figure, list(_uncounted(observed)))
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text="step time (ms)", rangemode="tozero")
-    return figure
+    return with_axes(figure, "step", "step time (ms)")
 
 
 def loss_chart(observed: Observed) -> Figure | None:
@@ -85,23 +54,8 @@ def loss_chart(observed: Observed) -> Figure | None:
 
 def split_chart(split: StepSplit) -> Figure | None:
     """A bar a worker, stacked of the parts of its step; None where there is no split."""
-    if not split.workers:
-        return None
-    figure = Figure()
-    # The first worker stands on top.
-    workers = list(reversed(split.workers))
-    for field, name in PARTS.items():
-        parts_ms = [getattr(worker, field) for worker in workers]
-        if any(part_ms is not None for part_ms in parts_ms):
-            ranks = [f"rank {worker.rank}" for worker in workers]
-            figure.add_trace(
-                Bar(y=ranks, x=parts_ms, name=name, orientation="h", marker={"color": _COLOURS[field]}),
-            )
-    if not figure.data:
-        return None
-    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title_text="ms of a step, mean")
-    return figure
+    parts = {name: [getattr(worker, field) for worker in split.workers] for field, name in PARTS.items()}
+    return stacked_bars([f"rank {worker.rank}" for worker in split.workers], parts, "ms of a step, mean")
 
 
 def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
@@ -254,7 +208,7 @@ def _scatter(line: _Line, *, first: bool) -> Scatter:
         x=xs,
         y=ys,
         mode="lines",
-        name=label(line.name),
+        name=html_text(line.name),
         legendgroup=str(line.node),
         showlegend=first,
         line={"dash": line.dash, "color": PALETTE[line.node % len(PALETTE)], "width": 1.5},

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from multinode.analyse.run.observed import Observed, ObservedNode
+from multinode.analyse.telemetry.cards import CardRate, card_rates
 from multinode.core.run.samples import (
     CgroupSample,
     CollectiveSample,
@@ -26,7 +27,6 @@ from multinode.core.run.samples import (
     TrafficSample,
 )
 from multinode.report.render.escaping import sanitize
-from multinode.report.steps.card_rates import CardRate, card_rates
 
 __all__ = ["FILES", "csv_files", "harmless"]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from multinode.analyse.telemetry.cards import card_rates
 from multinode.core.run.samples import NicSample
-from multinode.report.steps.card_rates import card_rates
 
 
 def nic(at_s: int, rx: int, tx: int, ifname: str = "a") -> NicSample:
