@@ -27,7 +27,7 @@ from multinode.store.run_directory import runs_root
 if TYPE_CHECKING:
     from multinode.analyse.comparison.contrast_figures import Contrast
 
-__all__ = ["register"]
+__all__ = ["print_contrast", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -122,11 +122,16 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def _tell(contrast: Contrast, *, as_json: bool) -> None:
-    from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
-
     if as_json:
         print_document(contrast)
-        return
+    else:
+        print_contrast(contrast)
+
+
+def print_contrast(contrast: Contrast) -> None:
+    """The table and what it means, on stdout."""
+    from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
+
     print_table(contrast_table(contrast))
     for line in contrast_lines(contrast):
         typer.echo(line)

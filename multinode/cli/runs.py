@@ -51,46 +51,33 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
     for table in map(sheet_table, summary_sheets(found.summary) if found.summary is not None else ()):
         typer.echo()
         print_table(table)
-    _show_contrast(found.directory)
-    _show_cells(found.directory)
-    _show_bench(found.directory)
+    _show_results(found.directory)
     print_directory(found.directory)
 
 
-def _show_contrast(directory: RunDirectory) -> None:
-    from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
+def _show_results(directory: RunDirectory) -> None:
+    """What a contrast, a sweep or import, and a bench found."""
+    from multinode.cli.bench import print_bench
+    from multinode.cli.contrast import print_contrast
+    from multinode.cli.table import print_cells
+    from multinode.workflows.bench import load_bench
     from multinode.workflows.comparison.compare import load_contrast
+    from multinode.workflows.grid.sweep_table import load_table
 
     contrast, unread = load_contrast(directory)
     if contrast is not None:
         typer.echo()
-        print_table(contrast_table(contrast))
-        for line in contrast_lines(contrast):
-            typer.echo(line)
+        print_contrast(contrast)
     elif unread:
         typer.echo(unread)
-
-
-def _show_cells(directory: RunDirectory) -> None:
-    from multinode.cli.table import print_cells
-    from multinode.workflows.grid.sweep_table import load_table
-
-    table = load_table(directory)
-    if table is not None:
+    if (table := load_table(directory)) is not None:
         typer.echo()
         print_cells(table)
         name = directory.run_id
         typer.echo(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html", err=True)
-
-
-def _show_bench(directory: RunDirectory) -> None:
-    from multinode.cli.bench import print_bench
-    from multinode.workflows.bench import load_bench
-
-    found = load_bench(directory)
-    if found is not None:
+    if (bench := load_bench(directory)) is not None:
         typer.echo()
-        print_bench(found)
+        print_bench(bench)
 
 
 def logs(

@@ -89,7 +89,7 @@ def write_access_files(spec: LabSpec) -> None:
         _KNOWN_HOSTS: _known_hosts(spec),
     }
     for path, text in texts.items():
-        replace_file(path, text.encode(), 0o600)
+        replace_file(path, text.encode())
 
 
 def node_files(spec: LabSpec, node_rank: int, machine_id: str) -> list[NodeFile]:

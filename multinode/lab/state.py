@@ -228,7 +228,7 @@ def save_lab(lab: Lab) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write a file that is root's alone, all of it or nothing."""
-    replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n", 0o600)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 @contextlib.contextmanager

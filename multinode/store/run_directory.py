@@ -11,7 +11,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -60,14 +60,10 @@ class RunDirectory:
         directory = cls(root / run_id)
         try:
             root.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
-            directory.path.mkdir(mode=_DIR_MODE)
-            (directory.path / "logs").mkdir(mode=_DIR_MODE)
-            (directory.path / "samples").mkdir(mode=_DIR_MODE)
+            for path in (directory.path, directory.path / "logs", directory.path / "samples"):
+                path.mkdir(mode=_DIR_MODE)
         except FileExistsError as error:
-            raise UsageError(
-                f"there is a run {run_id} already",
-                hint=f"multinode attach {run_id}",
-            ) from error
+            raise UsageError(f"there is a run {run_id} already", hint=f"multinode attach {run_id}") from error
         except OSError as error:
             raise MultinodeError(
                 f"the run directory cannot be made: {error}",
@@ -237,7 +233,7 @@ def list_runs(root: Path) -> list[Path]:
     return [path for _, path in sorted(written)]
 
 
-def replace_file(path: Path, data: bytes, mode: int = _FILE_MODE) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Put a file in place, all of it or nothing, however many do so at once: the last one wins.
 
     Raises:
@@ -246,7 +242,7 @@ def replace_file(path: Path, data: bytes, mode: int = _FILE_MODE) -> None:
     fd, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, mode)
+            os.fchmod(fd, _FILE_MODE)
             file.write(data)
             file.flush()
             os.fsync(fd)
@@ -266,9 +262,5 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _append(path: Path, data: bytes) -> None:
-    with _writing(path), _open(path, os.O_APPEND) as file:
+    with _writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _FILE_MODE), "wb") as file:
         file.write(data)
-
-
-def _open(path: Path, flag: int) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, _FILE_MODE), "wb")
