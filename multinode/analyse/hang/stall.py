@@ -80,7 +80,7 @@ def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation 
         cause = "stopped (state T): somebody sent {} SIGSTOP".format("it" if len(found) == 1 else "them")
         pids = " ".join(str(_pid(one)) for one in found if one.node is first.node)
         hint = f"let it go on, on {first.node.node}: kill -CONT {pids}"
-    return _blame(first, f"{_names(found)} {_are(found)} {cause}{_others(ranks, found)}", hint)
+    return _blame(ranks, found, f"{_are(found)} {cause}", hint)
 
 
 def _launcher_stopped(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanation | None:
@@ -110,7 +110,8 @@ def _gone(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | N
     never = all(one.state is None and one.step is None for one in found)
     ended = "no process any more: it ended" if len(found) == 1 else "no process any more: they ended"
     cause = "no process: it was not started, or is gone" if never else ended + _after(found)
-    return _blame(first, f"{_names(found)} {_have(found)} {cause}{_others(ranks, found)}", _log_hint(first))
+    has = "has" if len(found) == 1 else "have"
+    return _blame(ranks, found, f"{has} {cause}", f"its last words: multinode logs last --node {first.node.node}")
 
 
 def _uninterruptible(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
@@ -120,11 +121,11 @@ def _uninterruptible(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Expl
         return None
     first = found[0]
     where = f", in {first.process.wchan}" if first.process and first.process.wchan else ""
-    message = (
-        f"{_names(found)} {_are(found)} in uninterruptible sleep (state D{where}): a disk, a network file system or a "
-        f"driver on that node does not answer{_others(ranks, found)}"
+    text = (
+        f"{_are(found)} in uninterruptible sleep (state D{where}): a disk, a network file system or a driver on that "
+        "node does not answer"
     )
-    return _blame(first, message, f"what the kernel says, on {first.node.node}: dmesg -T | tail; df -h")
+    return _blame(ranks, found, text, f"what the kernel says, on {first.node.node}: dmesg -T | tail; df -h")
 
 
 def _silent_node(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanation | None:
@@ -146,9 +147,8 @@ def _elsewhere(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanatio
         return None
     first = found[0]
     place = first.where.place if first.where is not None else ""
-    message = f"{_names(found)} {_are(found)} in {place}{_busy(first)}{_behind(ranks, found)}"
     hint = "its whole stack is in stall.json; where it only is slow, --stall makes us more patient"
-    return _blame(first, message + _others(ranks, found), hint)
+    return _blame(ranks, found, f"{_are(found)} in {place}{_busy(first)}{_behind(ranks, found)}", hint)
 
 
 def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
@@ -159,9 +159,7 @@ def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explana
     rarest = min(words, key=lambda word: (words[word], str(word)))
     found = [one for one in ranks if one.where is not None and one.where.waits_in == rarest]
     hint = "every rank must come to the same collectives in the same order; see where each stands in stall.json"
-    return _blame(
-        found[0], f"{_names(found)} {_wait(found)} in {rarest}{_behind(ranks, found)}{_others(ranks, found)}", hint
-    )
+    return _blame(ranks, found, f"{_wait(found)} in {rarest}{_behind(ranks, found)}", hint)
 
 
 def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
@@ -171,8 +169,8 @@ def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explana
     found = [one for one in ranks if (one.step or 0) == min(steps)]
     first = found[0]
     where = f" and {_wait([first])} in {first.where.waits_in}" if first.where is not None and first.waits else ""
-    message = f"{_names(found)} {_are(found)} behind at step {min(steps)} of {max(steps)}{where}"
-    return _blame(first, message + _others(ranks, found), "where it stands is in stall.json")
+    text = f"{_are(found)} behind at step {min(steps)} of {max(steps)}{where}"
+    return _blame(ranks, found, text, "where it stands is in stall.json")
 
 
 def _connection(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
@@ -185,8 +183,7 @@ def _connection(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanati
                 how = f"has {peer.send_queue_bytes} bytes for {peer.peer} that do not get through"
             else:
                 continue
-            message = f"rank {one.rank} on {one.node.node} {how}{_all_wait(ranks)}"
-            return _blame(one, message, "the network between the nodes: multinode check")
+            return _blame((), [one], f"{how}{_all_wait(ranks)}", "the network between the nodes: multinode check")
     return None
 
 
@@ -223,9 +220,11 @@ def _unexplained(ranks: Sequence[_Rank]) -> Explanation:
     )
 
 
-def _blame(one: _Rank, message: str, hint: str) -> Explanation:
+def _blame(ranks: Sequence[_Rank], found: Sequence[_Rank], text: str, hint: str) -> Explanation:
+    """The first of those that were found is to blame; of `ranks` the others are told where they wait."""
+    one = found[0]
     return Explanation(
-        message=message,
+        message=f"{_names(found)} {text}{_others(ranks, found)}",
         hint=hint,
         node=one.node.node,
         node_rank=one.node.node_rank,
@@ -236,10 +235,6 @@ def _blame(one: _Rank, message: str, hint: str) -> Explanation:
 
 def _pid(one: _Rank) -> int | None:
     return one.process.pid if one.process is not None else None
-
-
-def _log_hint(one: _Rank) -> str:
-    return f"its last words: multinode logs last --node {one.node.node}"
 
 
 def _names(found: Sequence[_Rank]) -> str:
@@ -292,10 +287,6 @@ def _busy(one: _Rank) -> str:
 
 def _are(found: Sequence[_Rank]) -> str:
     return "is" if len(found) == 1 else "are"
-
-
-def _have(found: Sequence[_Rank]) -> str:
-    return "has" if len(found) == 1 else "have"
 
 
 def _wait(found: Sequence[_Rank]) -> str:

@@ -93,61 +93,51 @@ class _Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     form: str  # How a value is written.
-    of_node: Callable[[NodeProgress], float | None]  # A node's value; None is unknown.
-    # That of the nodes without a row of their own; None where nothing sums them up.
-    of_rest: Callable[[Sequence[NodeProgress], Rest], float | None] = lambda _nodes, _rest: None
+    name: str  # Of NodeProgress; None is unknown.
+    # That of the nodes without a row of their own, where Rest has none of the name; None where nothing sums them up.
+    of_rest: Callable[[Sequence[NodeProgress], str], float | None] = lambda _nodes, _name: None
     rank: int  # The higher, the earlier it gives way where the terminal is narrow.
 
+    def of(self, node: NodeProgress) -> float | None:
+        value: float | None = getattr(node, self.name)
+        return value
 
-def _exposed(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
-    return min((share for share in (node.exposed_share for node in nodes) if share is not None), default=None)
-
-
-def _link_share(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
-    known = [share for share in (node.link_share for node in nodes) if share is not None]
-    return statistics.fmean(known) if known else None
-
-
-def _gpu_percent(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
-    known = [percent for percent in (node.gpu_percent for node in nodes) if percent is not None]
-    return statistics.fmean(known) if known else None
+    def of_others(self, nodes: Sequence[NodeProgress], rest: Rest) -> float | None:
+        value: float | None = getattr(rest, self.name, None)
+        return value if value is not None else self.of_rest(nodes, self.name)
 
 
-def _tgs(nodes: Sequence[NodeProgress], _rest: Rest) -> float | None:
-    known = [(tgs, len(node.ranks)) for tgs, node in ((node.tgs, node) for node in nodes) if tgs is not None]
-    return sum(tgs * count for tgs, count in known) / sum(count for _, count in known) if known else None
+def _known(nodes: Sequence[NodeProgress], name: str) -> list[tuple[float, int]]:
+    """A figure of those nodes that tell it, each with the number of its workers."""
+    return [(value, len(node.ranks)) for node in nodes if (value := getattr(node, name)) is not None]
+
+
+def _least(nodes: Sequence[NodeProgress], name: str) -> float | None:
+    return min((value for value, _ in _known(nodes, name)), default=None)
+
+
+def _mean(nodes: Sequence[NodeProgress], name: str) -> float | None:
+    known = _known(nodes, name)
+    return statistics.fmean(value for value, _ in known) if known else None
+
+
+def _mean_of_workers(nodes: Sequence[NodeProgress], name: str) -> float | None:
+    known = _known(nodes, name)
+    return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
 
 
 _FIGURES = (
-    _Figure(
-        title="samples\n(/s)",
-        form="{:.1f}",
-        of_node=lambda node: node.samples_per_s,
-        of_rest=lambda _, rest: rest.samples_per_s,
-        rank=3,
-    ),
-    _Figure(title="TGS", form="{:.0f}", of_node=lambda node: node.tgs, of_rest=_tgs, rank=7),
-    _Figure(title="loss", form="{:.4g}", of_node=lambda node: node.loss, rank=6),
-    _Figure(title="exposed\ncomm", form="{:.0%}", of_node=lambda node: node.exposed_share, of_rest=_exposed, rank=1),
-    _Figure(
-        title="net in\nGbit/s",
-        form="{:.3f}",
-        of_node=lambda node: node.net_in_gbit_per_s,
-        of_rest=lambda _, rest: rest.net_in_gbit_per_s,
-        rank=4,
-    ),
-    _Figure(
-        title="net out\nGbit/s",
-        form="{:.3f}",
-        of_node=lambda node: node.net_out_gbit_per_s,
-        of_rest=lambda _, rest: rest.net_out_gbit_per_s,
-        rank=4,
-    ),
-    _Figure(title="of\nlink", form="{:.0%}", of_node=lambda node: node.link_share, of_rest=_link_share, rank=2),
-    _Figure(title="SM\n(%)", form="{:.0f}", of_node=lambda node: node.gpu_percent, of_rest=_gpu_percent, rank=5),
-    _Figure(title="mem\n(GiB)", form="{:.1f}", of_node=lambda node: node.gpu_memory_gib, rank=8),
-    _Figure(title="power\n(W)", form="{:.0f}", of_node=lambda node: node.gpu_power_w, rank=9),
-    _Figure(title="temp\n(C)", form="{:.0f}", of_node=lambda node: node.gpu_temperature_c, rank=10),
+    _Figure(title="samples\n(/s)", form="{:.1f}", name="samples_per_s", rank=3),
+    _Figure(title="TGS", form="{:.0f}", name="tgs", of_rest=_mean_of_workers, rank=7),
+    _Figure(title="loss", form="{:.4g}", name="loss", rank=6),
+    _Figure(title="exposed\ncomm", form="{:.0%}", name="exposed_share", of_rest=_least, rank=1),
+    _Figure(title="net in\nGbit/s", form="{:.3f}", name="net_in_gbit_per_s", rank=4),
+    _Figure(title="net out\nGbit/s", form="{:.3f}", name="net_out_gbit_per_s", rank=4),
+    _Figure(title="of\nlink", form="{:.0%}", name="link_share", of_rest=_mean, rank=2),
+    _Figure(title="SM\n(%)", form="{:.0f}", name="gpu_percent", of_rest=_mean, rank=5),
+    _Figure(title="mem\n(GiB)", form="{:.1f}", name="gpu_memory_gib", rank=8),
+    _Figure(title="power\n(W)", form="{:.0f}", name="gpu_power_w", rank=9),
+    _Figure(title="temp\n(C)", form="{:.0f}", name="gpu_temperature_c", rank=10),
 )
 
 
@@ -163,7 +153,7 @@ class ProgressTable:
         self._shown, self._rest = worst_first(progress.nodes, _MOST_ROWS)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        figures = [one for one in _FIGURES if any(one.of_node(node) is not None for node in self._progress.nodes)]
+        figures = [one for one in _FIGURES if any(one.of(node) is not None for node in self._progress.nodes)]
         table = self._table(figures)
         while figures and Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
             least = max(one.rank for one in figures)
@@ -178,10 +168,10 @@ class ProgressTable:
         for name in ("step", "time\n(ms)", *(one.title for one in figures)):
             table.add_column(name, justify="right", no_wrap=True)
         for node in self._shown:
-            table.add_row(*_row(node), *(_number(one.of_node(node), one.form) for one in figures))
+            table.add_row(*_row(node), *(_number(one.of(node), one.form) for one in figures))
         if self._rest:
             rest = sum_up(self._rest)
-            table.add_row(*_rest_row(rest), *(_number(one.of_rest(self._rest, rest), one.form) for one in figures))
+            table.add_row(*_rest_row(rest), *(_number(one.of_others(self._rest, rest), one.form) for one in figures))
         table.caption = self._caption()
         table.caption_justify = "left"
         return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from plotly.graph_objects import Figure, Scatter
@@ -97,13 +97,15 @@ def node_step_times(observed: Observed, node: ObservedNode) -> Iterator[tuple[in
             yield number, statistics.median(times) / 1000
 
 
-_GPU_LANES: tuple[tuple[str, Callable[[GpuSample], float | None]], ...] = (
-    ("SM (%)", lambda sample: sample.sm_percent),
-    ("power (W)", lambda sample: sample.power_w),
-    ("clock (MHz)", lambda sample: sample.sm_clock_mhz),
-    ("memory (GiB)", lambda sample: sample.memory_used_gib),
-    ("temp (C)", lambda sample: sample.temperature_c),
-)
+_CARD_LANES = {"net in<br>(Gbit/s)": "in_gbit_per_s", "net out<br>(Gbit/s)": "out_gbit_per_s"}
+_GPU_LANES = {
+    "SM (%)": "sm_percent",
+    "power (W)": "power_w",
+    "clock (MHz)": "sm_clock_mhz",
+    "memory (GiB)": "memory_used_gib",
+    "temp (C)": "temperature_c",
+}
+_LANES = ("step (ms)", *_CARD_LANES, *_GPU_LANES, "CPU (%)")
 # Lines of one node have its colour; what it has several of is told apart by these.
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _LONG_DASH = "longdash"
@@ -126,8 +128,12 @@ def timeline(observed: Observed) -> tuple[Figure, int] | None:
     begun = begun_s(observed)
     if begun is None:
         return None
-    lanes = [(title, list(lines)) for title, lines in _lanes(observed, begun)]
-    lanes = [(title, kept) for title, lines in lanes if (kept := [line for line in lines if _tells(line)])]
+    found: dict[str, list[_Line]] = {}
+    for index, node in enumerate(observed.nodes):
+        for title, line in _lines(index, node, begun):
+            if any(value is not None for _, value in line.points):
+                found.setdefault(title, []).append(line)
+    lanes = [(title, found[title]) for title in _LANES if title in found]
     if not lanes:
         return None
     figure = make_subplots(rows=len(lanes), cols=1, shared_xaxes=True, vertical_spacing=0.12 / len(lanes))
@@ -154,52 +160,32 @@ def begun_s(observed: Observed) -> float | None:
     return min((sample.time_s for sample in samples if isinstance(sample, kinds)), default=None)
 
 
-def _lanes(observed: Observed, begun: float) -> Iterator[tuple[str, Iterator[_Line]]]:
-    nodes = list(enumerate(observed.nodes))
-    yield "step (ms)", (_step_line(index, node, begun) for index, node in nodes)
-    yield "net in<br>(Gbit/s)", (line for index, node in nodes for line in _card_lines(index, node, begun, "in"))
-    yield "net out<br>(Gbit/s)", (line for index, node in nodes for line in _card_lines(index, node, begun, "out"))
-    for title, value in _GPU_LANES:
-        yield title, (line for index, node in nodes for line in _gpu_lines(index, node, begun, value))
-    yield "CPU (%)", (_cpu_line(index, node, begun) for index, node in nodes)
+def _lines(index: int, node: ObservedNode, begun: float) -> Iterator[tuple[str, _Line]]:
+    """A node's lines, each with its lane."""
 
+    def line(name: str, points: Sequence[tuple[float, float | None]], dash: str = "solid") -> _Line:
+        return _Line(node=index, name=name, points=[(time_s - begun, value) for time_s, value in points], dash=dash)
 
-def _step_line(index: int, node: ObservedNode, begun: float) -> _Line:
-    """Of the node's first worker: they end a step together."""
-    steps = [sample for sample in node.of(StepSample) if sample.rank == node.ranks[0]]
-    points = [(one.time_s - begun, one.step_time_us / 1000) for one in steps if one.step_time_us is not None]
-    return _Line(node=index, name=node.name, points=points)
-
-
-def _card_lines(index: int, node: ObservedNode, begun: float, way: str) -> Iterator[_Line]:
-    cards = card_rates(node.of(NicSample))
-    for order, (ifname, rates) in enumerate(sorted(cards.items())):
-        values = [rate.in_gbit_per_s if way == "in" else rate.out_gbit_per_s for rate in rates]
-        points = [(rate.sample.time_s - begun, value) for rate, value in zip(rates, values, strict=True)]
-        yield _Line(node=index, name=f"{node.name} {ifname}", points=points, dash=_DASHES[order % len(_DASHES)])
-        if node.link_gbit_per_s is not None and ifname == node.ifname and points:
-            level = [(points[0][0], node.link_gbit_per_s), (points[-1][0], node.link_gbit_per_s)]
-            yield _Line(node=index, name=f"{node.name} link rate", points=level, dash=_LONG_DASH)
-
-
-def _gpu_lines(
-    index: int, node: ObservedNode, begun: float, value: Callable[[GpuSample], float | None]
-) -> Iterator[_Line]:
+    # Of the node's first worker: they end a step together.
+    steps = [one for one in node.of(StepSample) if one.rank == node.ranks[0] and one.step_time_us is not None]
+    yield "step (ms)", line(node.name, [(one.time_s, (one.step_time_us or 0.0) / 1000) for one in steps])
+    for order, (ifname, rates) in enumerate(sorted(card_rates(node.of(NicSample)).items())):
+        dash = _DASHES[order % len(_DASHES)]
+        for title, field in _CARD_LANES.items():
+            points = [(rate.sample.time_s, getattr(rate, field)) for rate in rates]
+            yield title, line(f"{node.name} {ifname}", points, dash)
+            if ifname == node.ifname and points:
+                level = [(points[end][0], node.link_gbit_per_s) for end in (0, -1)]
+                yield title, line(f"{node.name} link rate", level, _LONG_DASH)
     gpus: dict[int, list[GpuSample]] = {}
     for sample in node.of(GpuSample):
         gpus.setdefault(sample.index, []).append(sample)
     for order, (gpu, samples) in enumerate(sorted(gpus.items())):
-        points = [(sample.time_s - begun, value(sample)) for sample in samples]
-        yield _Line(node=index, name=f"{node.name} GPU {gpu}", points=points, dash=_DASHES[order % len(_DASHES)])
-
-
-def _cpu_line(index: int, node: ObservedNode, begun: float) -> _Line:
-    points = [(sample.time_s - begun, sample.busy_percent) for sample in node.of(CpuSample)]
-    return _Line(node=index, name=node.name, points=points)
-
-
-def _tells(line: _Line) -> bool:
-    return any(value is not None for _, value in line.points)
+        dash = _DASHES[order % len(_DASHES)]
+        for title, field in _GPU_LANES.items():
+            points = [(sample.time_s, getattr(sample, field)) for sample in samples]
+            yield title, line(f"{node.name} GPU {gpu}", points, dash)
+    yield "CPU (%)", line(node.name, [(one.time_s, one.busy_percent) for one in node.of(CpuSample)])
 
 
 def _scatter(line: _Line, *, first: bool) -> Scatter:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.analyse.telemetry.cards import CardRate, card_rates
+from multinode.analyse.telemetry.cards import card_rates
 from multinode.core.run.samples import (
     CgroupSample,
     CollectiveSample,
@@ -31,53 +31,66 @@ from multinode.report.render.escaping import sanitize
 __all__ = ["FILES", "csv_files", "harmless"]
 
 _Row = dict[str, Any]
+_Columns = tuple[str, ...]
 
 # Where a spreadsheet begins to calculate.
 _FORMULA = ("=", "+", "-", "@")
 _PHASES = ("data", "forward", "backward", "optimizer", "comm")
 _NODE = ("run_id", "node", "node_rank")
-_STEP_FIELDS = ("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens")
-_NIC_FIELDS = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
-_DDP_FIELDS = ("forward_us", "backward_us", "comm_us", "overlap_us")
-_CGROUP_FIELDS = ("quota_cores", "throttled_us", "periods", "throttled_periods")
+_STEP = (
+    *("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens"),
+    *("effective_tokens", "peak_memory_bytes", "traffic"),
+)
+_NIC = (
+    *("time_s", "mono_ns", "ifname", "rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+)
+_RATES = ("in_gbit_per_s", "out_gbit_per_s")
+_DDP = ("forward_us", "backward_us", "comm_us", "overlap_us")
+_TCP = ("sent_segments", "retransmitted_segments")
+_CGROUP = ("quota_cores", "throttled_us", "periods", "throttled_periods")
+_COLLECTIVE = ("rank", "local_rank", "index", "collective", "dtype", "redop", "size_bytes", "count", "num_wrong")
+_CALL = ("op", "group", "size_bytes", "count", "source")
 
 
 def _fields(sample: object, names: Iterable[str], prefix: str = "") -> _Row:
-    return {prefix + name: getattr(sample, name) for name in names}
+    """Of a sample, or of none."""
+    return {prefix + name: getattr(sample, name) for name in names} if sample is not None else {}
+
+
+def _named(prefix: str, names: Iterable[str]) -> _Columns:
+    return tuple(prefix + name for name in names)
 
 
 def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     """A row a worker and step, with DDP's counters, the waits of its GPU and the loss of that step."""
     counted = set(observed.counted)
     ddp = {(one.rank, one.step): one for one in node.of(DdpSample)}
-    waits = {(one.rank, one.step): one for one in node.of(DeviceWaitSample)}
+    waits = {(one.rank, one.step): one.wait_us for one in node.of(DeviceWaitSample)}
     losses = {(one.rank, one.step): one.loss for one in node.of(LossSample)}
     for sample in node.of(StepSample):
         key = sample.rank, sample.step
-        phases = {f"phase_{phase}_us": (sample.phases_us or {}).get(phase) for phase in _PHASES}
         yield {
-            **_fields(sample, (*_STEP_FIELDS, "effective_tokens", "peak_memory_bytes", "traffic")),
+            **_fields(sample, _STEP),
             "counted": int(sample.step in counted),
-            **phases,
-            **(_fields(ddp[key], _DDP_FIELDS, "ddp_") if key in ddp else {}),
-            **({"device_wait_us": waits[key].wait_us} if key in waits else {}),
+            **{f"phase_{phase}_us": (sample.phases_us or {}).get(phase) for phase in _PHASES},
+            **_fields(ddp.get(key), _DDP, "ddp_"),
+            "device_wait_us": waits.get(key),
             "loss": losses.get(key),
         }
 
 
 def _network(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     """A row a card and sample: its counters as they were read, and the rates since the sample before."""
-    rates: dict[tuple[str, int], CardRate] = {
+    rates = {
         (ifname, rate.sample.mono_ns): rate
         for ifname, taken in card_rates(node.of(NicSample)).items()
         for rate in taken
     }
     for sample in node.of(NicSample):
-        rate = rates.get((sample.ifname, sample.mono_ns))
         yield {
-            **_fields(sample, ("time_s", "mono_ns", "ifname", *_NIC_FIELDS)),
-            "in_gbit_per_s": rate.in_gbit_per_s if rate else None,
-            "out_gbit_per_s": rate.out_gbit_per_s if rate else None,
+            **_fields(sample, _NIC),
+            **_fields(rates.get((sample.ifname, sample.mono_ns)), _RATES),
             "link_gbit_per_s": node.link_gbit_per_s if sample.ifname == node.ifname else None,
         }
 
@@ -92,22 +105,18 @@ def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     tcp = {one.mono_ns: one for one in node.of(TcpSample)}
     cgroups = {one.mono_ns: one for one in node.of(CgroupSample)}
     for sample in node.of(CpuSample):
-        at = sample.mono_ns
-        segments = ("sent_segments", "retransmitted_segments")
         yield {
             **_fields(sample, sample.__struct_fields__),
-            **(_fields(tcp[at], segments, "tcp_") if at in tcp else {}),
-            **(_fields(cgroups[at], _CGROUP_FIELDS, "cgroup_") if at in cgroups else {}),
+            **_fields(tcp.get(sample.mono_ns), _TCP, "tcp_"),
+            **_fields(cgroups.get(sample.mono_ns), _CGROUP, "cgroup_"),
         }
 
 
 def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     """A row a worker and iteration of a collective test."""
-    names = ("rank", "local_rank", "index", "collective", "dtype", "redop", "size_bytes", "count", "num_wrong")
     for sample in node.of(CollectiveSample):
-        fields = _fields(sample, names)
         for iteration, time_us in enumerate(sample.times_us, 1):
-            yield {**fields, "iteration": iteration, "time_us": time_us}
+            yield {**_fields(sample, _COLLECTIVE), "iteration": iteration, "time_us": time_us}
 
 
 def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
@@ -118,63 +127,26 @@ def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
             group = groups.get((sample.rank, call.group))
             yield {
                 **_fields(sample, ("rank", "traffic")),
-                **_fields(call, call.__struct_fields__),
-                "backend": group.backend if group else None,
+                **_fields(call, _CALL),
+                **_fields(group, ("backend",)),
                 "group_ranks": " ".join(map(str, group.ranks)) if group else None,
             }
 
 
 _Rows = Callable[[Observed, ObservedNode], Iterator[_Row]]
-_CPU_FIELDS = CpuSample.__struct_fields__
-_KINDS: dict[str, tuple[_Rows, tuple[str, ...]]] = {
+_KINDS: dict[str, tuple[_Rows, _Columns]] = {
     "steps.csv": (
         _steps,
         (
-            *_STEP_FIELDS,
-            "effective_tokens",
-            "peak_memory_bytes",
-            "traffic",
-            "counted",
-            *(f"phase_{phase}_us" for phase in _PHASES),
-            *(f"ddp_{name}" for name in _DDP_FIELDS),
-            "device_wait_us",
-            "loss",
+            *(*_STEP, "counted", *(f"phase_{phase}_us" for phase in _PHASES)),
+            *(*_named("ddp_", _DDP), "device_wait_us", "loss"),
         ),
     ),
-    "network.csv": (
-        _network,
-        ("time_s", "mono_ns", "ifname", *_NIC_FIELDS, "in_gbit_per_s", "out_gbit_per_s", "link_gbit_per_s"),
-    ),
+    "network.csv": (_network, (*_NIC, *_RATES, "link_gbit_per_s")),
     "gpus.csv": (_gpus, GpuSample.__struct_fields__),
-    "cpu.csv": (
-        _cpu,
-        (
-            *_CPU_FIELDS,
-            "tcp_sent_segments",
-            "tcp_retransmitted_segments",
-            *(f"cgroup_{name}" for name in _CGROUP_FIELDS),
-        ),
-    ),
-    "collectives.csv": (
-        _collectives,
-        (
-            "rank",
-            "local_rank",
-            "index",
-            "collective",
-            "dtype",
-            "redop",
-            "size_bytes",
-            "count",
-            "num_wrong",
-            "iteration",
-            "time_us",
-        ),
-    ),
-    "calls.csv": (
-        _calls,
-        ("rank", "traffic", "op", "group", "size_bytes", "count", "source", "backend", "group_ranks"),
-    ),
+    "cpu.csv": (_cpu, (*CpuSample.__struct_fields__, *_named("tcp_", _TCP), *_named("cgroup_", _CGROUP))),
+    "collectives.csv": (_collectives, (*_COLLECTIVE, "iteration", "time_us")),
+    "calls.csv": (_calls, ("rank", "traffic", *_CALL, "backend", "group_ranks")),
 }
 FILES = tuple(_KINDS)
 
