@@ -61,8 +61,12 @@ def test_like_devices_that_are_as_fast_are_called_so() -> None:
 
 
 CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
-    ("gpu_heat", on_gpu(speeds(0.7), gpu(throttle=("hw_thermal_slowdown",), temperature_c=92)), "heat held its clocks"),
-    ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "a power limit held its"),
+    (
+        "gpu_heat",
+        on_gpu(speeds(0.7), gpu(throttle=("hw_thermal_slowdown",), temperature_c=92)),
+        "heat held a GPU of",
+    ),
+    ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "a power limit held a"),
     ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz where node0"),
     ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16 where"),
     ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "the hypervisor took 30 % of node2's"),
@@ -87,7 +91,7 @@ def test_a_slow_bus_slows_nothing_else() -> None:
     (slow,) = report(sound, part(1, on_gpu(speeds(bus=0.4), gpu(pcie_gen=3, pcie_width=8)))).slow
     assert slow.ratios == {"alone": {"bus": pytest.approx(0.4, rel=1e-3)}}
     assert slow.text == (
-        "node1 is slow: 0.40 in the bus to the GPU (alone) of what node0 reaches; likely because GPU 0 of node1 has "
+        "node1 is slow: 0.40 in the bus to the GPU (alone) of what node0 reaches; likely because GPU 0 of node1 had "
         "PCIe gen 3 x8 of gen 4 x16 where node0 had gen 4 x16 of gen 4 x16"
     )
 
@@ -98,7 +102,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
     found = report(sound, held)
     (slow,) = found.slow
     assert (slow.node, slow.cause) == ("node1", "cpu")
-    assert "a control group's processor quota of 0.6 cores held node1 back for 70% of the time" in slow.text
+    assert "node1 had used up its cgroup's processor limit (0.60 cores) for 70% of the time" in slow.text
     assert "CPUQuota=" in slow.clues[0].hint
     # It stands in the verdict, and in each figure.
     assert found.verdict == (slow.text,)

@@ -5,22 +5,16 @@ Who is slow is `bench_slow`'s. A clue has figures of both sides: what is the sam
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchWorker, WorkerUse
-from multinode.analyse.telemetry.clues import Clue
-from multinode.analyse.telemetry.gpus import GpuUse
+from multinode.analyse.stats.spread import known_median
+from multinode.analyse.telemetry.clues import THROTTLES, Beside, Clue, compare_machines
 
 __all__ = ["Case", "find_clues", "sensor_clues", "shared_processors"]
 
-# Parts of the time.
-_HELD_MORE = 0.1
-_THROTTLED_MORE = 0.1
-_SLOWER_CLOCK = 0.95
-_STOLEN_MORE_PERCENT = 5
 _FULL_PERCENT = 90
 # Of the cores that a worker may run on: who has fewer of them, while all of the node are busy, shares them.
 _SHARED_BELOW = 0.8
@@ -79,11 +73,11 @@ def sensor_clues(worker: BenchWorker) -> Iterator[Clue]:
         )
     if gpu is None:
         return
-    for cause, word, what, _ in _THROTTLES:
-        if _throttled(gpu, word) >= _THROTTLED:
+    for one in THROTTLES:
+        if one.share(gpu) >= _THROTTLED:
             yield Clue(
-                cause=cause,
-                sentence=f"{what} held its clocks down for {_throttled(gpu, word):.0%} of the time",
+                cause=one.cause,
+                sentence=f"{one.what} held its clocks down for {one.share(gpu):.0%} of the time",
                 hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
             )
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
@@ -121,18 +115,17 @@ def _device(case: Case) -> Iterator[Clue]:
         )
 
 
-def _quota(case: Case) -> Iterator[Clue]:
-    mine, theirs = case.use.throttled_share, _median(one.throttled_share for one in case.others)
-    if mine is None or mine < (theirs or 0.0) + _HELD_MORE:
-        return
-    quota = case.use.quota_cores
-    limit = f" of {quota:.3g} {'core' if quota == 1 else 'cores'}" if quota is not None else ""
-    beside = f"{case.they} for {theirs:.0%}" if theirs is not None else f"{case.they} had no limit to be seen"
-    yield Clue(
-        cause="cpu",
-        sentence=f"a control group's processor quota{limit} held {case.node} back for {mine:.0%} of the time, {beside}",
-        hint=f"raise the processor limit of jobs on {case.node}: CPUQuota= of systemd, --cpus of docker, limits.cpu of "
-        "a pod, --cpus-per-task of Slurm",
+def _machine(case: Case) -> Iterator[Clue]:
+    yield from compare_machines(
+        Beside(
+            node=case.node,
+            they=case.they,
+            use=case.use,
+            others=case.others,
+            gpus=[case.use.gpu] if case.use.gpu is not None else [],
+            peers=[use.gpu for use in case.others if use.gpu is not None],
+            clocks_tell=False,
+        )
     )
 
 
@@ -143,78 +136,13 @@ def _threads(case: Case) -> Iterator[Clue]:
         ("threads", f"OMP_NUM_THREADS decides: set env.OMP_NUM_THREADS= alike for every node, {case.node} included"),
         ("cores", f"see what its workers may run on: ssh {case.node} nproc; a cpuset or taskset takes cores away"),
     ):
-        mine, theirs = getattr(case.me, name), _median(getattr(peer, name) for peer in case.peers)
+        mine, theirs = getattr(case.me, name), known_median(getattr(peer, name) for peer in case.peers)
         if mine is not None and theirs is not None and mine < _FEWER_CORES * theirs:
             yield Clue(
                 cause="threads",
                 sentence=f"{case.node} computes with {mine} {name} where {case.they} had {theirs:g}",
                 hint=hint,
             )
-
-
-def _gpu(case: Case) -> Iterator[Clue]:
-    mine, theirs = case.use.gpu, [use.gpu for use in case.others if use.gpu is not None]
-    if mine is None or not theirs:
-        return
-    for cause, word, what, hint in _THROTTLES:
-        held, held_there = _throttled(mine, word), statistics.median(_throttled(gpu, word) for gpu in theirs)
-        if held >= held_there + _THROTTLED_MORE:
-            yield Clue(
-                cause=cause,
-                sentence=f"{what} held its clocks down for {held:.0%} of the time, those of {case.they} for "
-                f"{held_there:.0%}{_degrees(mine, theirs)}",
-                hint=hint.format(node=case.node),
-            )
-    clock, clock_there = mine.sm_clock_mhz, _median(gpu.sm_clock_mhz for gpu in theirs)
-    if clock is not None and clock_there is not None and clock < _SLOWER_CLOCK * clock_there:
-        most = f" of {mine.sm_clock_max_mhz:.0f}" if mine.sm_clock_max_mhz is not None else ""
-        yield Clue(
-            cause="gpu_clocks",
-            sentence=f"GPU {mine.index} of {case.node} ran at {clock:.0f}{most} MHz where {case.they} ran at "
-            f"{clock_there:.0f} MHz",
-            hint=f"see what holds its clocks: ssh {case.node} nvidia-smi -q -d CLOCK,PERFORMANCE",
-        )
-
-
-_THROTTLES = (
-    (
-        "gpu_heat",
-        "thermal",
-        "heat",
-        "cool it: fans, dust, the cards beside it; ssh {node} nvidia-smi -q -d TEMPERATURE",
-    ),
-    ("gpu_power", "power", "a power limit", "compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE"),
-)
-
-
-def _degrees(mine: GpuUse, theirs: Sequence[GpuUse]) -> str:
-    there = _median(gpu.temperature_c for gpu in theirs)
-    return f" ({mine.temperature_c:.0f} C and {there:.0f} C)" if mine.temperature_c is not None and there else ""
-
-
-def _pcie(case: Case) -> Iterator[Clue]:
-    mine, theirs = case.use.gpu, [use.gpu for use in case.others if use.gpu is not None]
-    wide = next((gpu for gpu in theirs if gpu.pcie is not None and not gpu.pcie_reduced), None)
-    if mine is not None and wide is not None and mine.pcie is not None and mine.pcie != wide.pcie:
-        if not mine.pcie_reduced and not _is_slower_link(mine.pcie, wide.pcie or ""):
-            return
-        yield Clue(
-            cause="pcie",
-            sentence=f"GPU {mine.index} of {case.node} has PCIe {mine.pcie} where {case.they} had {wide.pcie}",
-            hint="seat the card anew, or look for a riser or a slot with fewer lanes; ssh "
-            f"{case.node} nvidia-smi -q -d PERFORMANCE -i {mine.index}",
-        )
-
-
-def _is_slower_link(mine: str, theirs: str) -> bool:
-    """By what stands before the `of`: `gen 3 x8`, each generation twice as fast."""
-    rates = [_link_rate(text.split(" of ")[0]) for text in (mine, theirs)]
-    return rates[0] < rates[1]
-
-
-def _link_rate(words: str) -> int:
-    gen, _, width = words.removeprefix("gen ").partition(" x")
-    return int(width) << int(gen) if gen.isdecimal() and width.isdecimal() else 0
 
 
 def _holders(case: Case) -> Iterator[Clue]:
@@ -226,20 +154,9 @@ def _holders(case: Case) -> Iterator[Clue]:
         )
 
 
-def _stolen(case: Case) -> Iterator[Clue]:
-    mine, theirs = case.use.cpu_steal_percent, _median(one.cpu_steal_percent for one in case.others)
-    if mine is not None and theirs is not None and mine >= theirs + _STOLEN_MORE_PERCENT:
-        yield Clue(
-            cause="cpu",
-            sentence=f"the hypervisor took {mine:.0f} % of {case.node}'s processor time where {case.they} lost "
-            f"{theirs:.0f} %",
-            hint=f"{case.node} shares its processors with other virtual machines: give it dedicated ones",
-        )
-
-
 def _others_load(case: Case) -> Iterator[Clue]:
     mine = _others_cores(case.me, case.use)
-    theirs = _median(map(_others_cores, case.peers, case.others))
+    theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
     beside = f" where they had {theirs:.1f} of those of {case.they}" if theirs is not None else ""
@@ -263,13 +180,10 @@ def _software(case: Case) -> Iterator[Clue]:
 
 _LOOKS: tuple[Callable[[Case], Iterator[Clue]], ...] = (
     _device,
-    _quota,
+    _machine,
     _threads,
-    _gpu,
     _holders,
-    _stolen,
     _others_load,
-    _pcie,
     _software,
 )
 
@@ -279,13 +193,3 @@ def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:
     if use.cpu_busy_percent is None or use.job_cores is None or worker.node_cores is None:
         return None
     return max(0.0, use.cpu_busy_percent / 100 * worker.node_cores - use.job_cores)
-
-
-def _throttled(gpu: GpuUse, word: str) -> float:
-    """Part of the time in which a reason with this word in it held its clocks down."""
-    return max((share for reason, share in gpu.throttle.items() if word in reason), default=0.0)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

@@ -14,9 +14,11 @@ import msgspec
 from multinode.analyse.bench.bench_figures import BenchNode, BenchTest, BenchWorker, Speed, WorkerUse
 from multinode.analyse.bench.bench_work import TestKey, key_of, sheet_of, work_of
 from multinode.analyse.run.observed import ObservedNode
-from multinode.analyse.stats.counter_rates import Reading, Span, grown_in
+from multinode.analyse.stats.counter_rates import Span
 from multinode.analyse.stats.spread import spread_of
+from multinode.analyse.stats.unknown import attempt
 from multinode.analyse.telemetry.gpus import use_of_gpus
+from multinode.analyse.telemetry.machine_use import throttled_share
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.run.samples import CgroupSample, CpuSample, DeviceSample, Sample, SpeedSample
 
@@ -31,8 +33,6 @@ _DEVICES = frozenset({"cpu", "cuda"})
 # Of any unit a test has: nothing that will be built is faster.
 _FASTEST = 1e7
 _BYTES_PER_MIB = 1 << 20
-_US_PER_S = 1e6
-_MOST_CORES = 1e5
 _MOST_HOLDERS = 8
 _LONGEST_NAME = 40
 # Contexts that a driver keeps for itself, and the like.
@@ -201,15 +201,18 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
     """
     processors = [one for one in samples if isinstance(one, CpuSample) and span.start_ns < one.mono_ns <= span.end_ns]
     limits = [one for one in samples if isinstance(one, CgroupSample)]
+    quota_cores = limits[-1].quota_cores if limits else None
+    # Without a limit nothing is held.
+    held = attempt({}, "", lambda: throttled_share(limits, span)) if quota_cores is not None else None
     gpus, _ = use_of_gpus(ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples)), span)
     return WorkerUse(
         seconds=span.seconds,
         gpu=next((one for one in gpus if one.index == gpu), None),
-        cpu_busy_percent=_mean([one.busy_percent for one in processors], 100),
-        cpu_steal_percent=_mean([one.steal_percent for one in processors], 100),
-        job_cores=_mean([one.job_cores for one in processors], _MOST_CORES),
-        quota_cores=_quota(limits),
-        throttled_share=_throttled(limits, span),
+        cpu_busy_percent=_mean(one.busy_percent for one in processors),
+        cpu_steal_percent=_mean(one.steal_percent for one in processors),
+        job_cores=_mean(one.job_cores for one in processors),
+        quota_cores=quota_cores,
+        throttled_share=held,
     )
 
 
@@ -227,23 +230,7 @@ def _short(name: str | None) -> str:
     return (name or "unknown")[:_LONGEST_NAME]
 
 
-def _mean(values: Sequence[float | None], most: float) -> float | None:
-    """Of samples that each stand for as long; None where there is none, or one cannot be."""
-    told = [value for value in values if value is not None]
-    return statistics.fmean(told) if told and all(0 <= value <= most for value in told) else None
-
-
-def _quota(limits: Sequence[CgroupSample]) -> float | None:
-    quota = limits[-1].quota_cores if limits else None
-    return quota if quota is not None and 0 < quota <= _MOST_CORES else None
-
-
-def _throttled(limits: Sequence[CgroupSample], span: Span) -> float | None:
-    """Without a limit nothing is held; the kernel adds up the waiting of all processors, which can be more than all."""
-    if _quota(limits) is None:
-        return None
-    try:
-        grown = grown_in([Reading(one.mono_ns, one.throttled_us) for one in limits], span)
-    except ValueError:
-        return None
-    return min(1.0, grown.per_s / _US_PER_S)
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of samples that each stand for as long; None where there is none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.analyse.stats.spread import known_median
+from multinode.analyse.stats.spread import known_max, known_median
 from multinode.analyse.telemetry.gpus import GpuUse
 from multinode.analyse.telemetry.machine_use import NodeUse
 
@@ -113,7 +113,7 @@ THROTTLES = (
         cause="gpu_power",
         reason="power",
         what="a power limit",
-        hint="compare the power limits of the nodes: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
+        hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
     ),
 )
 
@@ -125,6 +125,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
         they: the others in words.
         use: as NodeUse, or with some of its fields; likewise `others`.
         gpus: those of it that are looked at; `peers` those that they are compared with.
+        clocks_tell: whether what holds clocks down delays nobody where they are as fast.
     """
 
     node: str
@@ -133,6 +134,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     others: Sequence[object]
     gpus: Sequence[GpuUse]
     peers: Sequence[GpuUse]
+    clocks_tell: bool = True
 
 
 def compare_machines(beside: Beside) -> Iterator[Clue]:
@@ -186,22 +188,27 @@ def _compare_gpus(beside: Beside) -> Iterator[Clue]:
     node, they, gpus, peers = beside.node, beside.they, beside.gpus, beside.peers
     if not peers:
         return
-    clock = min((gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None), default=None)
+    slowest = min(gpus, key=lambda gpu: math.inf if gpu.sm_clock_mhz is None else gpu.sm_clock_mhz, default=None)
+    clock = slowest.sm_clock_mhz if slowest is not None else None
     clock_there = known_median(gpu.sm_clock_mhz for gpu in peers)
+    hot, hot_there = known_max(gpu.temperature_c for gpu in gpus), known_median(gpu.temperature_c for gpu in peers)
+    degrees = f" ({hot:.0f} C and {hot_there:.0f} C)" if hot is not None and hot_there is not None else ""
     slower = None if clock is None or clock_there is None else clock < _SLOWER_CLOCK * clock_there
-    for one in THROTTLES if slower is not False else ():
+    for one in THROTTLES if slower is not False or not beside.clocks_tell else ():
         held, held_there = max(map(one.share, gpus), default=0.0), statistics.median(map(one.share, peers))
         if held >= held_there + _THROTTLED_MORE:
             yield Clue(
                 cause=one.cause,
                 sentence=f"{one.what} held a GPU of {node} back for {held:.0%} of the time, those of {they} for "
-                f"{held_there:.0%}",
+                f"{held_there:.0%}{degrees}",
                 hint=one.hint.format(node=node),
             )
-    if slower:
+    if slower and slowest is not None:
+        most = f" of {slowest.sm_clock_max_mhz:.0f}" if slowest.sm_clock_max_mhz is not None else ""
         yield Clue(
             cause="gpu_clocks",
-            sentence=f"a GPU of {node} ran at {clock:.0f} MHz where {they} ran at {clock_there:.0f} MHz",
+            sentence=f"GPU {slowest.index} of {node} ran at {clock:.0f}{most} MHz where {they} ran at "
+            f"{clock_there:.0f} MHz",
             hint=f"see what holds its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
         )
     wide = next((gpu for gpu in peers if gpu.pcie is not None and not gpu.pcie_reduced), None)
