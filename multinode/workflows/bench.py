@@ -17,7 +17,7 @@ import msgspec
 
 from multinode.analyse.bench.bench import BenchPart, summarise_bench, tell_left
 from multinode.analyse.bench.bench_figures import BenchReport
-from multinode.core.measure.benchmark import DeviceTest, describe_device_test
+from multinode.core.measure.benchmark import DeviceTest, describe_benchmark
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import NodeRun, Run
 from multinode.core.run.samples import parse_samples
@@ -173,7 +173,7 @@ class _Series:
         report = msgspec.structs.replace(report, left=tuple(self._title(step) for step in left if self._able(step)))
         run = Run(
             run_id=report.run_id,
-            job=describe_device_test(self._test),
+            job=describe_benchmark(self._test),
             engine="torchrun",
             status=status,
             started_s=self._started_s,

@@ -7,7 +7,7 @@ from multinode.core.measure.benchmark import (
     CollectiveTest,
     check_choice,
     check_reduction,
-    describe_test,
+    describe_benchmark,
     scan_messages,
     scan_sizes,
     time_left_s,
@@ -48,7 +48,7 @@ def test_a_sweep_has_every_size_of_every_collective_once() -> None:
         ("broadcast", 8),
         ("broadcast", 16),
     ]
-    assert describe_test(CollectiveTest(messages=messages)) == "nccl-test all_reduce broadcast"
+    assert describe_benchmark(CollectiveTest(messages=messages)) == "nccl-test all_reduce broadcast"
 
 
 def test_what_is_unknown_is_told_with_what_is_known() -> None:

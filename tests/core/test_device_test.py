@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.measure.benchmark import DeviceTest, describe_device_test, make_device_test
+from multinode.core.measure.benchmark import DeviceTest, describe_benchmark, make_device_test
 from multinode.errors import UsageError
 
 
@@ -15,7 +15,7 @@ def make(**asked: Any) -> DeviceTest:
 
 def test_nothing_asked_for_is_everything_that_the_device_has() -> None:
     assert make() == DeviceTest()
-    assert describe_device_test(make()) == "bench matmul memory layers"
+    assert describe_benchmark(make()) == "bench matmul memory layers"
 
 
 def test_what_is_asked_for_twice_is_measured_once_and_small_matrices_come_first() -> None:

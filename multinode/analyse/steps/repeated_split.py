@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from multinode.analyse.stats.spread import known_mean
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
 
 __all__ = ["RepeatedSplit", "average_splits"]
 
-# Eleven days, and a nanosecond, in ms: what a step can take.
-_LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms", "overlap")
 _EXPOSED = ("exposed_ms", "exposed_share", "late_ms")
 
@@ -39,13 +38,13 @@ class RepeatedSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 def average_splits(summaries: Sequence[Summary]) -> RepeatedSplit:
     """The mean of the repeats, of which there is at least one."""
-    splits = [mean for one in summaries if (mean := one.split.mean) is not None and _is_credible(mean)]
+    splits = [mean for one in summaries if (mean := one.split.mean) is not None]
     if len(splits) < len(summaries):
         return RepeatedSplit(missing=dict.fromkeys(("split", *_EXPOSED), _reason(summaries)))
     split = WorkerSplit(
         rank=-1,
         step_ms=statistics.fmean(one.step_ms for one in splits),
-        **{name: _mean([getattr(one, name) for one in splits]) for name in _PARTS},
+        **{name: known_mean(getattr(one, name) for one in splits) for name in _PARTS},
     )
     exposed_ms = tuple(one.exposed_ms for one in splits if one.exposed_ms is not None)
     if len(exposed_ms) < len(splits):
@@ -60,22 +59,11 @@ def average_splits(summaries: Sequence[Summary]) -> RepeatedSplit:
     )
 
 
-def _is_credible(split: WorkerSplit) -> bool:
-    parts = [value for name in _PARTS if (value := getattr(split, name)) is not None]
-    return _SHORTEST_MS <= split.step_ms <= _LONGEST_MS and all(abs(value) <= _LONGEST_MS for value in parts)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
-
-
 def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
     """What the others wait for each node that a repeat names, in the mean of all repeats."""
     late_ms: dict[str, float] = {}
     for straggler in (straggler for summary in summaries for straggler in summary.stragglers):
-        if 0 <= straggler.late_ms <= _LONGEST_MS:
-            late_ms[straggler.node] = late_ms.get(straggler.node, 0.0) + straggler.late_ms / len(summaries)
+        late_ms[straggler.node] = late_ms.get(straggler.node, 0.0) + straggler.late_ms / len(summaries)
     return late_ms
 
 

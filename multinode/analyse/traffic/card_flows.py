@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -90,15 +91,14 @@ class _Joint(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[int, list[Kind]]
 
 
-class _Places:
-    """Which node each worker is on."""
+class _Places(NamedTuple):
+    """Which node each worker is on, of so many."""
 
-    def __init__(self, observed: Observed) -> None:
-        self.count = len(observed.nodes)
-        self._node = {rank: index for index, node in enumerate(observed.nodes) for rank in node.ranks}
+    node_of: dict[int, int]
+    nodes: int
 
     def of(self, ranks: Sequence[int]) -> list[int]:
-        return [self._node[rank] for rank in ranks]
+        return [self.node_of[rank] for rank in ranks]
 
 
 def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: Manner | None = None) -> CardFlows:
@@ -112,7 +112,8 @@ def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: M
         observed: says which node a worker is on.
         manner: how NCCL makes its collectives; as usual without.
     """
-    places = _Places(observed)
+    node_of = {rank: index for index, node in enumerate(observed.nodes) for rank in node.ranks}
+    places = _Places(node_of, len(observed.nodes))
     sums: dict[tuple[str, str | None, int, int], list[tuple[Sequence[Carried], set[int]]]] = {}
     unknown: dict[str, str] = {}
     for joint in _joints(calls):
@@ -130,12 +131,12 @@ def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: M
             backend=backend,
             ranks=ranks,
             spans=spans,
-            groups=tuple(sum(node in nodes for _, nodes in groups) for node in range(places.count)),
-            carried=_sum((flows for flows, _ in groups), places.count),
+            groups=tuple(sum(node in nodes for _, nodes in groups) for node in range(places.nodes)),
+            carried=_sum((flows for flows, _ in groups), places.nodes),
         )
         for (op, backend, ranks, spans), groups in sums.items()
     )
-    return CardFlows(nodes=_sum((share.carried for share in shares), places.count), shares=shares, unknown=unknown)
+    return CardFlows(nodes=_sum((share.carried for share in shares), places.nodes), shares=shares, unknown=unknown)
 
 
 def _sum(flows: Iterable[Sequence[Carried]], nodes: int) -> tuple[Carried, ...]:
@@ -162,7 +163,7 @@ def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried]:
     small = all(kind.is_small for kinds in joint.workers.values() for kind in kinds)
     # What is small is not worth an algorithm of its own; where there is one, it is right for small messages as well.
     if len(set(nodes)) == 1 or (small and not known):
-        return [Carried()] * places.count
+        return [Carried()] * places.nodes
     if joint.op in {"send", "recv"}:
         return _passed(joint, places)
     if not known:
@@ -180,10 +181,10 @@ def _passed(joint: _Joint, places: _Places) -> Sequence[Carried]:
     """Send or recv: over the card, where no two workers of the group are on one node."""
     if len(set(places.of(joint.group.ranks))) < len(joint.group.ranks):
         raise UnknownError("whether it goes to a worker of the same node is not recorded")
-    flows = [Carried()] * places.count
+    flows = [Carried()] * places.nodes
     for rank, kinds in joint.workers.items():
         size = sum(kind.step_bytes for kind in kinds)
-        flows[places.of([rank])[0]] = Carried(sent=size) if joint.op == "send" else Carried(received=size)
+        flows[places.node_of[rank]] = Carried(sent=size) if joint.op == "send" else Carried(received=size)
     return flows
 
 
@@ -200,7 +201,7 @@ def _collective(joint: _Joint, size_bytes: float, places: _Places, manner: Manne
         if nodes[source] != nodes[target]:
             sent[nodes[source]] += part * wire_bytes
             received[nodes[target]] += part * wire_bytes
-    return [Carried(sent=sent[node], received=received[node]) for node in range(places.count)]
+    return [Carried(sent=sent[node], received=received[node]) for node in range(places.nodes)]
 
 
 def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout, bool]:
@@ -212,7 +213,7 @@ def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout, b
     if group.backend == "nccl":
         nodes = places.of(ranks)
         first = {node: nodes.index(node) for node in set(nodes)}
-        ranks = tuple(sorted(ranks, key=lambda rank: first[places.of([rank])[0]]))
+        ranks = tuple(sorted(ranks, key=lambda rank: first[places.node_of[rank]]))
     counts = [places.of(ranks).count(node) for node in set(places.of(ranks))]
     if len(set(counts)) == 1:
         return ranks, Layout(nodes=len(counts), workers_per_node=counts[0]), True

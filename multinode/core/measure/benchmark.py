@@ -25,8 +25,6 @@ __all__ = [
     "check_choice",
     "check_reduction",
     "describe_benchmark",
-    "describe_device_test",
-    "describe_test",
     "make_device_test",
     "scan_messages",
     "scan_sizes",
@@ -88,12 +86,6 @@ def check_reduction(redop: str, dtype: str) -> None:
     """
     if redop == "avg" and "int" in dtype:
         raise UsageError(f"there is no avg of {dtype}", hint="--op sum, or a type with fractions: --dtype float")
-
-
-def describe_test(test: CollectiveTest) -> str:
-    """The test in a few words, for people."""
-    names = list(dict.fromkeys(message.collective for message in test.messages))
-    return f"nccl-test {' '.join(names)}"
 
 
 def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
@@ -224,14 +216,11 @@ def make_device_test(
     )
 
 
-def describe_device_test(test: DeviceTest) -> str:
-    """The test in a few words, for people."""
-    return f"bench {' '.join(test.kinds)}"
-
-
 Benchmark: TypeAlias = CollectiveTest | DeviceTest
 
 
 def describe_benchmark(test: Benchmark) -> str:
     """The benchmark in a few words, for people."""
-    return describe_device_test(test) if isinstance(test, DeviceTest) else describe_test(test)
+    if isinstance(test, DeviceTest):
+        return f"bench {' '.join(test.kinds)}"
+    return f"nccl-test {' '.join(dict.fromkeys(message.collective for message in test.messages))}"

@@ -5,14 +5,12 @@ Knows bounds alone; whether figures agree with each other is for who compares th
 
 from __future__ import annotations
 
-__all__ = ["plausible_count", "plausible_reading", "plausible_us"]
+__all__ = ["plausible_count", "plausible_us"]
 
 # Eleven days: no step, and no part of one, takes longer; sums of such figures stay far from what a float can hold.
 _LONGEST_US = 1e12
 # A nanosecond: no clock tells less, and what is divided by it stays far from there, too.
 _SHORTEST_US = 1e-3
-# Percent, degrees, watts or GiB of one machine.
-_HIGHEST_READING = 1e6
 _LARGEST_COUNT = 1 << 60
 
 
@@ -20,11 +18,6 @@ def plausible_us(value: float | None) -> float | None:
     """A duration in microseconds: none at all, or from a nanosecond to eleven days; None is anything else."""
     # What is no number is in no range; an integer of a thousand digits is compared before it is made a float.
     return float(value) if value is not None and (value == 0 or _SHORTEST_US <= value <= _LONGEST_US) else None
-
-
-def plausible_reading(value: float | None) -> float | None:
-    """What a gauge of a machine can show, from 0 to a million of its unit; None is anything else."""
-    return value if value is not None and 0 <= value <= _HIGHEST_READING else None
 
 
 def plausible_count(value: int | None) -> int | None:

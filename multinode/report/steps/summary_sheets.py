@@ -138,9 +138,9 @@ def summary_sheets(summary: Summary) -> list[Sheet]:
     """Verdict, speed, split of the step, communication, machines, and what is missing; an empty one is left out."""
     sheets = [
         verdict_sheet(summary),
-        _speed_sheet(summary),
+        Sheet(title="speed", rows=tuple(_speed(summary))),
         _split_sheet(summary),
-        _communication_sheet(summary),
+        Sheet(title="communication", rows=tuple(_communication(summary))),
         bytes_sheet(summary),
         calls_sheet(summary),
         card_sheet(summary.nodes),
@@ -216,10 +216,6 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
             yield "hint", late.hint
 
 
-def _speed_sheet(summary: Summary) -> Sheet:
-    return Sheet(title="speed", rows=tuple(_speed(summary)))
-
-
 def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.steps:
         yield "steps", f"{summary.steps} recorded, {summary.steady_steps} count: {summary.rule}"
@@ -271,10 +267,6 @@ def _part(mean: WorkerSplit, part_ms: float | None, name: str) -> tuple[str, ...
     share = part_ms / mean.step_ms if part_ms is not None and mean.step_ms > 0 else None
     bar = "" if share is None else "#" * round(_BAR * min(1.0, max(0.0, share)))
     return name, figure(part_ms), percent(share), bar
-
-
-def _communication_sheet(summary: Summary) -> Sheet:
-    return Sheet(title="communication", rows=tuple(_communication(summary)))
 
 
 def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
