@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import io
 import json
 
 import msgspec
+from rich.console import Console
 
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Failure, NodeRun, Run, Stall
-from multinode.report.run.outcome import launch_document, launch_sentence, launch_verdict
+from multinode.report.run.outcome import launch_document, launch_sentence, launch_verdict, run_table
+from tests.report.observing import RUN as TRAINING
 
 RUN = Run(
     run_id="20260102-030405-abcd",
@@ -88,3 +91,40 @@ def test_what_holds_a_training_up_stands_below_the_sentence_and_nothing_where_it
     )
     assert launch_verdict(SUMMARY) == ()
     assert launch_verdict(msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))) == ()
+
+
+def shown(run: Run) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80, color_system=None).print(run_table(run))
+    return output.getvalue()
+
+
+def test_it_says_how_the_run_ended_on_each_node() -> None:
+    lines = [" ".join(line.split()) for line in shown(TRAINING).splitlines()]
+    assert lines == [
+        "run 20260102-aa",
+        "job sft.yaml (LLaMA-Factory sft)",
+        "state succeeded",
+        "node 0 box1: exit code 0",
+        "node 1 box2: exit code 0",
+    ]
+
+
+def test_when_a_node_vanished_and_what_came_of_it_is_told() -> None:
+    failure = Failure(
+        node="box2",
+        node_rank=1,
+        message="gone",
+        time_s=TRAINING.started_s + 41,
+        consequences=("box1: Connection reset",),
+    )
+    lines = shown(msgspec.structs.replace(TRAINING, status="lost", first_failure=failure)).splitlines()
+    (at,) = (line for line in lines if line.strip().startswith("failed at"))
+    assert at.strip().endswith(", 41.0 s after the start")
+    assert ["consequence", "box1: Connection reset"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
+
+
+def test_a_failure_is_shown_as_text_and_moves_no_cursor() -> None:
+    failure = Failure(node="box[1]", node_rank=0, message="\x1b[2J[red]it broke[/]")
+    text = shown(msgspec.structs.replace(TRAINING, status="failed", first_failure=failure))
+    assert "box[1]: ?[2J[red]it broke[/]" in text
