@@ -55,17 +55,22 @@ def test_what_follows_from_a_price_is_arithmetic() -> None:
     assert not {"price_per_hour", "whole_cost", "samples_per_s_per_purchase"} & found.missing.keys()
 
 
-def test_a_price_of_the_hostfile_comes_before_the_files() -> None:
-    found = price(msgspec.structs.replace(MEASURED, price_per_hour=9.0))
-    assert found.price_per_hour == 9.0
-    assert found.price_purchase == 8000
-    assert found.filed_prices == ("price_purchase",)
-
-
-def test_a_node_has_its_own_price_before_its_gpus() -> None:
-    found = price(msgspec.structs.replace(MEASURED, node_names=("box", "unnamed")))
-    assert found.price_per_hour == pytest.approx(0.5 + 2 * 0.4)
-    assert found.price_purchase == 6000 + 2 * 2000
+@pytest.mark.parametrize(
+    ("changes", "hourly", "purchase", "currency", "filed"),
+    [
+        # A price of the hostfile comes before the file's, in its own currency without any of the file's.
+        ({"price_per_hour": 9.0}, 9.0, 8000, "EUR", ("price_purchase",)),
+        ({"price_per_hour": 9.0, "currency": "CNY"}, 9.0, None, "CNY", ()),
+        # A node has its own price before its GPUs.
+        ({"node_names": ("box", "x")}, 0.5 + 2 * 0.4, 6000 + 2 * 2000, "EUR", ("price_per_hour", "price_purchase")),
+    ],
+)
+def test_which_price_comes_first(
+    changes: dict[str, Any], hourly: float, purchase: float | None, currency: str, filed: tuple[str, ...]
+) -> None:
+    found = price(msgspec.structs.replace(MEASURED, **changes))
+    assert found.price_per_hour == pytest.approx(hourly)
+    assert (found.price_purchase, found.currency, found.filed_prices) == (purchase, currency, filed)
 
 
 def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> None:
@@ -77,11 +82,6 @@ def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> Non
     assert second.cells[0].samples_per_s_per_purchase is None
     assert [note for note in second.notes if "Prices" in note] == ["Prices of the file are in USD."]
     assert with_prices(second, None) == second
-
-
-def test_a_row_that_has_prices_in_another_currency_keeps_them_and_gets_no_others() -> None:
-    found = price(msgspec.structs.replace(MEASURED, price_per_hour=9.0, currency="CNY"))
-    assert (found.price_per_hour, found.currency, found.price_purchase) == (9.0, "CNY", None)
 
 
 def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
@@ -210,35 +210,38 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
     return cheapest(CellTable(run_id="run", job="job", cells=cells), hours * HOUR)
 
 
-def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time() -> None:
-    found = choose(cell("slow", 10, 1.0), cell("right", 7, 2.5), cell("fast", 1, 12.0))
-    assert (found.label, found.deadline_s) == ("right", 8 * HOUR)
-    assert found.sentence == "right is the cheapest in time: the whole job costs 2.50 EUR and takes 7 h 00 min."
-
-
-def test_a_cell_that_ends_at_the_deadline_ends_in_time() -> None:
-    assert choose(cell("just", 8, 1.0)).label == "just"
-    assert choose(cell("just", 8.001, 1.0)).label is None
-
-
-def test_of_cells_that_cost_the_same_the_one_that_ends_first_is_named_first() -> None:
-    found = choose(cell("late", 7, 2.0), cell("early", 3, 2.0), cell("dear", 1, 3.0))
-    assert found.label == "early"
-    assert "with late: each costs 2.00 EUR; it takes least, 3 h 00 min" in found.sentence
-
-
-def test_a_spread_that_reaches_beyond_the_deadline_is_said_with_the_cheapest_that_does_not() -> None:
-    found = choose(cell("risky", 7, 1.0, late=2), cell("safe", 6, 1.5, late=1), cell("safest", 1, 9.0))
-    assert found.label == "risky"
-    assert (
-        "may take 9 h 00 min, and miss the deadline; the cheapest that cannot is safe, for 1.50 EUR." in found.sentence
-    )
-    assert "so may every other" in choose(cell("a", 7, 1.0, late=2), cell("b", 7, 2.0, late=2)).sentence
-    assert "may take 9 h 00 min, and miss the deadline." in choose(cell("a", 7, 1.0, late=2)).sentence
-
-
-def test_cells_in_time_that_have_no_price_are_counted() -> None:
-    assert choose(cell("a", 1, 1.0), cell("b", 1, None)).sentence.endswith("1 cell that ends in time has no price.")
+@pytest.mark.parametrize(
+    ("cells", "label", "said"),
+    [
+        (
+            [cell("slow", 10, 1.0), cell("right", 7, 2.5), cell("fast", 1, 12.0)],
+            "right",
+            "right is the cheapest in time: the whole job costs 2.50 EUR and takes 7 h 00 min.",
+        ),
+        ([cell("at the deadline", 8, 1.0)], "at the deadline", "takes 8 h 00 min."),
+        # Of cells that cost the same the one that ends first is named first.
+        (
+            [cell("late", 7, 2.0), cell("early", 3, 2.0), cell("dear", 1, 3.0)],
+            "early",
+            "with late: each costs 2.00 EUR; it takes least, 3 h 00 min",
+        ),
+        # A spread that reaches beyond the deadline is said with the cheapest that does not.
+        (
+            [cell("risky", 7, 1.0, late=2), cell("safe", 6, 1.5, late=1), cell("safest", 1, 9.0)],
+            "risky",
+            "may take 9 h 00 min, and miss the deadline; the cheapest that cannot is safe, for 1.50 EUR.",
+        ),
+        ([cell("a", 7, 1.0, late=2), cell("b", 7, 2.0, late=2)], "a", "so may every other"),
+        ([cell("a", 7, 1.0, late=2)], "a", "may take 9 h 00 min, and miss the deadline."),
+        ([cell("a", 1, 1.0), cell("b", 1, None)], "a", "1 cell that ends in time has no price."),
+        ([msgspec.structs.replace(cell("out", 1, 0.1), state="out_of_memory"), cell("in", 2, 5.0)], "in", ""),
+        ([cell("a", 1, 0.001234)], "a", "costs 0.00123 EUR"),
+    ],
+)
+def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[CellRow], label: str, said: str) -> None:
+    found = choose(*cells)
+    assert (found.label, found.deadline_s) == (label, 8 * HOUR)
+    assert said in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -246,6 +249,7 @@ def test_cells_in_time_that_have_no_price_are_counted() -> None:
     [
         ([], "How long the whole job takes is known of no cell: none was measured."),
         ([CellRow(label="a", missing={"whole_s": "no epochs"})], "is known of no cell: no epochs."),
+        ([cell("a", 8.001, 1.0)], "No cell ends within 8 h 00 min"),
         ([cell("a", 9, 1.0), cell("b", 20, 1.0)], "No cell ends within 8 h 00 min: the fastest, a, takes 9 h 00 min."),
         ([cell("a", 7, None)], "No cell that ends in time has a price: price= in the hostfile, or a prices file."),
         ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency="CNY")], "Prices are in CNY and EUR: which cell"),
@@ -256,15 +260,6 @@ def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
     found = choose(*cells)
     assert found.label is None
     assert said in found.sentence
-
-
-def test_a_cell_that_ran_out_of_memory_is_not_chosen() -> None:
-    ran_out = msgspec.structs.replace(cell("out", 1, 0.1), state="out_of_memory")
-    assert choose(ran_out, cell("in", 2, 5.0)).label == "in"
-
-
-def test_small_costs_keep_their_digits() -> None:
-    assert "costs 0.00123 EUR" in choose(cell("a", 1, 0.001234)).sentence
 
 
 @pytest.mark.parametrize(

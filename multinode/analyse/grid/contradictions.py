@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from multinode.core.text.rounded import Rounded, exactly, product
 
-__all__ = ["TOLERANCE", "find_contradictions"]
+__all__ = ["find_contradictions"]
 
-TOLERANCE = 0.02
-"""How far apart two ways to one figure may be, beyond what the rounding of the published digits explains."""
+# How far apart two ways to one figure may be, beyond what the rounding of the published digits explains.
+_TOLERANCE = 0.02
 
 Figures = Mapping[str, Rounded]
 
@@ -50,7 +50,7 @@ def _breaches(figures: Figures) -> Iterator[str]:
         if not needed <= figures.keys() or (one is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
             continue
         left, right = one.of(figures), other.of(figures)
-        if max(left.low / right.high, right.low / left.high) > 1 + TOLERANCE:
+        if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
             yield _sentence(one, left.value, other, right.value)
 
 

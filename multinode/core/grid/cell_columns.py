@@ -25,13 +25,11 @@ __all__ = [
     "OUT_OF_MEMORY",
     "CellColumn",
     "ImportedColumn",
-    "Value",
     "column_name",
     "nearest_columns",
 ]
 
-Value = str | Rounded
-"""A cell of a foreign table: words, or a figure."""
+_Value = str | Rounded
 
 NONE = frozenset({"-", "null", "none", "n/a", "na"})
 """Cells that say that there is no such figure, in small letters; an empty one leaves it to the table's default."""
@@ -310,7 +308,7 @@ class ImportedColumn(NamedTuple):
     """
 
     column: CellColumn
-    parse: Callable[[str], Value]
+    parse: Callable[[str], _Value]
     expected: str
     is_measured: bool = False
     scale: float = 1.0
@@ -372,7 +370,7 @@ def _part_of_one(text: str) -> Rounded:
     return value
 
 
-_KINDS: dict[_Kind, tuple[Callable[[str], Value], str, bool]] = {
+_KINDS: dict[_Kind, tuple[Callable[[str], _Value], str, bool]] = {
     "text": (_words, f"words, at most {_LONGEST_WORDS} characters", False),
     "flag": (_flag, "true or false", False),
     "count": (parse_count, "a whole number, at least 1", False),

@@ -42,7 +42,6 @@ __all__ = [
     "lead",
     "marks_sheet",
     "missing_sheet",
-    "money_text",
     "money_unit",
     "state_word",
     "tell",
@@ -119,7 +118,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def money_text(value: float | None) -> str:
+def _money(value: float | None) -> str:
     """Two digits behind the point where they say enough."""
     return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
 
@@ -166,7 +165,7 @@ _FORMS: dict[str, Callable[[Any], str]] = {
     "number": _text,
     "figure": format_sig,
     "share": percent,
-    "money": money_text,
+    "money": _money,
     "duration": _duration,
 }
 _SPECIAL: dict[str, Callable[[CellRow], str]] = {

@@ -12,7 +12,7 @@ from multinode.core.grid.grid_state import due_turns, give_up
 from multinode.core.run.command import quote_path
 from multinode.units import format_count
 
-__all__ = ["about", "cell_line", "describe_cell", "end_line", "left_s", "plan_lines", "state_line"]
+__all__ = ["about", "cell_line", "end_line", "left_s", "plan_lines", "state_line"]
 
 _MINUTE_S, _HOUR_S = 60, 3600
 _STATES = ("measured", "out_of_memory", "skipped", "failed", "waiting", "running")
@@ -65,7 +65,7 @@ def state_line(record: GridRecord) -> str:
     return f"{format_count(len(record.cells), 'cell')}: {said}"
 
 
-def describe_cell(cell: Cell) -> str:
+def _describe(cell: Cell) -> str:
     """What a cell sets, as the options of `launch` would."""
     workers = [] if cell.workers_per_node is None else [f"--workers-per-node {cell.workers_per_node}"]
     settings = [f"--set {quote_path(text)}" for text in cell_overrides(cell)]
@@ -78,7 +78,7 @@ def plan_lines(record: GridRecord) -> list[str]:
     order = [turn.cell for turn in measuring_order(record.grid, [one.cell for one in cells]) if turn.number == 1]
     width = max(len(one.cell.label) for one in cells)
     lines = [
-        f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  {describe_cell(cells[index].cell)}"
+        f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  {_describe(cells[index].cell)}"
         + ("" if cells[index].state == "waiting" else f"  ({_words(cells[index].state)})")
         for number, index in enumerate(order, 1)
     ]

@@ -101,7 +101,7 @@ def cell_workers(asked: AskedGrid, cell: Cell, facts: Mapping[str, NodeFacts]) -
     return workers_per_node(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
 
 
-def cell_launch(asked: AskedGrid, cell: Cell, workers: int, run_id: str | None = None) -> Launch:
+def cell_launch(asked: AskedGrid, cell: Cell, workers: int) -> Launch:
     """The launch that measures a cell, for its figures alone.
 
     Raises:
@@ -116,7 +116,7 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: int, run_id: str | None =
         job = with_synthetic(job)
     options = msgspec.structs.replace(what.options, workers_per_node=workers)
     cluster = what.cluster.first(cell.nodes)
-    return measured_only(msgspec.structs.replace(what, cluster=cluster, job=job, options=options, run_id=run_id))
+    return measured_only(msgspec.structs.replace(what, cluster=cluster, job=job, options=options))
 
 
 def measure_cell(
