@@ -143,8 +143,8 @@ def test_a_record_comes_back_from_its_file_as_it_was() -> None:
     assert msgspec.json.decode(msgspec.json.encode(record), type=GridRecord) == record
 
 
-def run_of(status: str, oom_kills: int | None = None, **failure: Any) -> Run:
-    failed = Failure(**{"node": "b", "node_rank": 1, "message": "it broke"} | failure)
+def run_of(status: str, oom_kills: int | None = None, message: str = "it broke", **failure: Any) -> Run:
+    failed = Failure(node="b", node_rank=1, message=message, **failure)
     return Run(
         run_id="r",
         job="j",

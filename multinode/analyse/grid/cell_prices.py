@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -18,13 +19,13 @@ from multinode.analyse.grid.cells import (
     CellRow,
     CellTable,
     Cheapest,
-    Unknown,
     differing,
     other_job,
     untold,
     value_of,
 )
 from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
 from multinode.units import format_duration
@@ -75,11 +76,8 @@ def _priced(row: CellRow, prices: Prices | None) -> CellRow:
     missing = dict(row.missing)
     filed: dict[str, float] = {}
     for name, price in known.items():
-        if price is None:
-            try:
-                filed[name] = _of_file(row, prices, name)
-            except Unknown as reason:
-                missing[name] = str(reason)
+        if price is None and (found := attempt(missing, name, partial(_of_file, row, prices, name))) is not None:
+            filed[name] = found
     return msgspec.structs.replace(
         row,
         **(known | filed),
@@ -94,7 +92,7 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
     """What the row's nodes, or its GPUs, cost by the file.
 
     Raises:
-        Unknown: the file does not tell it.
+        UnknownError: the file does not tell it.
     """
     nodes = [prices.nodes.get(node) for node in row.node_names]
     if not any(nodes):
@@ -106,7 +104,7 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
             for rank, price in enumerate(own)
         )
     if told > _MOST_PRICE:
-        raise Unknown(f"a price of {told:g} cannot be true")
+        raise UnknownError(f"a price of {told:g} cannot be true")
     return told
 
 
@@ -125,17 +123,17 @@ def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
 
 def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) -> float:
     if not devices:
-        raise Unknown("the device is not known, nor so its price")
+        raise UnknownError("the device is not known, nor so its price")
     total = 0.0
     for device, count in devices.items():
         each = _kind_of(prices.of_device(device), name)
         if each is None:
             kind, key = _PRICES[name]
-            raise Unknown(
+            raise UnknownError(
                 f"the prices file has no {kind} price of {short_device_name(device)}, nor has the hostfile {key}"
             )
         if count is None:
-            raise Unknown("how many GPUs there are is not known, nor so their price")
+            raise UnknownError("how many GPUs there are is not known, nor so their price")
         total += each * count
     return total
 
@@ -157,11 +155,9 @@ def _with_costs(row: CellRow) -> CellRow:
             missing.setdefault(name, f"it has no price: {key} in the hostfile, or a prices file")
     costs: dict[str, float | None] = {}
     for name in _COSTS:
-        try:
-            costs[name] = _cost(row, missing, name)
+        costs[name] = attempt(missing, name, partial(_cost, row, missing, name))
+        if costs[name] is not None:
             missing.pop(name, None)
-        except Unknown as reason:
-            costs[name], missing[name] = None, str(reason)
     return msgspec.structs.replace(row, **costs, missing=missing)
 
 
@@ -169,7 +165,7 @@ def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
     def known(part: str) -> float:
         value: float | None = value_of(row, part)
         if value is None:
-            raise Unknown(missing.get(part, "its speed is not known"))
+            raise UnknownError(missing.get(part, "its speed is not known"))
         return value
 
     parts, factor, under = _COSTS[name]
@@ -177,7 +173,7 @@ def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
     divisor = known(under) if isinstance(under, str) else under
     cost = cost / divisor if divisor else math.inf
     if not math.isfinite(cost):
-        raise Unknown("it costs nothing")
+        raise UnknownError("it costs nothing")
     return cost
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
-from multinode.analyse.grid.cells import MEASURED, CellRow, Unknown, has_speed
+from multinode.analyse.grid.cells import MEASURED, CellRow, has_speed
 from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.job.workload import Settings, Whole
 from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.grid.cell_columns import COLUMNS
 from multinode.core.grid.grid import CellRecord
@@ -251,13 +253,13 @@ def with_whole_job(
         least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
     """
     most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
-    try:
-        samples, rule = _asked(rows, whole, worker_batch, most)
-    except Unknown as reason:
-        missing = {"whole_s": str(reason)}
+    missing: dict[str, str] = {}
+    asked = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
+    if asked is None:
         return tuple(
             msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
         ), ""
+    samples, rule = asked
     return tuple(
         msgspec.structs.replace(row, whole_s=_time_s(row.samples_per_s, count))
         if row.samples_per_s is not None and _is_timed(row)
@@ -272,7 +274,7 @@ def _asked(
     """How many samples the whole job trains, by row, and the rule in a sentence.
 
     Raises:
-        Unknown: that is not known.
+        UnknownError: that is not known.
     """
     steps = plausible_count(whole.steps)
     if steps:
@@ -283,11 +285,11 @@ def _asked(
             f"{workers:,} workers), at the rate of the steps that count."
         )
     if whole.epochs is None or not 0 < whole.epochs <= _MOST_EPOCHS:
-        raise Unknown("the job does not say how many steps or epochs it is to run")
+        raise UnknownError("the job does not say how many steps or epochs it is to run")
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
     known = next((count for row in rows if (count := plausible_count(row.dataset_samples))), None)
     if known is None:
-        raise Unknown("how many samples the data set has is not known")
+        raise UnknownError("how many samples the data set has is not known")
     counts = [whole.epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
     times = "1 epoch" if whole.epochs == 1 else f"{whole.epochs:g} epochs"
     size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
@@ -297,13 +299,13 @@ def _asked(
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:
     """Samples of a worker's step: the job's own, else of the first cell that has the most workers."""
     if not workers:
-        raise Unknown("how many workers the job has is not known")
+        raise UnknownError("how many workers the job has is not known")
     own = plausible_count(worker_batch)
     if own:
         return own
     told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
     if not told:
-        raise Unknown("the batch of a worker is not known")
+        raise UnknownError("the batch of a worker is not known")
     widest, batch = max(told, key=lambda one: one[0])
     return batch // widest
 

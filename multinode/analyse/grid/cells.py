@@ -22,7 +22,6 @@ __all__ = [
     "CellRow",
     "CellTable",
     "Cheapest",
-    "Unknown",
     "currencies",
     "differing",
     "has_figures",
@@ -38,10 +37,6 @@ __all__ = [
 
 
 MEASURED = "measured"
-
-
-class Unknown(Exception):
-    """Why a figure of a row is not known."""
 
 
 class CellRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -223,9 +223,8 @@ def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
     alike = [row.label for row in fast if row is not best and _overlap(row.samples_per_s, best.samples_per_s)]
     if not alike:
         return ""
-    more = len(alike) - _MOST_RIVALS + 1
-    named = alike if more <= 1 else [*alike[: _MOST_RIVALS - 1], f"{more} more"]
-    return f", though {format_list(named)} {'is' if len(alike) == 1 else 'are'} as fast within the scatter"
+    named = format_list(alike, _MOST_RIVALS, "more")
+    return f", though {named} {'is' if len(alike) == 1 else 'are'} as fast within the scatter"
 
 
 def _overlap(one: Ranged | None, best: Ranged | None) -> bool:
