@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.core.check.finding import Finding
 from multinode.preflight.inspection import Inspection
+from multinode.units import format_list
 
 __all__ = ["Case", "Check", "Rule", "disagreements", "launch_check", "listed", "meeting_check"]
 
@@ -142,7 +143,4 @@ def disagreements(values: Mapping[str, Any], *, majority: bool = False) -> Itera
 
 def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
     """`a`, `a and b`, `a, b and c`, each once; beyond `most` the rest is counted."""
-    each = list(dict.fromkeys(names))
-    if len(each) > most:
-        each = [*each[: most - 1], f"{len(each) - most + 1} more"]
-    return " and ".join(filter(None, (", ".join(each[:-1]), each[-1]))) if each else ""
+    return format_list(list(dict.fromkeys(names)), most, "more")

@@ -18,7 +18,7 @@ from multinode.core.run.planning import workers_per_node
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.units import format_count
+from multinode.units import format_count, format_list
 from multinode.workflows.advice.advise import advise_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.prediction.predict import forecast_runs
@@ -187,7 +187,7 @@ def _choose(slots: Sequence[int], counts: Sequence[int], mode: str | None) -> tu
 def _why_not_shared(slots: Sequence[int], counts: Sequence[int]) -> str:
     least, most = counts[0], counts[-1]
     if least * min(slots[:least]) >= most:
-        numbers = " and ".join(", ".join(map(str, counts)).rsplit(", ", 1))
+        numbers = format_list([str(count) for count in counts])
         return f"no number of workers that these nodes can have divides among {numbers} nodes"
     where = f"node 0 has slots={slots[0]}" if least == 1 else f"the first {least} nodes have {sum(slots[:least])} slots"
     return f"{where}, too few for one worker of each of the {most} nodes"
