@@ -57,7 +57,7 @@ _AREAS = (
         ("launch/test_*", "lab/test_launch", "lab/test_launch_faults", "lab/test_stall", "lab/test_lifecycle"),
     ),
     (r"lab/faults/", ("lab/test_lab_fault*", "lab/test_fault_table")),
-    (r"lab/cgroups", ("lab/test_lab_cgroups", "lab/test_lab_fault_memory", "lab/test_lab_fault_cpu")),
+    (r"lab/cgroups", ("lab/test_lab_cgroups", "lab/test_lab_fault_limits")),
     (r"lab/network", ("lab/test_lab_rate", "lab/test_lab_shaping", "lab/test_lab_lifecycle")),
     (r"lab/", ("lab/test_lab_{name}*", "lab/test_lab_nodes", "lab/test_lab_lifecycle")),
     (r"cli/lab", ("lab/test_lab_*", "lab/test_fault_table")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -323,7 +322,7 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
     make_namespaces(spec)
     make_links(spec)
     say("starting nodes")
-    nodes = start_nodes(spec, sys.executable, range(spec.node_count))
+    nodes = start_nodes(spec, range(spec.node_count))
     return Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
 
 

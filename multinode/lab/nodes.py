@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.decoding import decode_json
-from multinode.errors import MultinodeError, NodeFailed
+from multinode.errors import NodeFailed
 from multinode.lab.access import NodeFile, node_files
 from multinode.lab.network import speed_text
 from multinode.lab.processes import children_of, init_environment, poll, process_ref
@@ -52,14 +53,14 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def start_nodes(spec: LabSpec, python: str, ranks: Sequence[int]) -> tuple[LabNode, ...]:
-    """Start these nodes of the lab; `python` runs their first processes.
+def start_nodes(spec: LabSpec, ranks: Sequence[int]) -> tuple[LabNode, ...]:
+    """Start these nodes of the lab.
 
     Raises:
         NodeFailed: a node could not be set up, or its sshd does not answer.
     """
     orders = [_order(spec, rank) for rank in ranks]
-    pids = _start_inits(orders, python)
+    pids = _start_inits(orders)
     addresses = [node_addresses(spec, rank) for rank in ranks]
     for order, address in zip(orders, addresses, strict=True):
         _wait_for_sshd(order.name, address.management)
@@ -106,12 +107,12 @@ def _order(spec: LabSpec, node_rank: int) -> _Order:
     )
 
 
-def _start_inits(orders: list[_Order], python: str) -> list[int]:
+def _start_inits(orders: list[_Order]) -> list[int]:
     """Start process 1 of every node; returns their numbers as the controller sees them."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for order in orders:
-            started.append(_start_init(order, python))  # noqa: PERF401 - `finally` must know those that started
+            started.append(_start_init(order))  # noqa: PERF401 - `finally` must know those that started
         return [_init_pid(order, process) for order, process in zip(orders, started, strict=True)]
     finally:
         for process in started:
@@ -121,12 +122,12 @@ def _start_inits(orders: list[_Order], python: str) -> list[int]:
                 process.stdout.close()
 
 
-def _start_init(order: _Order, python: str) -> subprocess.Popen[bytes]:
+def _start_init(order: _Order) -> subprocess.Popen[bytes]:
     # It is there already when a node is started again.
     Path(order.store).mkdir(mode=0o700, exist_ok=True)
     with log_path(order.name).open("ab") as log:
         process = subprocess.Popen(
-            [python, "-I", "-S", str(_INIT_PROGRAM)],
+            [sys.executable, "-I", "-S", str(_INIT_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -177,7 +178,4 @@ def log_path(name: str) -> Path:
 
 
 def _log_tail(name: str) -> str:
-    try:
-        return "\n".join(log_path(name).read_text(errors="replace").splitlines()[-10:])
-    except OSError as error:
-        raise MultinodeError(f"{log_path(name)} cannot be read: {error}") from error
+    return "\n".join(log_path(name).read_text(errors="replace").splitlines()[-10:])

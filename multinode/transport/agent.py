@@ -166,7 +166,12 @@ class AgentTransport:
         while True:
             command = f"{pythons[0]} -I ~/{self._archive.path} {verb}"
             stream = AgentStream(self._transport.open(node, command, deadline_s=deadline_s), node)
-            ended = stream.begin(request, deadline_s)
+            try:
+                stream.send(request)
+            except ContactLost:
+                stream.close()
+                raise
+            ended = stream.answer(deadline_s)
             if ended is None:
                 return stream
             if ended.exit_code in _CANNOT_RUN and len(pythons) > 1:
@@ -204,21 +209,12 @@ class AgentStream:
         self._node = node
         self.first: Record | None = None
 
-    def begin(self, request: Record, deadline_s: float) -> Completed | None:
-        """Send the request and wait for the first record; where none comes, how the verb ended. Closed if not begun.
+    def answer(self, deadline_s: float) -> Completed | None:
+        """Wait for the first record to what was sent; where none comes, how the verb ended. Closed if not begun.
 
         Raises:
             ContactLost, NodeFailed: as `read`.
         """
-        try:
-            self.send(request)
-        except ContactLost:
-            self.close()
-            raise
-        return self.answer(deadline_s)
-
-    def answer(self, deadline_s: float) -> Completed | None:
-        """Wait for the first record to what was sent; as `begin`."""
         self.first = None
         try:
             self.first = self.read(deadline_s)

@@ -81,36 +81,32 @@ def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connectio
         UsageError: the SSH configuration, a known_hosts file or the jump host's name cannot be understood.
     """
     try:
-        return _make(node, connect_timeout_s)
+        config = _load_config(node)
+        gateway = fabric.Connection(node.jump, config=config) if node.jump is not None else None
+        connection = fabric.Connection(
+            node.name,
+            user=node.user,
+            port=node.port,
+            config=config,
+            gateway=gateway,
+            connect_timeout=math.ceil(connect_timeout_s),
+            connect_kwargs={
+                "banner_timeout": connect_timeout_s,
+                "channel_timeout": connect_timeout_s,
+                # Of each key that is offered, and there may be many; `open_connection` ends the wait for all of them.
+                "auth_timeout": _STAGES * connect_timeout_s,
+            },
+        )
+        if node.key is not None:
+            connection.connect_kwargs["key_filename"] = [str(Path(node.key).expanduser())]
+            connection.connect_kwargs["look_for_keys"] = False
+        return _strict(connection)
     except (OSError, ValueError, paramiko.SSHException, paramiko.hostkeys.InvalidHostKey) as error:
         raise UsageError(
             f"its SSH settings cannot be used: {error}",
             node=node.name,
             hint="correct its line in the hostfile, the SSH configuration, or known_hosts",
         ) from error
-
-
-def _make(node: Node, connect_timeout_s: float) -> fabric.Connection:
-    config = _load_config(node)
-    gateway = fabric.Connection(node.jump, config=config) if node.jump is not None else None
-    connection = fabric.Connection(
-        node.name,
-        user=node.user,
-        port=node.port,
-        config=config,
-        gateway=gateway,
-        connect_timeout=math.ceil(connect_timeout_s),
-        connect_kwargs={
-            "banner_timeout": connect_timeout_s,
-            "channel_timeout": connect_timeout_s,
-            # Of each key that is offered, and there may be many; `open_connection` ends the waiting for all of them.
-            "auth_timeout": _STAGES * connect_timeout_s,
-        },
-    )
-    if node.key is not None:
-        connection.connect_kwargs["key_filename"] = [str(Path(node.key).expanduser())]
-        connection.connect_kwargs["look_for_keys"] = False
-    return _strict(connection)
 
 
 def open_connection(

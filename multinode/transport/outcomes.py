@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeError
+from multinode.errors import ContactLost, MultinodeError
 
 __all__ = ["MAX_THREADS", "Outcome", "Outcomes", "gather"]
 
@@ -43,27 +43,20 @@ class Outcome(Generic[T]):
         return self._value  # type: ignore[return-value]  # a value is there whenever there is no error
 
 
-class Outcomes(Generic[T]):
+class Outcomes(tuple[Outcome[T], ...]):
     """The answers of all nodes that were asked, in the order in which they were given."""
 
-    def __init__(self, outcomes: Sequence[Outcome[T]]) -> None:
-        self._outcomes = tuple(outcomes)
-
-    def __iter__(self) -> Iterator[Outcome[T]]:
-        return iter(self._outcomes)
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
+    __slots__ = ()
 
     @property
     def errors(self) -> tuple[MultinodeError, ...]:
         """The errors among them."""
-        return tuple(outcome.error for outcome in self._outcomes if outcome.error is not None)
+        return tuple(outcome.error for outcome in self if outcome.error is not None)
 
     @property
     def values(self) -> tuple[T, ...]:
         """The values among them: those nodes that answered."""
-        return tuple(outcome.value for outcome in self._outcomes if outcome.error is None)
+        return tuple(outcome.value for outcome in self if outcome.error is None)
 
     def require(self) -> tuple[T, ...]:
         """All values.
@@ -104,13 +97,8 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
 
     for index, node in enumerate(nodes):
         threading.Thread(target=answer, args=(index, node), name=f"ask-{node.name}", daemon=True).start()
-    rounds = -(-len(nodes) // MAX_THREADS)
-    return _await(nodes, answers, deadline_s * max(1, rounds))
-
-
-def _await(
-    nodes: Sequence[Node], answers: queue.Queue[tuple[int, Outcome[T] | BaseException]], deadline_s: float
-) -> Outcomes[T]:
+    # As many rounds as it takes with so few threads.
+    deadline_s *= max(1, -(-len(nodes) // MAX_THREADS))
     found: dict[int, Outcome[T]] = {}
     end = time.monotonic() + deadline_s
     while len(found) < len(nodes):
@@ -121,11 +109,9 @@ def _await(
         if isinstance(outcome, BaseException):
             raise outcome
         found[index] = outcome
-    return Outcomes([found.get(index) or _silent(node, deadline_s) for index, node in enumerate(nodes)])
-
-
-def _silent(node: Node, deadline_s: float) -> Outcome[T]:
-    error: NodeError = ContactLost(
-        f"no answer within {deadline_s:.0f} s", node=node.name, hint=f"is it alive? try: ssh {node.name} true"
-    )
-    return Outcome(node, error=error)
+    for index, node in enumerate(nodes):
+        if index not in found:
+            hint = f"is it alive? try: ssh {node.name} true"
+            silence = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
+            found[index] = Outcome(node, error=silence)
+    return Outcomes(found[index] for index in range(len(nodes)))

@@ -22,6 +22,9 @@ from multinode.lab.processes import is_alive, poll
 from multinode.lab.state import load_lab
 from multinode.lab.teardown import Remains, find_remains
 
+from . import launching
+from .supervised import GoFile
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 SHARED = LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30)
@@ -186,6 +189,22 @@ def shell() -> Command:
         )
 
     return call
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[launching.Command]:
+    """The command with a run directory of its own; what still runs is stopped, and nothing may be left anywhere."""
+    running = launching.Command(tmp_path / "runs")
+    yield running
+    for path in running.runs.glob("*/run.json"):
+        if launching.processes_of(path.parent.name):
+            running.run("stop", path.parent.name, "--grace", "0")
+    launching.assert_nothing_left(running)
+
+
+@pytest.fixture
+def go_file(shared_dir: Path) -> GoFile:
+    return GoFile(shared_dir / "until")
 
 
 @pytest.fixture

@@ -24,21 +24,41 @@ MULTINODE = (sys.executable, "-m", "multinode")
 SCRIPT = "configs/ddp_tiny.py"
 DEADLINE_S = 150.0
 # A training imports for ten seconds, and for minutes where others use the machine.
-RUN_DEADLINE_S = 600.0
+RUN_DEADLINE_S = 600
 
 T = TypeVar("T")
 
 
-def call_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The multinode command in this very process: what is refused at once need not start an interpreter."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+def call_here(*arguments: str, runs: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The multinode command in this very process, which saves the start of an interpreter.
+
+    One that does not come to its end is interrupted, as its job would be in the way of others.
+    """
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr), _interrupted():
         patch.setattr(sys, "argv", ["multinode", *arguments])
+        patch.chdir(REPOSITORY)
+        if runs is not None:
+            patch.setenv("MULTINODE_RUNS", str(runs))
         with pytest.raises(SystemExit) as ended:
             run()
     code = ended.value.code
     assert isinstance(code, int)
-    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
+    stdout.seek(0)
+    stderr.seek(0)
+    return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Ctrl-C, as it were, for a command that takes too long."""
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.alarm(RUN_DEADLINE_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Command:
@@ -48,26 +68,8 @@ class Command:
         self.runs = runs
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end; one that does not come to it is interrupted, as its job would be in the way of others."""
-        with subprocess.Popen(
-            [*MULTINODE, *arguments],
-            cwd=REPOSITORY,
-            env=self._environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=RUN_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
-                try:
-                    stdout, stderr = process.communicate(timeout=DEADLINE_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    raise
-                pytest.fail(f"{arguments} took more than {RUN_DEADLINE_S:.0f} s\n{stdout}\n{stderr}")
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        """Run it to its end, in this process."""
+        return call_here(*arguments, runs=self.runs)
 
     def document(self, *arguments: str) -> dict[str, Any]:
         """Run it with --json (put by the caller) and read what it printed, whatever its exit code."""
@@ -86,7 +88,7 @@ class Command:
         process = subprocess.Popen(
             [*MULTINODE, *arguments],
             cwd=REPOSITORY,
-            env=self._environment(),
+            env=os.environ | {"MULTINODE_RUNS": str(self.runs)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -107,9 +109,6 @@ class Command:
         """Steps that this node's workers have recorded so far, as they reached the controller."""
         texts = [path.read_text() for path in self.runs.glob(f"*/samples/node-{node_rank}/*.jsonl")]
         return sum(text.count('"kind": "step"') for text in texts)
-
-    def _environment(self) -> dict[str, str]:
-        return os.environ | {"MULTINODE_RUNS": str(self.runs)}
 
 
 @contextmanager
@@ -163,6 +162,12 @@ def agents() -> list[int]:
         except OSError:
             continue
     return found
+
+
+def assert_nothing_left(command: Command) -> None:
+    """Nothing of any run is left on any node, now or in a moment."""
+    runs = [path.parent.name for path in command.runs.glob("*/run.json")]
+    wait_for(lambda: not agents() and not any(map(processes_of, runs)))
 
 
 def command_line(pid: int) -> str:

@@ -6,16 +6,17 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lab.launching import DEADLINE_S, Command, agents, processes_of, wait_for
+from tests.lab.launching import DEADLINE_S, Command, processes_of, wait_for
 
 STAND_IN = Path(__file__).parent / "stand_in"
 TRAIN = str(STAND_IN / "train.py")
+# Workers have the torch that is installed; what starts them on each node need not.
+REAL_TORCH = ("--env", f"PYTHONPATH={STAND_IN}", "--env", "REAL_TORCH=1")
 # What the checks find has tests of its own.
 LAUNCH = ("launch", "--hosts", "lab", "--json", "--no-check", "--env", f"PYTHONPATH={STAND_IN}")
 LINE = re.compile(rb"rank (\d+) line (\d+) end\n")
@@ -32,29 +33,6 @@ class GoFile:
     def end(self) -> None:
         """Have the training end well. In place: a node would not see another file of that name."""
         self.path.write_text("end")
-
-
-@pytest.fixture
-def go_file(shared_dir: Path) -> GoFile:
-    return GoFile(shared_dir / "until")
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    """The command with a run directory of its own; what still runs is stopped, and nothing may be left anywhere."""
-    running = Command(tmp_path / "runs")
-    yield running
-    for path in running.runs.glob("*/run.json"):
-        run_id = path.parent.name
-        if processes_of(run_id):
-            running.run("stop", run_id, "--grace", "0")
-    assert_nothing_left(running)
-
-
-def assert_nothing_left(command: Command) -> None:
-    """Nothing of any run is left on any node, now or in a moment."""
-    runs = [path.parent.name for path in command.runs.glob("*/run.json")]
-    wait_for(lambda: not agents() and not any(map(processes_of, runs)))
 
 
 def read_document(controller: subprocess.Popen[str]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,11 +33,6 @@ for seconds in (0.2, 1.0):
         calls += 1
 print(2 * 512**3 * calls / (time.perf_counter() - began) / 1e12)
 """
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path / "runs")
 
 
 @pytest.mark.usefixtures("lab")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,10 +31,10 @@ def eight(no_lab: None) -> Lab:
     return up_lab(spec, measure=False)
 
 
-def test_each_costs_its_own_deadline_and_the_others_are_complete(eight: Lab, tmp_path: Path) -> None:
+def test_each_costs_its_own_deadline_and_the_others_are_complete(eight: Lab, command: Command) -> None:
     for fault, _, _ in FAULTS:
         make_fault(eight, fault)
-    code, document = Command(tmp_path / "runs").code_and_document("check", "--hosts", "lab", "--json")
+    code, document = command.code_and_document("check", "--hosts", "lab", "--json")
     assert code == 3
     found = {finding["node"]: finding for finding in document["findings"] if finding["severity"] != "note"}
     assert sorted(found) == [fault.node for fault, _, _ in FAULTS]

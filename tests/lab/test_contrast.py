@@ -13,7 +13,7 @@ import pytest
 from multinode.lab.cluster import Lab, ns_command, set_rate
 from multinode.lab.faults import Cpu, Fault
 from tests.lab.launching import DEADLINE_S, Command, agents, wait_for
-from tests.lab.supervised import STAND_IN, TRAIN
+from tests.lab.supervised import REAL_TORCH, STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
 
@@ -24,11 +24,6 @@ SLOW_GBIT_PER_S = 0.04
 CONTRAST = ("contrast", "--no-check", "--json")
 # Where the sides' figures do not matter, workers need no torch.
 QUICK = ("--env", f"PYTHONPATH={STAND_IN}")
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path / "runs")
 
 
 @pytest.fixture
@@ -115,16 +110,8 @@ class TestLlamaFactoryOverASlowLink:
         assert len(document["reasons"]) == 3
 
     def test_what_would_mend_it_is_foretold_and_advised(self, contrasted: Contrasted) -> None:
-        foretold = measure(
-            contrasted.command,
-            "predict",
-            contrasted.run_id,
-            "--link",
-            f"{SLOW_GBIT_PER_S},10",
-            "--nodes",
-            "2",
-            "--json",
-        )
+        options = ("--link", f"{SLOW_GBIT_PER_S},10", "--nodes", "2", "--json")
+        foretold = measure(contrasted.command, "predict", contrasted.run_id, *options)
         as_it_was, faster = foretold["scenarios"]
         low, high = as_it_was["interval"]
         assert low <= contrasted.candidate["samples_per_s"]["value"] <= high
@@ -174,7 +161,7 @@ def test_a_slow_node_is_told_from_a_slow_network(
     one_slot: str, command: Command, fault: Callable[[Fault], None]
 ) -> None:
     fault(Cpu(node="node1", share=0.3))
-    arguments = ("--each-node", "--hosts", one_slot, "--", SCRIPT, "--steps", "12", "--batch", "512")
+    arguments = ("--each-node", *REAL_TORCH, "--hosts", one_slot, "--", SCRIPT, "--steps", "12", "--batch", "512")
     document = measure(command, *CONTRAST, *arguments)
     alone = {one["node"]: one for one in document["each_node"]}
     assert (alone["node0"]["relative"], set(alone)) == (1, {"node0", "node1"})

@@ -15,16 +15,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab, load_lab, ns_command
-from multinode.lab.faults import Clock, DiskFull, Fault, LinkDown, NodeState, clear_faults, make_fault
+from multinode.lab.cluster import Lab, ns_command, require_lab
+from multinode.lab.faults import Clock, DiskFull, Fault, LinkDown, clear_faults, make_fault
+from multinode.lab.processes import node_processes
 from tests.lab.launching import (
     SCRIPT,
     Command,
     agents,
+    assert_nothing_left,
     assert_succeeded,
     command_line,
     kill,
@@ -36,18 +37,13 @@ from tests.lab.supervised import (
     LAUNCH,
     TRAIN,
     GoFile,
-    assert_nothing_left,
-    command,
     expect_all,
-    go_file,
     lines,
     parent,
     read_document,
     wait_for_more,
     wait_said,
 )
-
-__all__ = ["command", "go_file"]
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
@@ -58,8 +54,7 @@ TORCH = ("launch", "--hosts", "lab", "--json", "--grace", "2", "--workers-per-no
 
 @contextmanager
 def fault(made: Fault) -> Iterator[None]:
-    lab = load_lab()
-    assert lab is not None
+    lab = require_lab()
     make_fault(lab, made)
     try:
         yield
@@ -103,17 +98,6 @@ def test_supervisor_and_sentinel_killed_at_once(command: Command) -> None:
     assert not processes_of(run_id)
 
 
-def test_a_node_that_loses_its_power(command: Command) -> None:
-    with command.running(*OPTIONS, "--lease", "5", *COUNT) as controller:
-        run_id = started(command)
-        with fault(NodeState(node="node1", how="kill")):
-            ended = read_document(controller)
-    assert (ended["status"], controller.returncode) == ("lost", 3)
-    assert ended["first_failure"]["node"] == "node1"
-    assert [node["state"] for node in ended["nodes"]] == ["ended", "lost"]
-    assert not processes_of(run_id)
-
-
 def test_a_connection_that_falls_silent_and_one_that_is_cut_are_made_anew_without_a_gap(
     command: Command, go_file: GoFile
 ) -> None:
@@ -122,9 +106,7 @@ def test_a_connection_that_falls_silent_and_one_that_is_cut_are_made_anew_withou
         with fault(LinkDown(node="node1", ifname="eth0")):
             wait_said(controller, "node1 contact lost at ")
         wait_for_more(command, run_id)
-        current = load_lab()
-        assert current is not None
-        for pid in _children(current.nodes[1].sshd.pid):
+        for pid in _children(require_lab().nodes[1].sshd.pid):
             kill(pid)
         end_well(command, run_id, go_file, controller)
 
@@ -253,11 +235,8 @@ if os.environ["RANK"] == "0":
     assert done.returncode == 0, done.stdout
     (log,) = command.runs.glob("*/logs/node-0.log")
     ours = b"".join(line for line in log.read_bytes().splitlines(keepends=True) if line[9:11] == b" x")
-    lab = load_lab()
-    assert lab is not None
-    there = subprocess.run(
-        [*ns_command(lab.nodes[0]), "cat", f"{shared_dir}/digest"], capture_output=True, text=True, check=True
-    ).stdout
+    cat = [*ns_command(require_lab().nodes[0]), "cat", f"{shared_dir}/digest"]
+    there = subprocess.run(cat, capture_output=True, text=True, check=True).stdout
     assert len(ours) == 100_000_000
     assert hashlib.sha256(ours).hexdigest() == there
 
@@ -300,12 +279,10 @@ def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Comman
 def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
     def left() -> list[int]:
         """Open files of each node's sshd and first process, and its processes."""
-        current = load_lab()
-        assert current is not None
-        pids = [pid for node in current.nodes for pid in (node.sshd.pid, node.init.pid)]
-        return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids] + [
-            len(_in_namespace(node)) for node in current.nodes
-        ]
+        nodes = require_lab().nodes
+        pids = [pid for node in nodes for pid in (node.sshd.pid, node.init.pid)]
+        files = [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
+        return files + [len(node_processes(node)) for node in nodes]
 
     temporary = _temporary()
     before = left()
@@ -332,15 +309,3 @@ def _logs(command: Command) -> list[str]:
 
 def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _in_namespace(node: Any) -> list[str]:
-    space = Path(f"/proc/{node.init.pid}/ns/pid").readlink()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (path / "ns/pid").readlink() == space:
-                found.append(path.name)
-        except OSError:
-            continue
-    return found

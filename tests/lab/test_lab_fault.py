@@ -25,11 +25,11 @@ from multinode.lab.faults import (
     Route,
     SshdState,
     Variable,
+    add_record,
     clear_faults,
     list_faults,
     make_fault,
 )
-from multinode.lab.faults.making import add_record
 from multinode.lab.network import measure_stream
 from multinode.lab.processes import is_alive
 from multinode.lab.state import STATE_DIR, Lab

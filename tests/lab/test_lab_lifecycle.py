@@ -72,8 +72,11 @@ def test_without_a_lab_the_verbs_say_how_to_make_one() -> None:
         assert done.stdout == ""
 
 
+MOMENTS = pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
+
+
 @without_lab
-@pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
+@MOMENTS
 def test_down_after_sigkill_of_up(moment: str) -> None:
     before = _machine()
     assert _signal_up_at(moment, signal.SIGKILL) == -signal.SIGKILL
@@ -86,7 +89,7 @@ def test_down_after_sigkill_of_up(moment: str) -> None:
 
 
 @without_lab
-@pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
+@MOMENTS
 def test_ctrl_c_takes_back_what_was_begun(moment: str) -> None:
     before = _machine()
     assert _signal_up_at(moment, signal.SIGINT) == 130
@@ -94,25 +97,17 @@ def test_ctrl_c_takes_back_what_was_begun(moment: str) -> None:
 
 
 @without_lab
-@pytest.mark.parametrize("lost", ["state.json", "."])
+@pytest.mark.parametrize("lost", ["state.json", "directory", "namespaces"])
 def test_down_without_its_records(lost: str) -> None:
     before = _machine()
     up_lab(SMALL, measure=False)
-    if lost == ".":
-        shutil.rmtree(STATE_DIR)
-    else:
+    if lost == "namespaces":
+        subprocess.run(["ip", "-batch", "-"], input=b"netns del mn-node0\nnetns del mn-node1\n", check=True)
+    if lost == "state.json":
         (STATE_DIR / lost).unlink()
+    else:
+        shutil.rmtree(STATE_DIR)
     assert call_here("lab", "status").returncode == 1
-    assert call_here("lab", "down").returncode == 0
-    assert _machine() == before
-
-
-@without_lab
-def test_nodes_whose_namespaces_lost_their_names_are_found() -> None:
-    before = _machine()
-    up_lab(SMALL, measure=False)
-    subprocess.run(["ip", "-batch", "-"], input=b"netns del mn-node0\nnetns del mn-node1\n", check=True)
-    shutil.rmtree(STATE_DIR)
     assert call_here("lab", "down").returncode == 0
     assert _machine() == before
 
@@ -121,14 +116,8 @@ def test_nodes_whose_namespaces_lost_their_names_are_found() -> None:
 def test_a_lab_in_a_container_is_none_of_ours() -> None:
     # Network and mounts apart, process list shared: as the machine around a container sees what is in it.
     lab = f"{sys.executable} -m multinode lab"
-    inside = [
-        "unshare",
-        "--net",
-        "--mount",
-        "sh",
-        "-c",
-        f"mount -t tmpfs tmpfs /run; {lab} up --rate none; cat; {lab} down",
-    ]
+    commands = f"mount -t tmpfs tmpfs /run; {lab} up --rate none; cat; {lab} down"
+    inside = ["unshare", "--net", "--mount", "sh", "-c", commands]
     with subprocess.Popen(
         inside, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as container:

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lab.launching import SCRIPT, Command, agents, command_line, kill, processes_of, wait_for
-from tests.lab.supervised import LAUNCH, TRAIN, command, parent, read_document, worker
-
-__all__ = ["command"]
+from tests.lab.supervised import LAUNCH, TRAIN, parent, read_document, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 

@@ -10,20 +10,7 @@ import pytest
 
 from multinode.lab.cluster import Lab
 from tests.lab.launching import DEADLINE_S, Command, assert_succeeded, kill, processes_of, wait_for
-from tests.lab.supervised import (
-    LAUNCH,
-    LINE,
-    TRAIN,
-    GoFile,
-    command,
-    expect_all,
-    go_file,
-    lines,
-    read_document,
-    wait_for_more,
-)
-
-__all__ = ["command", "go_file"]
+from tests.lab.supervised import LAUNCH, LINE, TRAIN, GoFile, expect_all, lines, read_document, wait_for_more
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 

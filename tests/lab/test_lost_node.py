@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from multinode.lab.faults import Fault, LinkDown, NodeState
-from tests.lab.launching import DEADLINE_S, Command, processes_of, wait_for
+from tests.lab.launching import DEADLINE_S, Command, wait_for
 
 pytestmark = [pytest.mark.lab]
 
@@ -47,11 +47,10 @@ except OSError as error:
 )
 @pytest.mark.usefixtures("lab")
 def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_consequences(
-    vanish: Fault, fault: Callable[[Fault], None], shared_dir: Path, tmp_path: Path
+    vanish: Fault, fault: Callable[[Fault], None], shared_dir: Path, command: Command
 ) -> None:
     script = shared_dir / "pair.py"
     script.write_text(_PAIR)
-    command = Command(tmp_path / "runs")
     options = ("--workers-per-node", "1", "--lease", "5", "--grace", "2", "--no-check", "--engine", "command", "--json")
     with command.running("launch", "--hosts", "lab", *options, "--", "python3", str(script)) as controller:
         run_id = command.run_id()
@@ -62,7 +61,9 @@ def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_cons
         printed, _ = controller.communicate(timeout=DEADLINE_S)
     document = json.loads(printed[printed.index("{\n") :])
     failure = document["first_failure"]
-    assert (document["status"], failure["node"], failure["kind"]) == ("lost", "node1", "node_lost")
+    assert (document["status"], controller.returncode) == ("lost", 3)
+    assert (failure["node"], failure["kind"]) == ("node1", "node_lost")
+    assert [node["state"] for node in document["nodes"]] == ["ended", "lost"]
     assert abs(failure["time_s"] - vanished_s) < 5
     assert document["nodes"][1]["lost_s"] == failure["time_s"]
     # A program that is no worker of torchrun's records no exception of its own; the first failure was this one before.
@@ -72,6 +73,4 @@ def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_cons
     shown = command.run("show", run_id).stdout
     assert "node1: contact was lost" in shown
     assert consequence in shown
-    node0 = document["nodes"][0]
-    assert (node0["state"], node0["processes_left"]) == ("ended", 0)
-    wait_for(lambda: not processes_of(run_id))
+    assert document["nodes"][0]["processes_left"] == 0

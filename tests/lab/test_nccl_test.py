@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")
 MIB = 1 << 20
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path / "runs")
-
-
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """With a run directory that all tests of this module share."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,11 +29,11 @@ def six(_clean_machine: None) -> Iterator[Lab]:
     down_lab()
 
 
-def test_slow_nodes_and_slow_directions_are_named(six: Lab, tmp_path: Path) -> None:
+def test_slow_nodes_and_slow_directions_are_named(six: Lab, command: Command) -> None:
     try:
         for node, way in (("node0", "receive"), ("node2", "send"), ("node4", "both")):
             make_fault(six, LinkSlow(node=node, rate_gbit_per_s=TENTH_GBIT_PER_S, way=way))
-        document = Command(tmp_path / "runs").document(*OPTIONS)
+        document = command.document(*OPTIONS)
     finally:
         clear_faults(six)
     assert len(document["tcp"]["pairs"]) == 6 * 5
@@ -44,8 +43,8 @@ def test_slow_nodes_and_slow_directions_are_named(six: Lab, tmp_path: Path) -> N
     assert not agents()
 
 
-def test_healthy_nodes_have_nobody_odd_among_them(six: Lab, tmp_path: Path) -> None:
-    document = Command(tmp_path / "runs").document(*OPTIONS)
+def test_healthy_nodes_have_nobody_odd_among_them(six: Lab, command: Command) -> None:
+    document = command.document(*OPTIONS)
     assert document["nodes"] == [node.name for node in six.nodes]
     assert document["odd"] == []
     assert all(0.6 * RATE_GBIT_PER_S < one["gbit_per_s"] < 1.1 * RATE_GBIT_PER_S for one in document["tcp"]["pairs"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,14 @@ from multinode.lab.state import Lab
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import observe_run
 from tests.analyse.seen_theory import theory
-from tests.lab.launching import REPOSITORY, Command
+from tests.lab.launching import Command, call_here
+from tests.lab.supervised import LAUNCH as QUICK
+from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 TRAIN = str(Path(__file__).with_name("train_mlp.py"))
-LAUNCH = ("launch", "--hosts", "lab", "--no-check", "--json", "--env", "DS_ACCELERATOR=cpu")
+LAUNCH = ("launch", "--hosts", "lab", "--no-check", "--json", "--env", "DS_ACCELERATOR=cpu", *REAL_TORCH)
 TWO_NODES = ("--workers-per-node", "1")
 ONE_NODE = ("--nodes", "1", "--workers-per-node", "2")
 # The end of the warm-up, a window of five steps, and enough steps that it did not touch.
@@ -34,17 +34,11 @@ COUNTED = ("--strategy", "ddp", "--steps", "24", "--width", "512", "--batch", "1
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path / "runs")
-
-
-@pytest.fixture
 def rate() -> Iterator[Callable[[str], None]]:
     """Sets the rate of all nodes; they get back what they had."""
 
     def change(value: str) -> None:
-        multinode = [sys.executable, "-m", "multinode", "lab", "rate", "all", value]
-        subprocess.run(multinode, cwd=REPOSITORY, check=True, capture_output=True, timeout=60)
+        assert call_here("lab", "rate", "all", value).returncode == 0
 
     yield change
     change("1gbit")
@@ -216,7 +210,7 @@ def test_a_training_that_never_steps_ends_well_and_the_summary_says_what_is_miss
 ) -> None:
     script = shared_dir / "idle.py"
     script.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n")
-    done = command.run(*LAUNCH, *TWO_NODES, "--", str(script))
+    done = command.run(*QUICK, *TWO_NODES, "--", str(script))
     assert done.returncode == 0, done.stdout + done.stderr
     summary = command.document("show", "last", "--json")["summary"]
     assert summary["step_time_ms"] is None

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.lab]
 
 
 def test_secrets_reach_the_worker_and_nothing_that_others_read(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forwarded ones, and one of the hostfile: of that, the user's own file is kept as it was written."""
     secret, written = "hf-s3cr3t-of-this-test", "wandb-s3cr3t-of-this-test"
@@ -28,7 +28,6 @@ def test_secrets_reach_the_worker_and_nothing_that_others_read(
     hostfile.write_text(Path(lab.hostfile).read_text().replace(" slots=", f" env.WANDB_API_KEY={written} slots="))
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setenv("PLAIN_NAME", f"also-{secret}")
-    command = Command(tmp_path / "runs")
     forwarded = ("--env", f"PYTHONPATH={STAND_IN}", "--env", "HF_TOKEN", "--env", "PLAIN_NAME")
     launch = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", *forwarded, "--prelude", "true")
     for options in (("--dry-run",), ("--dry-run", "--json")):
@@ -77,7 +76,7 @@ output_dir: out
 
 
 def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
-    lab: Lab, tmp_path: Path, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, command: Command, tmp_path: Path, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By env., by --env, as an argument, in the setup text and in the YAML; the job itself has it."""
     secret = "one-s3cr3t-of-this-test"
@@ -87,7 +86,6 @@ def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
     (shared_dir / "fail.py").write_text(FAILING)
     yaml = tmp_path / "sft.yaml"
     yaml.write_text(TRAINED)
-    command = Command(tmp_path / "runs")
     forwarded = ("--env", "HF_TOKEN", "--env", f"PYTHONPATH={STAND_IN}")
     setup = ("--prelude", f"export SWANLAB_API_KEY={secret}")
     common = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", "--no-check", *forwarded, *setup)

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab.launching import DEADLINE_S, Command, agents, processes_of, wait_for
-from tests.lab.supervised import LAUNCH, TRAIN, GoFile, command, document_in, go_file, read_document, worker
-
-__all__ = ["command", "go_file"]
+from tests.lab.supervised import LAUNCH, TRAIN, GoFile, document_in, read_document, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 

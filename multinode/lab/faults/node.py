@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 from pathlib import Path
 
 import msgspec
@@ -76,7 +75,7 @@ class NodeState(AnyFault, frozen=True, kw_only=True, tag="node"):
         # What a start left that was begun and not finished.
         _kill(scene.node)
         rate = scene.node.rate_gbit_per_s
-        (started,) = start_nodes(scene.lab.spec, sys.executable, [scene.node.node_rank])
+        (started,) = start_nodes(scene.lab.spec, [scene.node.node_rank])
         write_speed(started, rate)
         return msgspec.structs.replace(started, rate_gbit_per_s=rate)
 

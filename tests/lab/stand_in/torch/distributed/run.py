@@ -1,7 +1,8 @@
 """Stands in for torchrun: a node's ranks with its variables, each in a session of its own, and its report of a failure.
 
 As torchrun does, it ends the node's other ranks when one fails, and waits for the other nodes at the beginning and at
-the end.
+the end. Where the variable REAL_TORCH is set, its workers do not find this package and have the installed torch;
+their rank 0 holds the store, at the next port.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from .meeting import Hub, Member
 
+_STAND_IN = str(Path(__file__).parents[2])
 _POLL_S = 0.05
 _CLOSE_S = 30.0
 _REPORT = """\
@@ -88,6 +91,13 @@ class Launcher:
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_USE_AGENT_STORE": True,
         }
+        if "REAL_TORCH" in os.environ:
+            path = [one for one in os.environ["PYTHONPATH"].split(os.pathsep) if one != _STAND_IN]
+            variables |= {
+                "PYTHONPATH": os.pathsep.join(path),
+                "MASTER_PORT": options.master_port + 1,
+                "TORCHELASTIC_USE_AGENT_STORE": False,
+            }
         return subprocess.Popen(
             [sys.executable, "-u", options.script, *options.arguments],
             env=os.environ | {name: str(value) for name, value in variables.items()},

@@ -1,9 +1,12 @@
+"""A node that is held to a part of the processors or of the memory: its jobs, what runs already, and its own view."""
+
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from multinode.core.run.samples import CgroupSample, CpuSample, Sample, parse_samples
 from multinode.errors import UsageError
 from multinode.lab.access import SSH_CONFIG
-from multinode.lab.cgroups import find_groups, find_top
-from multinode.lab.cluster import down_lab
-from multinode.lab.faults import Cpu, Memory, NodeState, clear_faults, make_fault
+from multinode.lab.cgroups import Controller, find_groups, find_top
+from multinode.lab.cluster import down_lab, exec_in_node
+from multinode.lab.faults import Cpu, Fault, Memory, NodeState, SshdState, clear_faults, make_fault
 from multinode.lab.processes import is_alive
 from multinode.lab.state import STATE_DIR, Lab
 from multinode.lab.teardown import find_remains
@@ -54,6 +58,16 @@ connection, _ = socket.create_server(("", 29777)).accept()
 os.kill(os.getpid(), connection.recv(1)[0])
 """
 
+# Works for a second, and says how much of it it had a core.
+BUSY = (
+    "import time; a, b = time.monotonic(), time.process_time()\n"
+    "while time.monotonic() - a < 1: pass\n"
+    "print((time.process_time() - b) / (time.monotonic() - a))"
+)
+LIMITED = 0.3
+# A period that was just begun and a busy machine blur both; with a whole core it gets far more than this.
+MOST = 0.42
+
 
 def take(shell: Command, node: str, size_mib: int) -> str:
     """The exit code of a process that takes so much on a node."""
@@ -63,6 +77,10 @@ def take(shell: Command, node: str, size_mib: int) -> str:
 
 def memory(node: str, limit_mib: int = LIMIT) -> Memory:
     return Memory(node=node, limit_bytes=limit_mib * MIB)
+
+
+def limit(controller: Controller, node: str) -> Fault:
+    return Cpu(node=node, share=LIMITED) if controller == "cpu" else memory(node)
 
 
 @contextmanager
@@ -82,6 +100,10 @@ def waiting(node: str) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         yield process
+
+
+def share_of(shell: Command, node: str) -> float:
+    return float(shell(node, f"{sys.executable} -c '{BUSY}'").stdout)
 
 
 def test_who_takes_more_is_killed_there_and_nobody_else(made: Lab, shell: Command) -> None:
@@ -115,52 +137,117 @@ def test_of_two_limits_the_newest_counts_until_it_is_cleared(made: Lab, shell: C
     assert find_groups() == []
 
 
-def launched(training: str, folder: Path, runs: Path) -> tuple[int, dict[str, Any]]:
+def launched(command: launching.Command, training: str, folder: Path) -> tuple[int, dict[str, Any]]:
     """Exit code and run of a training with one worker on each node."""
     script = folder / "training.py"
     script.write_text(training)
     options = ("--hosts", "lab", "--grace", "2", "--json", "--workers-per-node", "1")
-    return launching.Command(runs).code_and_document("launch", *options, "--", str(script))
+    return command.code_and_document("launch", *options, "--", str(script))
 
 
 def test_a_launch_tells_the_node_and_the_rank_that_the_kernel_killed(
-    made: Lab, shared_dir: Path, tmp_path: Path
+    made: Lab, shared_dir: Path, command: launching.Command
 ) -> None:
     make_fault(made, memory("node1", LAUNCH_LIMIT))
-    code, ended = launched(STARVED, shared_dir, tmp_path)
+    code, ended = launched(command, STARVED, shared_dir)
     failure = ended["first_failure"]
     assert (code, failure["kind"], failure["node"], failure["rank"]) == (1, "out_of_memory", "node1", 1)
     assert failure["signal"] == "SIGKILL"
     assert [node["oom_kills"] for node in ended["nodes"]] == [0, 1]
     # The supervisor lived to tell, and left nothing.
     assert [node["state"] for node in ended["nodes"]] == ["ended", "ended"]
-    assert not launching.processes_of(ended["run_id"])
 
 
-def test_a_worker_that_somebody_killed_did_not_run_out_of_memory(made: Lab, shared_dir: Path, tmp_path: Path) -> None:
+def test_a_worker_that_somebody_killed_did_not_run_out_of_memory(
+    made: Lab, shared_dir: Path, command: launching.Command
+) -> None:
     # Although the kernel killed somebody on the same machine, as /proc/vmstat tells it, meanwhile.
     make_fault(made, memory("node1", LAUNCH_LIMIT))
-    code, ended = launched(KILLED_BY_SOMEBODY, shared_dir, tmp_path)
+    code, ended = launched(command, KILLED_BY_SOMEBODY, shared_dir)
     failure = ended["first_failure"]
     assert (code, failure["kind"], failure["node"], failure["rank"]) == (1, "killed", "node0", 0)
     assert [node["oom_kills"] for node in ended["nodes"]] == [0, 1]
 
 
-def test_the_node_sees_its_limit_and_cannot_change_it(made: Lab, shell: Command) -> None:
-    make_fault(made, memory("node0"))
+@pytest.mark.timing
+def test_a_busy_loop_gets_its_share_until_cleared(made: Lab, shell: Command) -> None:
+    before = share_of(shell, "node1")
+    make_fault(made, Cpu(node="node1", share=LIMITED))
+    assert share_of(shell, "node1") == pytest.approx(LIMITED, abs=MOST - LIMITED)
+    # The other node has what it had, if others leave it that.
+    assert share_of(shell, "node0") > before / 2
+    clear_faults(made)
+    assert share_of(shell, "node1") > before / 2
+    assert find_groups() == []
+
+
+def test_what_ran_already_is_held_and_so_is_lab_exec(made: Lab, shell: Command) -> None:
+    pid = shell("node0", "sh -c 'while :; do :; done' >/dev/null 2>&1 & echo $!").stdout
+    make_fault(made, Cpu(node="node0", share=LIMITED))
     (group,) = find_groups()
-    top = find_top("memory")
+    usage, began = _usage_s(made), time.monotonic()
+    time.sleep(1)
+    used, elapsed = _usage_s(made) - usage, time.monotonic() - began
+    shell("node0", f"kill {pid}")
+    assert 0 < used < MOST * elapsed
+    assert exec_in_node(made.nodes[0], ["grep", "-q", group.name, "/proc/self/cgroup"]) == 0
+    assert exec_in_node(made.nodes[1], ["grep", "-q", group.name, "/proc/self/cgroup"]) == 1
+
+
+@pytest.mark.timing
+def test_a_run_records_the_limit_of_its_job(made: Lab, command: launching.Command) -> None:
+    make_fault(made, Cpu(node="node1", share=LIMITED))
+    busy = (sys.executable, "-c", BUSY.replace("< 1", "< 3"))
+    done = command.run("launch", "--hosts", "lab", "--workers-per-node", "1", "--engine", "command", "--", *busy)
+    assert done.returncode == 0, done.stderr
+    free, held = (_samples(command, node_rank) for node_rank in range(2))
+    assert {one.quota_cores for one in free if isinstance(one, CgroupSample)} == {None}
+    limits = [one for one in held if isinstance(one, CgroupSample)]
+    assert {one.quota_cores for one in limits} == {LIMITED}
+    # On a busy machine others hold it back as well, and the limit less often.
+    assert limits[-1].throttled_us > limits[0].throttled_us
+    assert limits[-1].throttled_periods > limits[0].throttled_periods
+    cores = [one.job_cores for one in held if isinstance(one, CpuSample) and one.job_cores is not None]
+    assert 0 < max(cores) < 2 * MOST
+
+
+def test_of_two_shares_the_newest_counts_and_a_daemon_that_comes_back_is_free(made: Lab, shell: Command) -> None:
+    make_fault(made, Cpu(node="node0", share=0.5))
+    make_fault(made, Cpu(node="node0", share=LIMITED))
+    (group,) = find_groups()
+    quota = next(file for name in ("cpu.max", "cpu.cfs_quota_us") if (file := group / name).exists())
+    assert quota.read_text().split()[0] == "30000"
+    make_fault(made, SshdState(node="node0", how="stop"))
+    # Cleared newest first: the daemon is started while the limit is in force, in the node's group.
+    assert len(clear_faults(made)) == 3
+    assert find_groups() == []
+    assert shell("node0", f"grep -c {group.name} /proc/self/cgroup").stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("controller", "unified", "split", "text"),
+    [
+        ("cpu", "cpu.max", "cpu/{}/cpu.cfs_quota_us", "30000"),
+        ("memory", "memory.max", "memory/{}/memory.limit_in_bytes", str(LIMIT * MIB)),
+    ],
+)
+def test_the_node_sees_its_limit_and_cannot_change_it(  # noqa: PLR0917 - a row of the table
+    made: Lab, shell: Command, controller: Controller, unified: str, split: str, text: str
+) -> None:
+    make_fault(made, limit(controller, "node0"))
+    (group,) = find_groups()
+    top = find_top(controller)
     assert top is not None
-    place = f"/sys/fs/cgroup/{group.name}" if top.unified else f"/sys/fs/cgroup/memory/{group.name}"
-    file = "memory.max" if top.unified else "memory.limit_in_bytes"
-    assert shell("node0", f"cat {place}/{file}").stdout == f"{LIMIT * MIB}\n"
-    assert "Read-only" in shell("node0", f"echo 0 > {place}/{file}").stderr
+    file = f"/sys/fs/cgroup/{f'{group.name}/{unified}' if top.unified else split.format(group.name)}"
+    assert shell("node0", f"cat {file}").stdout.split()[0] == text
+    assert "Read-only" in shell("node0", f"echo 90000 > {file}").stderr
 
 
 @pytest.mark.parametrize("lost", [None, "state"])
-def test_down_leaves_no_group_even_without_its_records(made: Lab, lost: str | None) -> None:
-    make_fault(made, memory("node0"))
-    make_fault(made, memory("node1"))
+@pytest.mark.parametrize("controller", ["cpu", "memory"])
+def test_down_leaves_no_group_even_without_its_records(made: Lab, controller: Controller, lost: str | None) -> None:
+    make_fault(made, limit(controller, "node0"))
+    make_fault(made, limit(controller, "node1"))
     make_fault(made, NodeState(node="node1", how="kill"))
     assert find_remains().cgroups == tuple(map(str, find_groups()))
     assert len(find_groups()) == 2
@@ -171,8 +258,9 @@ def test_down_leaves_no_group_even_without_its_records(made: Lab, lost: str | No
     assert not find_remains()
 
 
-def test_a_killed_node_comes_back_without_its_limit(made: Lab, shell: Command) -> None:
-    make_fault(made, memory("node1"))
+@pytest.mark.parametrize("controller", ["cpu", "memory"])
+def test_a_killed_node_comes_back_without_its_limit(made: Lab, shell: Command, controller: Controller) -> None:
+    make_fault(made, limit(controller, "node1"))
     make_fault(made, NodeState(node="node1", how="kill"))
     assert len(clear_faults(made)) == 2
     assert find_groups() == []
@@ -218,6 +306,31 @@ def test_a_machine_without_the_controller_says_so_in_a_line(made: Lab) -> None:
     assert "mount -t cgroup -o memory" in done.stderr
 
 
-def test_a_fault_of_too_little_is_refused_before_anything_is_made() -> None:
+def test_what_is_too_little_or_all_there_is_is_refused_before_anything_is_made(made: Lab) -> None:
     with pytest.raises(UsageError, match="a node cannot do with 10 MiB"):
         memory("node0", 10)
+    with pytest.raises(UsageError, match="a node cannot do with"):
+        Cpu(node="node0", share=0.0)
+    with pytest.raises(UsageError, match="no limit"):
+        make_fault(made, Cpu(node="node0", share=4096))
+    assert find_groups() == []
+
+
+def _samples(command: launching.Command, node_rank: int) -> list[Sample]:
+    """What the sampler of one node recorded in the only run there is."""
+    (path,) = command.runs.glob(f"*/samples/node-{node_rank}/node.jsonl")
+    return list(parse_samples(path.read_bytes().splitlines()))
+
+
+def _usage_s(lab: Lab) -> float:
+    """Processor seconds of node 0's children of process 1 and below, as /proc has them."""
+    ticks = 0
+    namespace = Path(f"/proc/{lab.nodes[0].init.pid}/ns/pid").stat().st_ino
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "ns/pid").stat().st_ino == namespace:
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        except OSError:
+            continue
+    return ticks / 100
