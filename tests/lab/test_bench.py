@@ -16,11 +16,12 @@ from multinode.lab.faults import Cpu, SshdState, make_fault
 from multinode.lab.state import Lab
 from tests.lab.faulting import Make
 from tests.lab.launching import DEADLINE_S, Command, agents
+from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch]
 
 PRODUCT = ("--only", "matmul", "--dtype", "fp32", "--size", "512")
-QUICK = (*PRODUCT, "--workers-per-node", "1")
+QUICK = (*PRODUCT, *REAL_TORCH, "--workers-per-node", "1")
 # As anyone would time it.
 PLAIN = """
 import time, torch
@@ -37,7 +38,8 @@ print(2 * 512**3 * calls / (time.perf_counter() - began) / 1e12)
 
 @pytest.mark.usefixtures("lab")
 def test_every_worker_is_measured_alone_and_together(command: Command) -> None:
-    code, document = command.code_and_document("bench", "--hosts", "lab", *PRODUCT, "--seconds", "0.2", "--json")
+    options = (*PRODUCT, *REAL_TORCH, "--seconds", "0.2", "--json")
+    code, document = command.code_and_document("bench", "--hosts", "lab", *options)
     assert code == 0
     assert document["schema"] == "multinode.bench/1"
     assert document["phases"] == ["alone", "together"]

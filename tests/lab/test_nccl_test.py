@@ -13,6 +13,7 @@ from multinode.lab.state import Lab
 from multinode.units import goodput_gb_per_s
 from tests.lab.faulting import Make
 from tests.lab.launching import Command, agents, call_here, processes_of, wait_for
+from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
@@ -103,7 +104,7 @@ def assert_path(document: dict[str, Any], within: float) -> None:
 def test_workers_of_one_node_use_loopback_and_the_card_carries_the_rest(command: Command) -> None:
     document = command.document(
         *("nccl-test", "all_reduce", "all_to_all", "--hosts", "lab", "--workers-per-node", "2", "--no-tcp"),
-        *("-b", "8M", "-e", "8M", "-n", "5", "--json"),
+        *("-b", "8M", "-e", "8M", "-n", "5", "--json", *REAL_TORCH),
     )
     assert (document["world_size"], document["tcp"]["connections"]) == (4, 0)
     assert_path(document, within=0.03)
@@ -112,7 +113,7 @@ def test_workers_of_one_node_use_loopback_and_the_card_carries_the_rest(command:
 def test_traffic_that_is_forced_over_the_management_network_is_caught(command: Command, tmp_path: Path) -> None:
     page = tmp_path / "busbw.html"
     done = command.run(
-        *("nccl-test", "--hosts", "lab", "--no-check", "--env", "GLOO_SOCKET_IFNAME=eth0"),
+        *("nccl-test", "--hosts", "lab", "--no-check", "--env", "GLOO_SOCKET_IFNAME=eth0", *REAL_TORCH),
         *("-b", "4M", "-e", "8M", "-f", "2", "-n", "3", "--no-tcp", "--format", "nccl-tests", "--html", str(page)),
     )
     assert done.returncode == 0
@@ -134,7 +135,7 @@ def test_traffic_that_is_forced_over_the_management_network_is_caught(command: C
 
 @pytest.mark.timing
 def test_the_messages_of_a_training_are_tested(command: Command) -> None:
-    like = ("--like", "configs/tiny_sft.yaml")
+    like = ("--like", "configs/tiny_sft.yaml", *REAL_TORCH)
     document = command.document("nccl-test", "--hosts", "lab", *like, "-n", "3", "--no-tcp", "--json")
     sent = document["like"]
     total = sum(message["size_bytes"] * message["times"] for message in sent["messages"])
