@@ -164,10 +164,16 @@ def agents() -> list[int]:
     return found
 
 
+def assert_no_agents() -> None:
+    """No agent is left on any node, now or in the moment that a process of its own would have taken to end."""
+    wait_for(lambda: not agents())
+
+
 def assert_nothing_left(command: Command) -> None:
-    """Nothing of any run is left on any node, now or in a moment."""
+    """Nothing of any run is left on any node, likewise."""
     runs = [path.parent.name for path in command.runs.glob("*/run.json")]
-    wait_for(lambda: not agents() and not any(map(processes_of, runs)))
+    wait_for(lambda: not any(map(processes_of, runs)))
+    assert_no_agents()
 
 
 def command_line(pid: int) -> str:

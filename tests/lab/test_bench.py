@@ -15,7 +15,7 @@ from multinode.lab.cluster import LabNode, ns_command
 from multinode.lab.faults import Cpu, SshdState, make_fault
 from multinode.lab.state import Lab
 from tests.lab.faulting import Make
-from tests.lab.launching import DEADLINE_S, Command, agents
+from tests.lab.launching import DEADLINE_S, Command, assert_no_agents
 from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch]
@@ -51,7 +51,7 @@ def test_every_worker_is_measured_alone_and_together(command: Command) -> None:
             assert test["alone"]["value"] > 0
             assert test["together"]["value"] > 0
             assert worker["use"]["alone"]["seconds"] > 0
-    assert not agents()
+    assert_no_agents()
     run_id = document["run_id"]
     runs = {run["run_id"]: run["kind"] for run in command.document("runs", "--json")["runs"]}
     assert set(runs) == {run_id, *(f"{run_id}-{phase}-{rank}" for phase in ("alone", "together") for rank in (0, 1))}

@@ -32,7 +32,7 @@ from multinode.lab.faults import (
     clear_faults,
     make_fault,
 )
-from tests.lab.launching import REPOSITORY, Command, agents, listener
+from tests.lab.launching import REPOSITORY, Command, assert_no_agents, listener
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab")]
 
@@ -129,7 +129,7 @@ def test_a_healthy_lab_has_neither_errors_nor_warnings(lab: Lab, command: Comman
     code, document = check(command, JOB)
     assert (code, document["ok"], serious(document)) == (0, True, [])
     assert len(document["streams"]) == len(lab.nodes) * (len(lab.nodes) - 1)
-    assert not agents()
+    assert_no_agents()
 
 
 @pytest.mark.parametrize(("options", "rows"), GROUPS, ids=lambda value: str(value)[:60])

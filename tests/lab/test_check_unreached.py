@@ -8,7 +8,7 @@ import pytest
 
 from multinode.lab.cluster import Lab, LabSpec, up_lab
 from multinode.lab.faults import Fault, LinkDown, NodeState, SshdState, make_fault
-from tests.lab.launching import Command, agents
+from tests.lab.launching import Command, assert_no_agents
 
 pytestmark = [pytest.mark.lab]
 
@@ -47,4 +47,4 @@ def test_each_costs_its_own_deadline_and_the_others_are_complete(eight: Lab, com
     assert not any(node["reached"] for node in others)
     assert {"torch", "llamafactory"} <= set(first["packages"])
     assert document["time_s"] < 60
-    assert not agents()
+    assert_no_agents()

@@ -12,7 +12,7 @@ import pytest
 
 from multinode.lab.cluster import Lab, ns_command, set_rate
 from multinode.lab.faults import Cpu, Fault
-from tests.lab.launching import DEADLINE_S, Command, agents, wait_for
+from tests.lab.launching import DEADLINE_S, Command, agents, assert_no_agents, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
@@ -44,7 +44,7 @@ class Contrasted:
         (saved / "adapter.bin").write_text("mine")
         job = (JOB, "--steps", "6", "--set", f"output_dir={saved}")
         self.document = measure(self.command, *CONTRAST, *job, "--hosts", lab.hostfile)
-        self.agents = agents()
+        assert_no_agents()
         self.baseline, self.candidate = self.document["baseline"], self.document["candidate"]
         self.speedup = self.candidate["samples_per_s"]["value"] / self.baseline["samples_per_s"]["value"]
         self.run_id: str = self.command.document("show", "last", "--json")["run"]["run_id"]
@@ -95,7 +95,6 @@ class TestLlamaFactoryOverASlowLink:
         assert {path.name for path in runs.iterdir()} >= {*baseline["run_ids"], *candidate["run_ids"]}
         listed = contrasted.command.document("runs", "--json")["runs"]
         assert [run["kind"] for run in listed] == ["contrast"] * 3
-        assert not contrasted.agents
 
     def test_the_slow_link_is_the_network(self, contrasted: Contrasted) -> None:
         document, candidate = contrasted.document, contrasted.candidate

@@ -21,7 +21,7 @@ from multinode.lab.state import Lab
 from tests.lab.launching import (
     SCRIPT,
     Command,
-    agents,
+    assert_no_agents,
     assert_succeeded,
     processes_of,
 )
@@ -100,7 +100,7 @@ def assert_trained_together(command: Command, document: dict[str, Any], world_si
 
 def assert_nothing_left(document: dict[str, Any]) -> None:
     assert not processes_of(document["run_id"])
-    assert not agents()
+    assert_no_agents()
 
 
 @pytest.mark.usefixtures("tiny")

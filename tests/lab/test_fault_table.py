@@ -25,6 +25,7 @@ from tests.lab.launching import (
     SCRIPT,
     Command,
     agents,
+    assert_no_agents,
     assert_nothing_left,
     assert_succeeded,
     command_line,
@@ -294,7 +295,7 @@ def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
         code, run = command.code_and_document(*OPTIONS, *COUNT, "--steps", "2")
         assert (code, run["status"]) == (0, "succeeded")
     wait_for(lambda: left() == before)
-    assert not agents()
+    assert_no_agents()
     assert _temporary() == temporary
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.launching import SCRIPT, Command, agents, assert_succeeded, processes_of
+from tests.lab.launching import SCRIPT, Command, assert_no_agents, assert_succeeded, processes_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("module_lab")]
 
@@ -23,7 +23,8 @@ class Done:
         done = self.command.run(*LAUNCH, *arguments)
         self.code, self.stdout, self.stderr = done.returncode, done.stdout, done.stderr
         self.directory = runs / self.command.run_id()
-        self.leftovers = (processes_of(self.directory.name), agents())
+        self.leftovers = processes_of(self.directory.name)
+        assert_no_agents()
 
     def read(self, name: str) -> Any:
         return json.loads((self.directory / name).read_text())
@@ -44,7 +45,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.mark.parametrize("name", ["script", "failed"])
 def test_nothing_is_left_on_the_nodes(name: str, request: pytest.FixtureRequest) -> None:
-    assert request.getfixturevalue(name).leftovers == ([], [])
+    assert request.getfixturevalue(name).leftovers == []
 
 
 def test_a_plain_script_runs_with_one_worker_a_node(script: Done) -> None:

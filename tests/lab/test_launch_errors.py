@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multinode.lab.state import Lab
-from tests.lab.launching import REPOSITORY, SCRIPT, agents, call_here, listener
+from tests.lab.launching import REPOSITORY, SCRIPT, assert_no_agents, call_here, listener
 
 pytestmark = [pytest.mark.lab]
 
@@ -27,7 +27,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def launch(hostfile: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
     done = call_here("launch", "--hosts", str(hostfile), *options, "--", SCRIPT, "--steps", "2")
     assert "Traceback" not in done.stderr
-    assert not agents()
+    assert_no_agents()
     return done
 
 
@@ -74,7 +74,7 @@ def test_a_misspelt_key_of_the_training(verb: tuple[str, ...]) -> None:
     assert done.returncode == 1
     assert "has no argument 'cutof_len' (--set): it refuses to start" in done.stderr
     assert "hint: the nearest that it has: --set cutoff_len=..." in done.stderr
-    assert not agents()
+    assert_no_agents()
 
 
 def test_a_dry_run_touches_no_network(runs: Path) -> None:

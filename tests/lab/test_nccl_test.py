@@ -12,7 +12,7 @@ from multinode.lab.faults import LinkSlow, NodeState
 from multinode.lab.state import Lab
 from multinode.units import goodput_gb_per_s
 from tests.lab.faulting import Make
-from tests.lab.launching import Command, agents, call_here, processes_of, wait_for
+from tests.lab.launching import Command, assert_no_agents, call_here, processes_of, wait_for
 from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
@@ -34,7 +34,7 @@ def healthy(module_lab: Lab, commands: Command) -> dict[str, Any]:
     sizes = ("-b", "256K", "-e", "16M", "-f", "8", "-n", "6")
     code, document = commands.code_and_document("nccl-test", *collectives, "--hosts", "lab", *sizes, "--json")
     assert code == 0
-    assert not agents()
+    assert_no_agents()
     return document
 
 
@@ -152,7 +152,7 @@ def test_workers_of_this_machine_need_no_node(command: Command) -> None:
     assert (code, document["nodes"], document["world_size"]) == (0, ["localhost"], 2)
     assert document["rows"][0]["num_wrong"] == 0
     assert document["link_gbit_per_s"] is None
-    assert not agents()
+    assert_no_agents()
 
 
 def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
@@ -160,7 +160,7 @@ def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
     assert done.returncode == 1
     assert "error: node" in done.stderr
     assert "GPU" in done.stderr
-    assert not agents()
+    assert_no_agents()
 
 
 def test_a_node_that_is_lost_in_the_middle_ends_it(command: Command, fault: Make) -> None:

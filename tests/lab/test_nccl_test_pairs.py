@@ -11,7 +11,7 @@ from multinode.lab.cluster import LabSpec, down_lab
 from multinode.lab.faults import LinkSlow, clear_faults, make_fault
 from multinode.lab.state import Lab
 from tests.lab.conftest import stand_lab
-from tests.lab.launching import Command, agents
+from tests.lab.launching import Command, assert_no_agents
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 
@@ -40,7 +40,7 @@ def test_slow_nodes_and_slow_directions_are_named(six: Lab, command: Command) ->
     odd = sorted((one["kind"], one["nodes"]) for one in document["odd"])
     assert odd == [("node", ["node4"]), ("receives", ["node0"]), ("sends", ["node2"])]
     assert sorted(document["verdict"]["nodes"][:3]) == ["node0", "node2", "node4"]
-    assert not agents()
+    assert_no_agents()
 
 
 def test_healthy_nodes_have_nobody_odd_among_them(six: Lab, command: Command) -> None:

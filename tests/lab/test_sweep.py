@@ -13,7 +13,7 @@ import pytest
 
 from multinode.lab.cluster import Lab, LabSpec, ns_command, up_lab
 from multinode.lab.faults import Memory, make_fault
-from tests.lab.launching import DEADLINE_S, Command, agents, kill, wait_for
+from tests.lab.launching import DEADLINE_S, Command, agents, assert_no_agents, kill, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("tiny")]
@@ -103,7 +103,7 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
     # A node sees what other runs have left in the home directory of this machine.
     (path,) = command.runs.glob("*/grid.json")
     assert not [name for name in left_on(own_lab) if name.startswith(path.parent.name)]
-    assert not agents()
+    assert_no_agents()
     check_table(command)
 
 
