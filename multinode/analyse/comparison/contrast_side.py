@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -11,7 +10,7 @@ import msgspec
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.job.cell_batch import global_batch
 from multinode.analyse.job.workload import Settings, Workload
-from multinode.analyse.stats.spread import Ranged, Spread, ranged
+from multinode.analyse.stats.spread import Ranged, Spread, known_mean, ranged
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.repeated_split import average_splits
 from multinode.analyse.steps.summary import Summary
@@ -182,18 +181,13 @@ def _with_split(side: Side, runs: Sequence[SideRun], speeds: Sequence[_Speed]) -
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
-
-
 def _with_energy(side: Side, runs: Sequence[SideRun]) -> Side:
     found = [_energy(run.summary, side.global_batch or 0) for run in runs]
     reason = next((one.reason for one in found if one.reason), "")
     return msgspec.structs.replace(
         side,
-        power_w=_mean([one.power_w for one in found]),
-        energy_j_per_sample=_mean([one.j_per_sample for one in found]),
+        power_w=known_mean([one.power_w for one in found]),
+        energy_j_per_sample=known_mean([one.j_per_sample for one in found]),
         missing=side.missing | (dict.fromkeys(_unknown_energy(found), reason) if reason else {}),
     )
 
