@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -91,8 +90,7 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
     answered_s = time.time()
     try:
         facts = convert(record | {"node": node.name}, NodeFacts, strict=False)
-        _check_addresses(facts)
-    except (msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
         raise NodeFailed(f"its facts cannot be read: {error}", node=node.name) from error
     return msgspec.structs.replace(facts, clock_offset_s=_clock_offset(facts.time_s, asked_s, answered_s))
 
@@ -104,12 +102,3 @@ def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> fl
     # The node reads its clock last, so the time from there to here is small; that a busy controller comes late to
     # read an answer must not look like a clock that is behind.
     return 0.0 if asked_s <= time_s <= answered_s else time_s - answered_s
-
-
-def _check_addresses(facts: NodeFacts) -> None:
-    """What planning will read as addresses are addresses."""
-    for interface in facts.interfaces:
-        for address in interface.addresses:
-            ipaddress.ip_interface(address)
-    if facts.ssh_address is not None:
-        ipaddress.ip_address(facts.ssh_address)

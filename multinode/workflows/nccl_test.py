@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
-from multinode.analyse.job.step_estimate import messages_to_test
-from multinode.analyse.job.step_messages import StepMessages, step_messages
+from multinode.analyse.job.step_messages import StepMessages, messages_to_test, step_messages
 from multinode.analyse.nccl_test.pair_speeds import RawTcp
 from multinode.analyse.nccl_test.scan_changes import compare_scans
 from multinode.analyse.nccl_test.scan_verdict import card_ceilings

@@ -5,8 +5,7 @@ import pytest
 
 from multinode.analyse.grid.cell_table import Look, combine, look_at, make_table, relative_to
 from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, value_names, value_of
-from multinode.analyse.job.cell_batch import BATCH_WORDS, global_batch
-from multinode.analyse.job.workload import Settings
+from multinode.analyse.job.workload import BATCH_WORDS, Settings, global_batch
 from multinode.analyse.stats.spread import Ranged
 from multinode.errors import UsageError
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, swept

@@ -5,9 +5,22 @@ from typing import Any
 import pytest
 
 from multinode.analyse.collectives.traffic import Layout, step_exchanges
-from multinode.analyse.job.step_messages import StepMessages, step_messages
-from multinode.analyse.job.training import read_training
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.analyse.job.step_messages import (
+    Gradient,
+    StepMessage,
+    StepMessages,
+    arriving,
+    estimate_step_us,
+    fill_past,
+    fill_up_to,
+    messages_to_test,
+    registered,
+    step_messages,
+)
+from multinode.analyse.job.training import Adapter, read_training
 from multinode.core.job.job import ScriptJob
+from multinode.core.measure.benchmark import Message
 from multinode.errors import JobError
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
@@ -171,3 +184,103 @@ def test_a_script_and_a_wrong_cap_are_told() -> None:
     assert "--like sft.yaml" in str(failed.value.hint)
     with pytest.raises(JobError, match="ddp_bucket_cap_mb: 'big'"):
         messages(FULL | {"ddp_bucket_cap_mb": "big"})
+
+
+QWEN_3 = LLAMA_3_8B | {"model_type": "qwen3", "head_dim": 128}
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    shape = parse_model(config)
+    assert shape is not None
+    return shape
+
+
+@pytest.mark.parametrize("config", [TINY, LLAMA_3_8B, QWEN_3])
+def test_every_parameter_has_one_gradient_in_either_order(config: dict[str, Any]) -> None:
+    shape = shape_of(config)
+    assert sum(one.elements for one in registered(shape, None)) == shape.parameters
+    assert sorted(one.elements for one in arriving(shape, None)) == sorted(
+        one.elements for one in registered(shape, None)
+    )
+
+
+@pytest.mark.parametrize("targets", [("all",), ("q_proj", "v_proj"), ("gate_proj", "lm_head", "embed_tokens")])
+def test_every_parameter_of_an_adapter_has_one(targets: tuple[str, ...]) -> None:
+    shape = shape_of(LLAMA_3_8B)
+    adapter = Adapter(rank=8, targets=targets)
+    for order in (registered, arriving):
+        assert sum(one.elements for one in order(shape, adapter)) == lora_parameters(shape, 8, targets)
+
+
+def test_gradients_arrive_from_the_output_to_a_tied_embedding() -> None:
+    # The order of the parameters that DDP rebuilt its buckets by, in its own logging data: 49 46 45 44 48 43 42 41.
+    order = arriving(shape_of(TINY), None)
+    mlp, square = Gradient(256 * 688), Gradient(256 * 256)
+    vector = Gradient(256, matrix=False)
+    assert order[:8] == (vector, mlp, mlp, mlp, vector, square, vector, square)
+    assert order[-1] == Gradient(2048 * 256)
+
+
+def test_an_output_layer_of_its_own_comes_first() -> None:
+    assert arriving(shape_of(LLAMA_3_8B), None)[0] == Gradient(128_256 * 4096)
+
+
+def test_ddps_bucket_takes_the_tensor_that_carries_it_past_its_cap() -> None:
+    assert fill_past([3, 3, 3, 3, 3, 1], [4, 9]) == (6, 9, 1)
+    assert fill_past([20, 1], [4, 9]) == (20, 1)
+    assert fill_past([], [4]) == ()
+
+
+def test_deepspeeds_bucket_is_sent_before_the_tensor_that_does_not_fit() -> None:
+    assert fill_up_to([3, 3, 3, 10, 1], 6) == (6, 3, 10, 1)
+    assert fill_up_to([], 6) == ()
+
+
+def step(*calls: tuple[str, int, int]) -> StepMessages:
+    found = (
+        StepMessage(collective=name, size_bytes=size, times=times, what="gradients") for name, size, times in calls
+    )
+    return StepMessages(training="DDP with LoRA", messages=tuple(found))
+
+
+def chosen(sent: StepMessages, *, most: int = 10, **named: int) -> list[tuple[str, int]]:
+    return [(one.collective, one.size_bytes) for one in messages_to_test(sent, most=most, **named)]
+
+
+def test_alike_sizes_of_a_collective_are_measured_once_at_the_commonest() -> None:
+    sent = step(("all_reduce", 1000, 2), ("all_reduce", 1040, 9), ("all_reduce", 2000, 1), ("all_gather", 1000, 1))
+    assert chosen(sent) == [("all_reduce", 1040), ("all_reduce", 2000), ("all_gather", 1000)]
+
+
+def test_too_many_leave_those_that_carry_most_in_all() -> None:
+    sent = step(("all_reduce", 100, 1000), ("all_reduce", 50_000, 1), ("all_gather", 99_000, 1))
+    assert chosen(sent, most=2) == [("all_reduce", 100), ("all_gather", 99_000)]
+    assert messages_to_test(sent, most=2)[0] == Message(collective="all_reduce", size_bytes=100)
+
+
+def test_no_collective_is_left_without_a_message_while_another_has_two() -> None:
+    sent = step(("all_gather", 9000, 9), ("all_gather", 5000, 9), ("reduce_scatter", 100, 1), ("reduce_scatter", 50, 1))
+    assert chosen(sent, most=2) == [("all_gather", 9000), ("reduce_scatter", 100)]
+    assert chosen(sent, most=3) == [("all_gather", 5000), ("all_gather", 9000), ("reduce_scatter", 100)]
+
+
+def test_a_gather_of_a_whole_model_is_measured_at_a_size_that_a_node_holds() -> None:
+    sent = step(("all_gather", 32_000_000_000, 1), ("all_gather", 16_000_000_000, 1))
+    assert chosen(sent) == [("all_gather", 1 << 30)]
+    assert chosen(sent, largest_bytes=1 << 20) == [("all_gather", 1 << 20)]
+
+
+def test_sizes_are_rounded_up_to_what_divides_among_the_workers() -> None:
+    assert chosen(step(("all_gather", 1001, 1)), multiple=12) == [("all_gather", 1008)]
+
+
+def test_the_estimate_counts_every_call_at_its_own_size() -> None:
+    sent = step(("all_reduce", 1000, 3), ("all_gather", 500, 2))
+    assert estimate_step_us(sent, lambda name, size: size / 10 + (5 if name == "all_gather" else 0)) == pytest.approx(
+        3 * 100 + 2 * 55
+    )
+
+
+def test_one_time_that_nobody_knows_leaves_no_estimate() -> None:
+    sent = step(("all_reduce", 1000, 3), ("all_gather", 500, 2))
+    assert estimate_step_us(sent, lambda name, _: 1.0 if name == "all_reduce" else None) is None

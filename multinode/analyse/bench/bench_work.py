@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from multinode.analyse.job.peak_flops import Peak, peak_of
+from multinode.analyse.job.flops import Peak, peak_of
 from multinode.core.measure.benchmark import DEVICE_DTYPES
 from multinode.core.run.samples import SpeedSample
 

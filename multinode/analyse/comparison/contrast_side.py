@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side
-from multinode.analyse.job.cell_batch import global_batch
-from multinode.analyse.job.workload import Settings, Workload
+from multinode.analyse.job.workload import Settings, Workload, global_batch
 from multinode.analyse.stats.spread import Ranged, Spread, known_mean, ranged
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.repeated_split import average_splits

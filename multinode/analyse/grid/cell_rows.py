@@ -17,8 +17,7 @@ import msgspec
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.grid.cells import MEASURED, CellRow, has_speed
-from multinode.analyse.job.cell_batch import global_batch
-from multinode.analyse.job.workload import Settings, Whole
+from multinode.analyse.job.workload import Settings, Whole, global_batch
 from multinode.analyse.stats.spread import Ranged
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.facts import NodeFacts

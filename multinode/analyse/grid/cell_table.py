@@ -23,8 +23,7 @@ from multinode.analyse.grid.cells import (
     require_name,
     value_of,
 )
-from multinode.analyse.job.cell_batch import BATCH_WORDS
-from multinode.analyse.job.workload import Whole
+from multinode.analyse.job.workload import BATCH_WORDS, Whole
 from multinode.analyse.stats.spread import Ranged, ratio
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.device_name import device_key

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.job.cell_batch import BATCH_NAMES
-from multinode.analyse.job.workload import Settings
+from multinode.analyse.job.workload import BATCH_NAMES, Settings
 from multinode.analyse.stats.spread import Ranged, Spread
 from multinode.core.grid.cell_columns import COLUMNS, IMPORTED, column_name
 from multinode.errors import UsageError

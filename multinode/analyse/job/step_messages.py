@@ -1,34 +1,39 @@
 """StepMessages: the collectives of one optimizer step with the sizes that go out as single calls.
 
-`traffic` says what a strategy moves in all; here it is cut as torch and DeepSpeed cut it. What a call takes is measured
-elsewhere; whether it hides behind the computation is not decided here.
+`traffic` says what a strategy moves in all; here it is cut as torch's DDP and DeepSpeed cut it: rules read in their
+sources and compared with recorded runs, of the tensors that a training has gradients of, their order, and the buckets
+that they are sent in. What a call takes is measured elsewhere; whether it hides behind the computation is not decided
+here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
-from multinode.analyse.job.gradients import (
-    Gradient,
-    arriving,
-    fill_past,
-    fill_up_to,
-    layer_gradients,
-    outer_gradients,
-    registered,
-)
 from multinode.analyse.job.model_size import ModelShape
 from multinode.analyse.job.training import Adapter, Training, read_training
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import Job, LlamaFactoryJob
+from multinode.core.measure.benchmark import Message
 from multinode.errors import JobError
 
-__all__ = ["StepMessage", "StepMessages", "step_messages"]
+__all__ = [
+    "Gradient",
+    "StepMessage",
+    "StepMessages",
+    "arriving",
+    "estimate_step_us",
+    "fill_past",
+    "fill_up_to",
+    "messages_to_test",
+    "registered",
+    "step_messages",
+]
 
 _MIB = 1 << 20
 # torch's DDP: the first bucket is smaller than the others, unless somebody sets their cap.
@@ -61,6 +66,24 @@ _LEFT_OUT = (
 )
 
 
+_EMBEDDING, _HEAD = "embed_tokens", "lm_head"
+# Sizes that differ by less take the same time, as far as a measurement tells.
+_ALIKE = 0.05
+# Above this a collective's bandwidth no longer changes, and the buffers of a test crowd the memory of a node.
+_LARGEST_BYTES = 1 << 30
+
+
+class Gradient(msgspec.Struct, frozen=True):
+    """One tensor's gradient.
+
+    Attributes:
+        matrix: whether it is of a weight; those of biases and normalisations lie in an optimizer group of their own.
+    """
+
+    elements: int
+    matrix: bool = True
+
+
 class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one kind and size.
 
@@ -90,13 +113,17 @@ class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class _Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one collective: their sizes, each made `times` times a step."""
+class _Calls(NamedTuple):
+    """Calls of one collective: what they carry, as elements of so many bytes, each call made `times` times a step."""
 
     collective: str
-    sizes_bytes: tuple[int, ...]
     what: str
+    elements: Iterable[int]
+    width: int
     times: int = 1
+
+
+_Sent = tuple[list[_Calls], tuple[str, ...]]
 
 
 def step_messages(job: Job, model: Mapping[str, Any] | None, layout: Layout) -> StepMessages:
@@ -126,12 +153,62 @@ def step_messages(job: Job, model: Mapping[str, Any] | None, layout: Layout) -> 
     return StepMessages(training=training.name, messages=_counted(calls), notes=(*notes, _LEFT_OUT))
 
 
+def messages_to_test(
+    step: StepMessages, *, most: int, largest_bytes: int = _LARGEST_BYTES, multiple: int = 1
+) -> tuple[Message, ...]:
+    """The messages to measure for a step: each collective's sizes, ascending, those that are alike as one.
+
+    Of alike sizes the commonest is taken. Where there are too many, the one of each collective that carries most bytes
+    in all is kept, then of the others those that carry most.
+
+    Args:
+        step: what a step sends.
+        most: how many messages there may be.
+        largest_bytes: messages above it are measured at this size.
+        multiple: of bytes, that each size is rounded up to: element size times workers makes every collective even.
+    """
+    times: dict[str, Counter[int]] = {}
+    for one in step.messages:
+        size = -(-min(one.size_bytes, largest_bytes) // multiple) * multiple
+        times.setdefault(one.collective, Counter())[size] += one.times
+    totals = {
+        Message(collective=collective, size_bytes=size): size * count
+        for collective, counts in times.items()
+        for size, count in _merged(counts).items()
+    }
+    heaviest = sorted(totals, key=lambda message: totals[message], reverse=True)
+    # The heaviest of each collective before the second of any: without one, its time could not even be guessed.
+    firsts = list({message.collective: message for message in reversed(heaviest)}.values())
+    kept = sorted(heaviest, key=lambda message: message not in firsts)[:most]
+    order = list(times)
+    return tuple(sorted(kept, key=lambda message: (order.index(message.collective), message.size_bytes)))
+
+
+def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | None]) -> float | None:
+    """Communication of one step if nothing hid behind the computation, in us: the sum of what its calls take alone.
+
+    Args:
+        step: what a step sends.
+        time_of: what a collective of so many bytes takes, in us; None where that cannot be told.
+
+    Returns:
+        None where the time of a message cannot be told.
+    """
+    total_us = 0.0
+    for one in step.messages:
+        time_us = time_of(one.collective, one.size_bytes)
+        if time_us is None:
+            return None
+        total_us += one.times * time_us
+    return total_us
+
+
 def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
     """Calls of one kind and size together."""
     counts: Counter[tuple[str, int, str]] = Counter()
     for one in calls:
-        for size in one.sizes_bytes:
-            counts[one.collective, size, one.what] += one.times
+        for elements in one.elements:
+            counts[one.collective, elements * one.width, one.what] += one.times
     return tuple(
         StepMessage(collective=collective, size_bytes=size, times=times, what=what)
         for (collective, size, what), times in counts.items()
@@ -139,160 +216,112 @@ def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
     )
 
 
-def _ddp(job: LlamaFactoryJob, training: Training) -> tuple[list[_Calls], tuple[str, ...]]:
+def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
     """Torch's DDP: all-reduces its buckets once a step, after the last micro-batch.
 
     It rebuilds them after the first iteration in the order in which gradients arrive. Where it looks for unused
     parameters it never does: then they are those of its first guess, the modules' order cut from the front.
     """
-    width = training.load.gradient_bytes
-    cap_mib = job.config.get("ddp_bucket_cap_mb") or _CAP_MIB
+    config, width = job.config, training.load.gradient_bytes
+    cap_mib = config.get("ddp_bucket_cap_mb") or _CAP_MIB
     if type(cap_mib) is not int or cap_mib < 1:
         raise JobError(
             f"{job.config_path}: ddp_bucket_cap_mb: {cap_mib!r} is not a size in MiB", hint="--set ddp_bucket_cap_mb=25"
         )
     caps = [cap_mib * _MIB] if cap_mib != _CAP_MIB else [_FIRST_CAP_BYTES, _CAP_MIB * _MIB]
-    rebuilt = not _finds_unused(job, training) or job.config.get("ddp_static_graph") is True
+    finds_unused = config.get("ddp_find_unused_parameters")
+    if not isinstance(finds_unused, bool):
+        # As transformers decides it: not with gradient checkpointing; LLaMA-Factory turns it off for LoRA.
+        finds_unused = not training.lora and config.get("disable_gradient_checkpointing") is True
+    rebuilt = not finds_unused or config.get("ddp_static_graph") is True
     order = (arriving if rebuilt else registered)(training.shape, training.adapter)
-    sizes = fill_past((one.elements * width for one in order), caps)
-    calls = [_Calls(collective="all_reduce", sizes_bytes=sizes if rebuilt else sizes[::-1], what="gradient buckets")]
-    return calls, ()
+    sizes = fill_past((one * width for one in _elements(order)), caps)
+    return [_Calls("all_reduce", "gradient buckets", sizes if rebuilt else sizes[::-1], 1)], ()
 
 
-def _finds_unused(job: LlamaFactoryJob, training: Training) -> bool:
-    """As transformers decides it: not with gradient checkpointing; LLaMA-Factory turns it off for LoRA."""
-    said = job.config.get("ddp_find_unused_parameters")
-    if isinstance(said, bool):
-        return said
-    return not training.lora and job.config.get("disable_gradient_checkpointing") is True
-
-
-def _zero_0(training: Training) -> tuple[list[_Calls], tuple[str, ...]]:
+def _zero_0(training: Training) -> _Sent:
     """DeepSpeed without ZeRO: the engine's own buckets of 5e8 elements, in the modules' order."""
-    elements = [one.elements for one in registered(training.shape, training.adapter)]
-    sizes = _bytes(fill_past(elements, [DeepSpeedConfig().reduce_bucket_elements or 0]), training.load.gradient_bytes)
-    return [_Calls(collective="all_reduce", sizes_bytes=sizes, what="gradient buckets")], ()
+    elements = _elements(registered(training.shape, training.adapter))
+    buckets = fill_past(elements, [DeepSpeedConfig().reduce_bucket_elements or 0])
+    return [_Calls("all_reduce", "gradient buckets", buckets, training.load.gradient_bytes)], ()
 
 
-def _zero_1_and_2(
-    training: Training, settings: DeepSpeedConfig, layout: Layout
-) -> tuple[list[_Calls], tuple[str, ...]]:
+def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
     """DeepSpeed all-reduces buckets of gradients, and gathers each group of updated parameters in one call.
 
     Stage 2 does so in every micro-batch, as gradients arrive; stage 1 once, a group after the other, unless
     overlap_comm has it act as they arrive too. `allgather_bucket_size` has no effect where the backend gathers into one
     tensor, which gloo and NCCL do.
     """
-    load, hidden = training.load, training.shape.hidden
-    groups = _groups(registered(training.shape, training.adapter))
-    waits = training.strategy is Strategy.ZERO1 and not settings.overlap_comm
-    order = [one for group in groups for one in group] if waits else arriving(training.shape, training.adapter)
-    cap = _known(settings.reduce_bucket_elements, hidden * hidden)
-    buckets = _bytes(fill_up_to((one.elements for one in order), cap), load.gradient_bytes)
-    gathered = (_padded(sum(one.elements for one in group), _ALIGNMENT * layout.workers) for group in groups)
-    reduced = _Calls(
-        collective="all_reduce" if settings.multi_rank_allreduce else "broadcast",
-        sizes_bytes=buckets,
-        what="gradient buckets",
-        times=1 if training.strategy is Strategy.ZERO1 else load.accumulation,
-    )
-    updated = _Calls(
-        collective="all_gather",
-        sizes_bytes=_bytes(gathered, load.parameter_bytes),
-        what="updated parameters",
-    )
-    notes = [] if settings.multi_rank_allreduce else [_REDUCED_TO_OWNERS]
-    if any(one.elements > cap for one in order):
-        notes.append(_CUT_AT_OWNERS.format(cap=cap))
-    return [reduced, updated], tuple(notes)
+    load, stage_1 = training.load, training.strategy is Strategy.ZERO1
+    every = registered(training.shape, training.adapter)
+    # The optimizer's: with weight decay, and without (transformers leaves biases and normalisations out of it).
+    groups = [_elements(one for one in every if one.matrix is matrix) for matrix in (True, False)]
+    order = _elements(arriving(training.shape, training.adapter))
+    if stage_1 and not settings.overlap_comm:
+        order = [*groups[0], *groups[1]]
+    cap = _reduce_cap(training, settings)
+    reduce = "all_reduce" if settings.multi_rank_allreduce else "broadcast"
+    times = 1 if stage_1 else load.accumulation
+    gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
+    notes = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
+    return [
+        _Calls(reduce, "gradient buckets", fill_up_to(order, cap), load.gradient_bytes, times),
+        _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes),
+    ], (*notes, _CUT_AT_OWNERS.format(cap=cap)) if any(one > cap for one in order) else notes
 
 
-def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> tuple[list[_Calls], tuple[str, ...]]:
+def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
     """DeepSpeed gathers parameters before their use, reduce-scatters gradients, and keeps small parameters whole."""
     load, shape, n = training.load, training.shape, layout.workers
-    hidden = shape.hidden
     # What transformers puts for `auto`.
-    small = _known(settings.persistent_elements, 10 * hidden)
-    prefetch = _known(settings.prefetch_elements, 9 * hidden * hidden // 10)
-    parameters = [*registered(shape, None), *(registered(shape, training.adapter) if training.adapter else ())]
-    large = [_padded(one.elements, n) for one in parameters if one.elements > small]
-    kept = [_padded(one.elements, n) for one in parameters if one.elements <= small]
-    trained = [one.elements for one in arriving(shape, training.adapter)]
+    small = _known(settings.persistent_elements, 10 * shape.hidden)
+    prefetch = _known(settings.prefetch_elements, 9 * shape.hidden**2 // 10)
+    parameters = _elements((*registered(shape, None), *(registered(shape, training.adapter) if training.lora else ())))
+    large, kept = ([_padded(one, n) for one in parameters if (one > small) is large] for large in (True, False))
     passes = 1 if sum(large) <= settings.live_elements else 2
-    reduced = fill_up_to((_padded(one, n) for one in trained), _known(settings.reduce_bucket_elements, hidden * hidden))
-    calls = [
-        _Calls(
-            collective="all_gather",
-            sizes_bytes=_bytes(fill_past(large, [prefetch]), load.parameter_bytes),
-            what="parameters before their use",
-            times=passes * load.accumulation,
-        ),
-        _Calls(
-            collective="reduce_scatter",
-            sizes_bytes=_bytes(reduced, load.gradient_bytes),
-            what="gradient buckets",
-            times=load.accumulation,
-        ),
-        _Calls(
-            collective="all_gather",
-            sizes_bytes=_bytes(kept, load.parameter_bytes),
-            what="small parameters after the step",
-        ),
-    ]
-    return calls, (_FILLED, _STAY_WHOLE if passes == 1 else _GATHERED_TWICE)
+    trained = [_padded(one, n) for one in _elements(arriving(shape, training.adapter))]
+    buckets = fill_up_to(trained, _reduce_cap(training, settings))
+    gathered, times = fill_past(large, [prefetch]), load.accumulation
+    return [
+        _Calls("all_gather", "parameters before their use", gathered, load.parameter_bytes, passes * times),
+        _Calls("reduce_scatter", "gradient buckets", buckets, load.gradient_bytes, times),
+        _Calls("all_gather", "small parameters after the step", kept, load.parameter_bytes),
+    ], (_FILLED, _STAY_WHOLE if passes == 1 else _GATHERED_TWICE)
 
 
-def _fsdp(training: Training, layout: Layout) -> tuple[list[_Calls], tuple[str, ...]]:
+def _fsdp(training: Training, layout: Layout) -> _Sent:
     """FSDP: each layer is a unit, what is outside of the layers another, which stays whole until its backward pass."""
     hybrid = training.strategy is Strategy.HYBRID_SHARD
-    load, per_node = training.load, layout.workers_per_node
-    ranks = per_node if hybrid else layout.workers
-    frozen, trained = _units(training)
-    gathers = 1 if training.strategy is Strategy.SHARD_GRAD_OP else 2
-    outer, layers = [_padded(frozen[0], ranks)], [_padded(frozen[1], ranks)] * training.shape.layers
-    gradients = [_padded(one, ranks) for one in (*[trained[1]] * training.shape.layers, trained[0])]
+    load, layers = training.load, training.shape.layers
+    ranks = layout.workers_per_node if hybrid else layout.workers
+    trained = _unit(training.shape, training.adapter)
+    base = _unit(training.shape, None) if training.lora else (0, 0)
+    outer, layer = (_padded(one + other, ranks) for one, other in zip(base, trained, strict=True))
+    gradients = [_padded(one, ranks) for one in (*[trained[1]] * layers, trained[0])]
     if hybrid:
-        shares = _bytes((one // ranks for one in gradients), load.gradient_bytes)
-        across = _Calls(collective="all_reduce", sizes_bytes=shares, what="shares of gradients")
+        shares = [one // ranks for one in gradients]
+        across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes)
         return [across], (_WRAPS_LAYERS, _INSIDE_LEFT_OUT)
+    gathered = [outer, *[layer] * layers * (1 if training.strategy is Strategy.SHARD_GRAD_OP else 2)]
     return [
-        _Calls(
-            collective="all_gather",
-            sizes_bytes=_bytes((*outer, *layers * gathers), load.parameter_bytes),
-            what="parameters of a layer",
-            times=load.accumulation,
-        ),
-        _Calls(
-            collective="reduce_scatter",
-            sizes_bytes=_bytes(gradients, load.gradient_bytes),
-            what="gradients of a layer",
-            times=load.accumulation,
-        ),
+        _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, load.accumulation),
+        _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, load.accumulation),
     ], (_WRAPS_LAYERS,)
 
 
-def _units(training: Training) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Elements outside of the layers and in one of them: of all parameters, and of those that are trained."""
-    shape, adapter = training.shape, training.adapter
-
-    base, trained = _unit(shape, None), _unit(shape, adapter)
-    return (base if adapter is None else (base[0] + trained[0], base[1] + trained[1])), trained
-
-
 def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:
-    first, last = outer_gradients(shape, adapter)
-    return _sum((*first, *last)), _sum(layer_gradients(shape, adapter))
+    """Elements outside of the layers and in one of them."""
+    first, last = _outer_gradients(shape, adapter)
+    return sum(_elements((*first, *last))), sum(_elements(_layer_gradients(shape, adapter)))
 
 
-def _sum(gradients: Iterable[Gradient]) -> int:
-    return sum(one.elements for one in gradients)
+def _elements(gradients: Iterable[Gradient]) -> list[int]:
+    return [one.elements for one in gradients]
 
 
-def _groups(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
-    """The optimizer's: with weight decay, and without (transformers leaves biases and normalisations out of it)."""
-    every = list(gradients)
-    groups = [[one for one in every if one.matrix], [one for one in every if not one.matrix]]
-    return [group for group in groups if group]
+def _reduce_cap(training: Training, settings: DeepSpeedConfig) -> int:
+    return _known(settings.reduce_bucket_elements, training.shape.hidden**2)
 
 
 def _known(fixed: int | None, automatic: int) -> int:
@@ -303,5 +332,109 @@ def _padded(elements: int, multiple: int) -> int:
     return -(-elements // multiple) * multiple
 
 
-def _bytes(elements: Iterable[int], width: int) -> tuple[int, ...]:
-    return tuple(one * width for one in elements)
+def _merged(counts: Counter[int]) -> Counter[int]:
+    """Counts by size, those of alike sizes at the commonest of them; of equally common ones, at the largest."""
+    merged: Counter[int] = Counter()
+    for size, count in sorted(counts.items(), key=lambda each: (each[1], each[0]), reverse=True):
+        merged[_alike(size, merged)] += count
+    return merged
+
+
+def _alike(size: int, others: Iterable[int]) -> int:
+    return next((other for other in others if abs(other - size) < _ALIKE * max(other, size)), size)
+
+
+def registered(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """All gradients in the order in which the modules name their parameters."""
+    first, last = _outer_gradients(shape, adapter)
+    return (*first, *(_layer_gradients(shape, adapter) * shape.layers), *last)
+
+
+def arriving(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """All gradients in the order in which the backward pass has them: the use of the forward pass turned round.
+
+    A tied embedding, which the output layer uses too, is ready when its first use is reached, so it comes last.
+    """
+    first, last = _outer_gradients(shape, adapter)
+    used = (*first, *(_used_in_layer(shape, adapter) * shape.layers), *last)
+    return used[::-1]
+
+
+def _layer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """Those of one layer, as they are named: the projections, then the normalisations."""
+    names = _trained(shape.linears, adapter)
+    linears = [one for name in names for one in _linear_gradients(shape, name, adapter)]
+    return (*linears, *_norms(shape, adapter))
+
+
+def _outer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[tuple[Gradient, ...], tuple[Gradient, ...]]:
+    """Those before the layers (the embedding) and those after them (the last normalisation, the output layer)."""
+    table = shape.vocabulary * shape.hidden
+    if adapter is None:
+        head = () if shape.tied else (Gradient(table),)
+        return (Gradient(table),), (Gradient(shape.hidden, matrix=False), *head)
+    ends = (Gradient(adapter.rank * shape.vocabulary), Gradient(adapter.rank * shape.hidden))
+    before = ends if _EMBEDDING in adapter.targets else ()
+    # An adapter multiplies by A first, which has the inputs' width.
+    return before, ends[::-1] if _HEAD in adapter.targets else ()
+
+
+def fill_past(elements: Iterable[int], caps: Sequence[int]) -> tuple[int, ...]:
+    """Buckets of torch's DDP: tensors go in until a bucket has reached its cap, so the last one may carry it past.
+
+    Args:
+        elements: of the tensors, in order.
+        caps: of the first bucket, the second, ...; the last one counts for all that follow.
+    """
+    buckets = [0]
+    for one in elements:
+        if buckets[-1] >= caps[min(len(buckets), len(caps)) - 1]:
+            buckets.append(0)
+        buckets[-1] += one
+    return tuple(filter(None, buckets))
+
+
+def fill_up_to(elements: Iterable[int], cap: int) -> tuple[int, ...]:
+    """Buckets of DeepSpeed: one is sent before a tensor that would not fit; a tensor above the cap goes alone."""
+    buckets = [0]
+    for one in elements:
+        if buckets[-1] and buckets[-1] + one > cap:
+            buckets.append(0)
+        buckets[-1] += one
+    return tuple(filter(None, buckets))
+
+
+def _used_in_layer(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    norms = _norms(shape, adapter)
+    names = _trained(shape.linears, adapter)
+    cut = names.index("gate_proj") if "gate_proj" in names else len(names)
+    attention, mlp = (
+        [one for name in part for one in _linear_gradients(shape, name, adapter)] for part in (names[:cut], names[cut:])
+    )
+    return (*norms[:-1], *attention, *norms[-1:], *mlp)
+
+
+def _trained(names: Iterable[str], adapter: Adapter | None) -> list[str]:
+    everything = adapter is None or adapter.targets == ("all",)
+    return [name for name in names if everything or name in (adapter.targets if adapter else ())]
+
+
+def _linear_gradients(shape: ModelShape, name: str, adapter: Adapter | None) -> Iterator[Gradient]:
+    linear = shape.linears[name]
+    if adapter is not None:
+        yield Gradient(adapter.rank * linear.inputs)
+        yield Gradient(adapter.rank * linear.outputs)
+        return
+    yield Gradient(linear.inputs * linear.outputs)
+    if linear.bias:
+        yield Gradient(linear.outputs, matrix=False)
+
+
+def _norms(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """Of queries and keys, where a model has them, before the two of the layer."""
+    if adapter is not None:
+        return ()
+    # What two of the residual stream's width leave is that of queries and keys, half each.
+    head = (shape.norms_a_layer - 2 * shape.hidden) // 2
+    sizes = [*([head, head] if head else []), shape.hidden, shape.hidden]
+    return tuple(Gradient(size, matrix=False) for size in sizes)

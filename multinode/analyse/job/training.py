@@ -16,7 +16,16 @@ from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.errors import JobError
 
-__all__ = ["SMALL_RANK", "STAGES", "Adapter", "Training", "read_trained", "read_training", "refuse_unknown"]
+__all__ = [
+    "SMALL_RANK",
+    "STAGES",
+    "Adapter",
+    "Training",
+    "named_fsdp",
+    "read_trained",
+    "read_training",
+    "refuse_unknown",
+]
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 """Of ZeRO, by their numbers."""
@@ -105,7 +114,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
     config = job.config
     shape = _read_shape(job, model)
     refuse_unknown(job)
-    settings = parse_deepspeed(job.deepspeed_text) if job.deepspeed_text is not None else None
+    settings = parse_deepspeed(job.deepspeed_text)
     strategy = _strategy(job, settings)
     adapter, trainable = read_trained(job, shape)
     half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
@@ -118,7 +127,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
     )
     small = msgspec.structs.replace(
         load,
-        trainable=trainable if adapter is not None else _adapter_size(shape, SMALL_RANK, ("all",)),
+        trainable=trainable if adapter is not None else lora_parameters(shape, SMALL_RANK, ("all",)) or 0,
         gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
     )
     return Training(strategy=strategy, shape=shape, adapter=adapter, settings=settings, load=load, small=small)
@@ -173,11 +182,16 @@ def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strateg
         return STAGES[settings.stage]
     if not fsdp:
         return Strategy.DDP
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
-    found = next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
+    found = named_fsdp(fsdp)
     if found is None:
         raise _unknown(job, "fsdp")
     return found
+
+
+def named_fsdp(fsdp: object) -> Strategy | None:
+    """How FSDP shares the model out, by the words of the YAML; None where they do not say."""
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    return next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
 
 
 def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
@@ -199,10 +213,6 @@ def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | Non
     if trainable is None:
         raise _unknown(job, "lora_target")
     return Adapter(rank=rank, targets=names), trainable
-
-
-def _adapter_size(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
-    return lora_parameters(shape, rank, targets) or 0
 
 
 def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:

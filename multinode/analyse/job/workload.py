@@ -14,13 +14,24 @@ import msgspec
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.step_calls import StepCall, Work, calls_of_messages
 from multinode.analyse.job.step_messages import step_messages
-from multinode.analyse.job.training import read_training
+from multinode.analyse.job.training import named_fsdp, read_training
 from multinode.core.job.deepspeed import parse_deepspeed
 from multinode.core.job.job import Job, LlamaFactoryJob
+from multinode.core.text.plausible import plausible_count
 from multinode.core.text.strict_yaml import YamlError, parse_yaml
 from multinode.errors import JobError
 
-__all__ = ["Settings", "Whole", "Workload", "read_settings", "read_work", "read_workload"]
+__all__ = [
+    "BATCH_NAMES",
+    "BATCH_WORDS",
+    "Settings",
+    "Whole",
+    "Workload",
+    "global_batch",
+    "read_settings",
+    "read_work",
+    "read_workload",
+]
 
 # What LLaMA-Factory and the Trainer take where a YAML is silent (llamafactory 0.9.5, transformers 5.6).
 _STAGE, _METHOD, _CUTOFF, _RANK = "sft", "lora", 2048, 8
@@ -28,6 +39,22 @@ _BATCH, _EPOCHS = 8, 3.0
 _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
 _DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+
+
+BATCH_WORDS = (
+    "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
+    "accumulation is gradient_accumulation_steps of both; the global batch, their product over all workers, is Hugging "
+    "Face's total train batch size and DeepSpeed's train_batch_size."
+)
+
+# Our name by theirs. The Trainer's own args.train_batch_size, which is of one process, is none of them.
+BATCH_NAMES = {
+    "per_device_train_batch_size": "per_device_batch",
+    "train_micro_batch_size_per_gpu": "per_device_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "train_batch_size": "global_batch",
+    "total_train_batch_size": "global_batch",
+}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +178,17 @@ def read_settings(job: Job) -> Settings:
     )
 
 
+def global_batch(settings: Settings, world_size: int | None) -> int | None:
+    """Samples of an optimizer step of all workers; None where a part of it is not known."""
+    parts = [plausible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
+    product = 1
+    for part in parts:
+        if not part:
+            return None
+        product *= part
+    return product
+
+
 def read_work(job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout) -> Work:
     """What a step of a job communicates, in the calls that its engine makes of it.
 
@@ -202,14 +240,10 @@ def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
 def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
     """As configured, and whether gradients are reduced while others are computed."""
     if job.config.get("deepspeed") is not None:
-        found = parse_deepspeed(job.deepspeed_text) if job.deepspeed_text is not None else None
+        found = parse_deepspeed(job.deepspeed_text)
         return (str(_DEEPSPEED_NAMES[found.stage]), found.overlap_comm) if found is not None else (None, None)
     fsdp = job.config.get("fsdp")
-    if not fsdp:
-        return str(Strategy.DDP), True
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
-    named = {"shard_grad_op": Strategy.SHARD_GRAD_OP, "hybrid_shard": Strategy.HYBRID_SHARD}
-    return str(next((named[word] for word in words if isinstance(word, str) and word in named), Strategy.FSDP)), True
+    return str(named_fsdp(fsdp) or Strategy.FSDP) if fsdp else str(Strategy.DDP), True
 
 
 def _precision(config: Mapping[str, Any]) -> str:

@@ -13,8 +13,7 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.collectives.collectives import CollectiveRow, collective_rows, with_shares
-from multinode.analyse.job.step_estimate import estimate_step_us
-from multinode.analyse.job.step_messages import StepMessage, StepMessages
+from multinode.analyse.job.step_messages import StepMessage, StepMessages, estimate_step_us
 from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
 from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, slowest_gb_per_s
 from multinode.analyse.nccl_test.path_proof import PathProof, prove_path

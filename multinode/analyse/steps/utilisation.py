@@ -1,6 +1,6 @@
 """Model work: what a job's files say of the computation of a token, kept with the run; with its speed, MFU and HFU.
 
-FLOPs are counted in `flops`, peaks are in `peak_flops`. Pure.
+FLOPs are counted in `flops`, which has the peaks too. Pure.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.job.flops import Utilisation, flops_per_token, utilisation
+from multinode.analyse.job.flops import Utilisation, flops_per_token, mean_peak, utilisation
 from multinode.analyse.job.model_size import ModelShape, parse_model
-from multinode.analyse.job.peak_flops import mean_peak
 from multinode.analyse.job.training import read_trained, refuse_unknown
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.unknown import UnknownError

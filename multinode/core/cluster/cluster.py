@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 __all__ = ["Cluster", "Node", "local_cluster"]
+
+# What begins with `-` would be taken for an option by the first program that is given it.
+_Text = Annotated[str, Meta(pattern=r"\A(?!-)\s*\S")]
+_User = Annotated[str, Meta(pattern=r"\A[^\s-]\S*\Z")]
+# The kernel's limit is 15 characters. `^`, `=` and `,` are NCCL's syntax: the plan writes that itself.
+_InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}\Z")]
+_JumpHost = Annotated[str, Meta(pattern=r"\A(?:[^\s@-][^\s@]*@)?[A-Za-z0-9_.:][A-Za-z0-9_.:%-]*\Z")]
+_Price = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -29,21 +41,21 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     name: str
-    slots: int | None = None
-    gpus: tuple[int, ...] | None = None
+    slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    gpus: tuple[Annotated[int, Meta(ge=0, le=1023)], ...] | None = None
     addr: str | None = None
-    ifname: str | None = None
-    user: str | None = None
-    port: int | None = None
-    key: str | None = None
-    jump: str | None = None
-    ssh_config: str | None = None
-    python: str | None = None
-    workdir: str | None = None
-    price: float | None = None
-    price_gpu: float | None = None
-    price_purchase: float | None = None
-    price_purchase_gpu: float | None = None
+    ifname: _InterfaceName | None = None
+    user: _User | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    key: _Text | None = None
+    jump: _JumpHost | None = None
+    ssh_config: _Text | None = None
+    python: _Text | None = None
+    workdir: _Text | None = None
+    price: _Price | None = None
+    price_gpu: _Price | None = None
+    price_purchase: _Price | None = None
+    price_purchase_gpu: _Price | None = None
     env: dict[str, str] = {}
 
     def hourly(self, workers: int) -> float | None:

@@ -20,6 +20,7 @@ __all__ = ["Endpoint", "choose_endpoints", "route_notes"]
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,21 +66,26 @@ def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mappin
 def _endpoint(node: Node, found: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:
     if found is None or not found.interfaces:
         return _unprobed(node, alone=alone)
+    there = list(_addresses(found))
     if node.addr is not None:
-        return _at_address(node, found, node.addr)
+        return _at_address(node, there, node.addr)
     if node.ifname is not None:
         return _on_interface(node, found, node.ifname)
     if alone:
         return Endpoint(addr="127.0.0.1", ifname="lo")
-    for interface, address in _addresses(found):
+    for interface, address in there:
         if shared is not None and address in shared:
-            return Endpoint(addr=str(address.ip), ifname=interface.name, link_gbit_per_s=interface.speed_gbit_per_s)
+            return _place(interface, address)
     names = ", ".join(f"{i.name} {' '.join(i.addresses)}" for i in found.interfaces if i.kind not in _NEVER_CHOSEN)
     raise UsageError(
         f"the nodes share no network that could be found; this one has: {names or 'none'}",
         node=node.name,
         hint="name each node's address in the hostfile: addr=<address that the other nodes reach>",
     )
+
+
+def _place(interface: Interface, address: _Address) -> Endpoint:
+    return Endpoint(addr=str(address.ip), ifname=interface.name, link_gbit_per_s=interface.speed_gbit_per_s)
 
 
 def _unprobed(node: Node, *, alone: bool) -> Endpoint:
@@ -93,8 +99,8 @@ def _unprobed(node: Node, *, alone: bool) -> Endpoint:
     return Endpoint(addr=node.addr or node.name, ifname=node.ifname, assumed=tuple(assumed))
 
 
-def _at_address(node: Node, found: NodeFacts, addr: str) -> Endpoint:
-    for interface, address in _addresses(found):
+def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) -> Endpoint:
+    for interface, address in there:
         if str(address.ip) == addr:
             if node.ifname not in {None, interface.name}:
                 raise UsageError(
@@ -102,8 +108,8 @@ def _at_address(node: Node, found: NodeFacts, addr: str) -> Endpoint:
                     node=node.name,
                     hint=f"ifname={interface.name}, or leave ifname= out",
                 )
-            return Endpoint(addr=addr, ifname=interface.name, link_gbit_per_s=interface.speed_gbit_per_s)
-    has = ", ".join(f"{address.ip} ({interface.name})" for interface, address in _addresses(found))
+            return _place(interface, address)
+    has = ", ".join(f"{address.ip} ({interface.name})" for interface, address in there)
     raise UsageError(
         f"it has no address {addr}",
         node=node.name,
@@ -114,7 +120,7 @@ def _at_address(node: Node, found: NodeFacts, addr: str) -> Endpoint:
 def _on_interface(node: Node, found: NodeFacts, ifname: str) -> Endpoint:
     for interface, address in _addresses(found):
         if interface.name == ifname:
-            return Endpoint(addr=str(address.ip), ifname=ifname, link_gbit_per_s=interface.speed_gbit_per_s)
+            return _place(interface, address)
     names = ", ".join(interface.name for interface in found.interfaces)
     raise UsageError(
         f"it has no interface {ifname} with an IPv4 address",
@@ -123,7 +129,7 @@ def _on_interface(node: Node, found: NodeFacts, ifname: str) -> Endpoint:
     )
 
 
-def _addresses(found: NodeFacts) -> Iterator[tuple[Interface, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
+def _addresses(found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
     for interface in found.interfaces:
         for text in interface.addresses:
             yield interface, ipaddress.ip_interface(text)
@@ -140,12 +146,10 @@ def _shared_network(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> _Networ
     return max(shared or (), key=lambda network: _preference(network, cluster, facts), default=None)
 
 
-def _candidates(
-    node: Node, found: NodeFacts
-) -> Iterator[tuple[Interface, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
+def _candidates(node: Node, found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
+    settled = node.addr is not None or node.ifname is not None
     for interface, address in _addresses(found):
         named = str(address.ip) == node.addr or interface.name == node.ifname
-        settled = node.addr is not None or node.ifname is not None
         if named or (not settled and interface.up and interface.kind not in _NEVER_CHOSEN):
             yield interface, address
 

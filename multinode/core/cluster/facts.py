@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any
 
 import msgspec
@@ -56,6 +57,10 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     card_gbit_per_s: float | None = None
     errors: int | None = None
     packets: int | None = None
+
+    def __post_init__(self) -> None:
+        for address in self.addresses:
+            ipaddress.ip_interface(address)
 
 
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,3 +259,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     contents: tuple[ContentFact, ...] = ()
     model: dict[str, Any] | None = None
     missing: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if self.ssh_address is not None:
+            ipaddress.ip_address(self.ssh_address)

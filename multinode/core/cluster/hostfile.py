@@ -1,6 +1,6 @@
 """parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: a wrong line is an error that names it.
 
-What a key may hold stands in hostfile_keys.py.
+What a key may hold, `Node` bounds; how to say so stands here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,46 @@ import re
 import shlex
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.hostfile_keys import EXCLUSIVE, KEYS, check_variable, parse_value
-from multinode.core.cluster.ranges import expand_ranges
 from multinode.core.text.secret_values import REDACTED, hides, redact_text
+from multinode.decoding import convert
 from multinode.errors import HostfileError
 
-__all__ = ["parse_hostfile", "redact_hostfile", "render_hostfile"]
+__all__ = ["KEYS", "check_variable", "expand_ranges", "parse_hostfile", "redact_hostfile", "render_hostfile"]
 
+
+class Key(NamedTuple):
+    """What a key may hold, in words, and what else to know when it is wrong."""
+
+    expected: str
+    hint: str | None = None
+
+
+_ONE_CURRENCY = "a number alone: all nodes have the same currency"
+# In the order in which a hostfile is written.
+KEYS = {
+    "slots": Key("a number of workers, 1 to 1024", "a node without workers: no line"),
+    "gpus": Key("GPU ids such as 6,7, none of them twice", "as nvidia-smi -L numbers them on the node"),
+    "addr": Key("an IP address", "of this node, on the network that the training uses"),
+    "ifname": Key("the name of one network interface", "as `ip addr` names it on the node"),
+    "user": Key("a user's name"),
+    "port": Key("a port, 1 to 65535"),
+    "key": Key("the path of a private key", "on the controller"),
+    "jump": Key("one jump host, [user@]host[:port]", "several go into the SSH configuration"),
+    "ssh_config": Key("the path of an SSH configuration", "on the controller"),
+    "python": Key("the path of an interpreter", "on the node"),
+    "workdir": Key("the path of a directory", "on the node"),
+    "price": Key("a price per hour such as 0.35", _ONE_CURRENCY),
+    "price_gpu": Key("a price per hour and GPU such as 0.35", _ONE_CURRENCY),
+    "price_purchase": Key("a price to buy the node such as 15000", _ONE_CURRENCY),
+    "price_purchase_gpu": Key("a price to buy one GPU such as 15000", _ONE_CURRENCY),
+}
+# Two ways to say one thing: for the whole node, and for each GPU in use.
+_EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))
 # A word as a shell has it: bare characters, escapes and quotes side by side.
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
@@ -30,6 +60,13 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 # Open MPI's limit on oversubscription: it says nothing about how many workers the user wants.
 _PASSED_OVER = frozenset({"max_slots", "max-slots"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+_PRICE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_FIELD = re.compile(r"`\$\.(\w+)")
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+# More digits than any node's number has would only cost time and memory.
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 class _Wrong(Exception):
@@ -72,6 +109,30 @@ def redact_hostfile(text: str) -> str:
     return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
 
 
+def check_variable(name: str) -> bool:
+    """Whether an environment variable can have this name in every shell."""
+    return _VARIABLE.fullmatch(name) is not None
+
+
+def expand_ranges(pattern: str, limit: int) -> list[str]:
+    """The names that a pattern stands for; a number keeps the leading zeros of its range's first.
+
+    Raises:
+        ValueError: a range is wrong, or there would be more than `limit` names; the message names the pattern.
+    """
+    pieces = _BRACKETS.split(pattern)
+    if any("[" in piece or "]" in piece for piece in pieces[::2]):
+        raise ValueError(f"{pattern!r}: a bracket has no partner")
+    names = [""]
+    for index, piece in enumerate(pieces):
+        # re.split alternates between what stands outside the brackets and what stands inside.
+        choices = [piece] if index % 2 == 0 else _numbers(pattern, piece, limit)
+        if len(names) * len(choices) > limit:
+            raise ValueError(_too_many(pattern, limit))
+        names = [name + choice for name in names for choice in choices]
+    return names
+
+
 def _redact_word(word: re.Match[str]) -> str:
     key, equals, value = "".join(shlex.split(word[0])).partition("=")
     return f"{key}='{REDACTED}'" if equals and hides(key, value) else word[0]
@@ -94,17 +155,17 @@ def _parse_line(line: str) -> Iterator[Node]:
     name, *settings = words
     if "=" in name:
         raise _Wrong(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
-    values = _parse_settings(settings)
+    texts, env = _read_settings(settings)
     user, at, pattern = name.rpartition("@")
     if at:
-        if "user" in values:
+        if "user" in texts:
             raise _Wrong(f"the user stands both in {name!r} and in user=", "keep one of them")
-        values["user"] = _value("user", user)
+        texts["user"] = user
+    node = _decode(texts, env)
     names = _expand(pattern)
-    addrs = _expand_addresses(values.pop("addr", None), len(names))
-    for each, addr in zip(names, addrs, strict=True):
+    for each, addr in zip(names, _expand_addresses(node.addr, len(names)), strict=True):
         _check_name(each)
-        yield Node(name=each, addr=addr, **values)
+        yield msgspec.structs.replace(node, name=each, addr=addr)
 
 
 def _split(line: str) -> list[str]:
@@ -132,54 +193,59 @@ def _skip_blanks(line: str, at: int) -> int:
     return at
 
 
-def _parse_settings(settings: list[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts of the keys, and the variables."""
+    texts: dict[str, str] = {}
     env: dict[str, str] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise _Wrong(f"{setting!r} is not key=value", "no spaces around =; a value with spaces is quoted")
-        if key.startswith("env."):
-            _add_variable(env, key, text)
-        elif key in KEYS:
-            _add(values, key, _value(key, text))
-        elif key not in _PASSED_OVER:
+        name = key.removeprefix("env.")
+        if key in _PASSED_OVER:
+            continue
+        if name != key and not check_variable(name):
+            raise _Wrong(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
+        if name == key and key not in KEYS:
             raise _Wrong(f"unknown key {key!r}: expected one of {', '.join(KEYS)}, env.NAME")
-    if env:
-        values["env"] = env
-    for one, other in EXCLUSIVE:
-        if one in values and other in values:
+        given = texts if name == key else env
+        if name in given:
+            raise _Wrong(f"{key}= is given twice")
+        given[name] = text
+    for one, other in _EXCLUSIVE:
+        if one in texts and other in texts:
             raise _Wrong(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
-    return _settle_slots(values)
+    return texts, env
 
 
-def _settle_slots(values: dict[str, Any]) -> dict[str, Any]:
-    gpus = values.get("gpus")
-    if gpus is not None and values.setdefault("slots", len(gpus)) != len(gpus):
-        raise _Wrong(f"slots={values['slots']} contradicts the {len(gpus)} ids of gpus=", "leave slots= out")
-    return values
-
-
-def _add(values: dict[str, Any], key: str, value: Any) -> None:
-    if key in values:
-        raise _Wrong(f"{key}= is given twice")
-    values[key] = value
-
-
-def _add_variable(env: dict[str, str], key: str, text: str) -> None:
-    name = key.removeprefix("env.")
-    if not check_variable(name):
-        raise _Wrong(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
-    if name in env:
-        raise _Wrong(f"{key}= is given twice")
-    env[name] = text
-
-
-def _value(key: str, text: str) -> Any:
+def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
+    """The node of a line, but for its name."""
+    values = {key: _plain(key, text) for key, text in texts.items()}
     try:
-        return parse_value(key, text)
-    except ValueError:
-        raise _Wrong(f"{key}={text!r}: expected {KEYS[key].expected}", KEYS[key].hint) from None
+        node = convert({"name": "", "env": env, **values}, Node)
+    except msgspec.ValidationError as error:
+        found = _FIELD.search(str(error))
+        raise _unexpected(found[1] if found is not None else "", texts) from None
+    if node.gpus is None:
+        return node
+    if len(set(node.gpus)) != len(node.gpus):
+        raise _unexpected("gpus", texts)
+    if node.slots not in {None, len(node.gpus)}:
+        raise _Wrong(f"slots={node.slots} contradicts the {len(node.gpus)} ids of gpus=", "leave slots= out")
+    return msgspec.structs.replace(node, slots=len(node.gpus))
+
+
+def _plain(key: str, text: str) -> Any:
+    """What a text says, as JSON would have it; the text itself where it is none of that."""
+    if key == "gpus":
+        return [int(part) if _WHOLE.fullmatch(part) else part for part in text.split(",")]
+    if key in {"slots", "port"} and _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if key.startswith("price") and _PRICE.fullmatch(text) else text
+
+
+def _unexpected(key: str, texts: dict[str, str]) -> _Wrong:
+    return _Wrong(f"{key}={texts[key]!r}: expected {KEYS[key].expected}", KEYS[key].hint)
 
 
 def _check_name(name: str) -> None:
@@ -220,7 +286,7 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
         )
     for address in addresses:
         if not _is_address(address):
-            raise _Wrong(f"addr={address!r}: expected {KEYS['addr'].expected}", KEYS["addr"].hint)
+            raise _unexpected("addr", {"addr": address})
     return list(addresses)
 
 
@@ -241,3 +307,24 @@ def _render_value(value: str | float | tuple[int, ...]) -> str:
     if isinstance(value, float):
         return f"{Decimal(repr(value)):f}"  # str() would write a small price as 1e-07
     return str(value)
+
+
+def _numbers(pattern: str, text: str, limit: int) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(
+                f"{pattern!r}: {part!r} is not a number or a range of numbers, as in node[01-16] or node[1,3,5-7]"
+            )
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise ValueError(f"{pattern!r}: the range {part!r} ends before it begins")
+        if len(numbers) + int(last) - int(first) >= limit:
+            raise ValueError(_too_many(pattern, limit))
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _too_many(pattern: str, limit: int) -> str:
+    return f"{pattern!r} stands for more than {limit} names"

@@ -124,10 +124,10 @@ class DeepSpeedEdit(msgspec.Struct, frozen=True, kw_only=True):
     value: Any
 
 
-def parse_deepspeed(text: str) -> DeepSpeedConfig | None:
-    """The configuration; None where the text is no JSON object. A value of the wrong kind counts as absent."""
+def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
+    """The configuration; None where there is no text, or no JSON object. A value of the wrong kind counts as absent."""
     try:
-        data = decode_json(text, dict[str, Any])
+        data = decode_json(text or "", dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return None
     zero = _mapping(data, "zero_optimization")
@@ -141,8 +141,8 @@ def parse_deepspeed(text: str) -> DeepSpeedConfig | None:
         stage=stage,
         fixed={key: value for key, value in values.items() if isinstance(value, int | float)},
         names_train_batch_size="train_batch_size" in data,
-        offload_optimizer=_device(zero, "offload_optimizer"),
-        offload_parameters=_device(zero, "offload_param"),
+        offload_optimizer=_device(_look_up(zero, "offload_optimizer.device")),
+        offload_parameters=_device(_look_up(zero, "offload_param.device")),
         overlap_comm=overlap if isinstance(overlap, bool) else stage == _MOST_STAGE,
         reduce_bucket_elements=_elements(zero, "reduce_bucket_size", _BUCKET_ELEMENTS),
         allgather_bucket_elements=_elements(zero, "allgather_bucket_size", _BUCKET_ELEMENTS),
@@ -211,7 +211,7 @@ def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
     The same job where the JSON fixes nothing of it, there is none, or the YAML's own figures cannot be read.
     """
     text = job.deepspeed_text
-    config = parse_deepspeed(text) if text is not None else None
+    config = parse_deepspeed(text)
     batch, accumulation = (job.config.get(key, default) for key, default in (_BATCH, _ACCUMULATION))
     if config is None or text is None or type(batch) is not int or type(accumulation) is not int:
         return job
@@ -312,8 +312,7 @@ def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _device(zero: Mapping[str, Any], key: str) -> str | None:
-    device = _mapping(zero, key).get("device")
+def _device(device: Any) -> str | None:
     return device if isinstance(device, str) and device != "none" else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.cluster.hostfile_keys import check_variable
+from multinode.core.cluster.hostfile import check_variable
 from multinode.errors import UsageError
 
 __all__ = ["JobEnvironment", "parse_job_environment", "with_same_threads"]

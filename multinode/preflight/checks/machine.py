@@ -309,7 +309,7 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
 
 def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
     """What the job offloads to the CPU: in a word, by its key in the DeepSpeed JSON, bytes for each parameter."""
-    deepspeed = parse_deepspeed(job.deepspeed_text or "") if job is not None else None
+    deepspeed = parse_deepspeed(job.deepspeed_text) if job is not None else None
     parts = []
     # Of LoRA the optimizer is small.
     if job and deepspeed and deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":

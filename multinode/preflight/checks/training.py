@@ -175,8 +175,9 @@ def check_timeout(inspection: Inspection) -> Iterator[Case]:
 def _settings(inspection: Inspection) -> tuple[dict[str, Any], DeepSpeedConfig]:
     """The job's YAML and its DeepSpeed JSON, which fixes nothing where there is none."""
     job = inspection.training
-    config = parse_deepspeed(job.deepspeed_text) if job is not None and job.deepspeed_text is not None else None
-    return job.config if job is not None else {}, config or DeepSpeedConfig()
+    if job is None:
+        return {}, DeepSpeedConfig()
+    return job.config, parse_deepspeed(job.deepspeed_text) or DeepSpeedConfig()
 
 
 def _expected(config: dict[str, Any], key: str, default: Any) -> Any:

@@ -18,15 +18,33 @@ _NOT_KNOWN = "[dim]-[/]"
 _MAX_COLUMNS = 8
 
 Nodes = Sequence[tuple[str, bool]]
+_Place = tuple[str | None, bool]
 
 
 def check_matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Table:
     """Nodes (name, whether it was reached) and checks; what concerns all nodes is a column, or row, of its own."""
     everywhere = [(None, True)] if any(finding.node is None for finding in findings) else []
-    places: list[tuple[str | None, bool]] = [*nodes, *everywhere]
+    places: list[_Place] = [*nodes, *everywhere]
+    table = make_table()
     if len(nodes) <= _MAX_COLUMNS:
-        return _checks_below_each_other(places, checks, findings)
-    return _nodes_below_each_other(places, checks, findings)
+        table.add_column("check", no_wrap=True)
+        for name, _ in places:
+            table.add_column(_title(name), justify="center")
+        for check in checks:
+            table.add_row(check, *(_mark(place, check, findings) for place in places))
+        return table
+    found = {finding.check for finding in findings}
+    shown = [check for check in checks if check in found]
+    others = len(checks) - len(shown)
+    table.add_column("node", no_wrap=True)
+    for check in shown:
+        table.add_column(check, justify="center", no_wrap=True)
+    if others:
+        table.add_column(f"the other {others}" if shown else "all checks", justify="center")
+    for name, reached in places:
+        rest = [_MARKS[None] if reached else _NOT_KNOWN] if others else []
+        table.add_row(_title(name), *(_mark((name, reached), check, findings) for check in shown), *rest)
+    return table
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
@@ -50,45 +68,14 @@ def next_step(findings: Sequence[Finding], check: str, launch: str) -> str:
     return f"next: {where}{mend}\nthen check again: {check}"
 
 
-def _checks_below_each_other(
-    places: Sequence[tuple[str | None, bool]], checks: Sequence[str], findings: Sequence[Finding]
-) -> Table:
-    table = make_table()
-    table.add_column("check", no_wrap=True)
-    for name, _ in places:
-        table.add_column(_title(name), justify="center")
-    for check in checks:
-        table.add_row(check, *(_mark(name, check, findings, reached=reached) for name, reached in places))
-    return table
-
-
-def _nodes_below_each_other(
-    places: Sequence[tuple[str | None, bool]], checks: Sequence[str], findings: Sequence[Finding]
-) -> Table:
-    found = {finding.check for finding in findings}
-    shown = [check for check in checks if check in found]
-    table = make_table()
-    table.add_column("node", no_wrap=True)
-    for check in shown:
-        table.add_column(check, justify="center", no_wrap=True)
-    if len(shown) < len(checks):
-        table.add_column(f"the other {len(checks) - len(shown)}" if shown else "all checks", justify="center")
-    for name, reached in places:
-        marks = [_mark(name, check, findings, reached=reached) for check in shown]
-        rest = [_MARKS[None] if reached else _NOT_KNOWN] if len(shown) < len(checks) else []
-        table.add_row(_title(name), *marks, *rest)
-    return table
-
-
 def _title(name: str | None) -> str:
     return "all nodes" if name is None else escape(name)
 
 
-def _mark(name: str | None, check: str, findings: Sequence[Finding], *, reached: bool) -> str:
-    mine = [finding.severity for finding in findings if finding.node == name and finding.check == check]
-    for severity in SEVERITIES:
-        if severity in mine:
-            return _MARKS[severity]
-    if name is None:
+def _mark(place: _Place, check: str, findings: Sequence[Finding]) -> str:
+    name, reached = place
+    mine = {finding.severity for finding in findings if finding.node == name and finding.check == check}
+    worst = next((severity for severity in SEVERITIES if severity in mine), None)
+    if worst is None and name is None:
         return ""
-    return _MARKS[None] if reached else _NOT_KNOWN
+    return _MARKS[worst] if worst or reached else _NOT_KNOWN

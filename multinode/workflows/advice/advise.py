@@ -163,7 +163,7 @@ def _record(directory: RunDirectory) -> Record | None:
 
 def _deepspeed(evidence: Evidence) -> DeepSpeedConfig | None:
     job = evidence.subject.job
-    return parse_deepspeed(job.deepspeed_text) if job is not None and job.deepspeed_text is not None else None
+    return parse_deepspeed(job.deepspeed_text) if job is not None else None
 
 
 def _gpu_memory(summaries: Sequence[Summary]) -> GpuMemoryBudget | None:
