@@ -1,28 +1,29 @@
 """Seen theory: the bytes that a step of the recognised strategy should send, to hold what was called against. Pure.
 
-The table of strategies is `traffic`'s; which strategy it is, `seen_strategy` says.
+The table of strategies is `traffic`'s; which strategy it is, `traffic.strategy` says.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from multinode.analyse.collectives.algorithms import worker_factor
 from multinode.analyse.collectives.traffic import (
     Exchange,
+    GroupScope,
     Layout,
     Strategy,
     TrafficInputs,
     step_exchanges,
-    worker_bytes,
 )
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.strategy import model_of, recognise_strategy
 from multinode.core.run.samples import ModelSample
 
-__all__ = ["Theory", "theory"]
+__all__ = ["Theory", "theory", "worker_bytes"]
 
 _WIDTHS = {
     "float64": 8,
@@ -163,3 +164,22 @@ def _layout(observed: Observed) -> Layout:
     if len(counts) == 1:
         return Layout(nodes=len(observed.nodes), workers_per_node=counts.pop())
     return Layout(nodes=observed.world_size)
+
+
+def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
+    """Bytes that one worker sends in these, and receives as many: times x factor(op, ranks) x S, rings throughout.
+
+    Args:
+        exchanges: of a step.
+        layout: the workers.
+        gloo: whether gloo makes them, whose reduce-scatter moves as much as an all-reduce.
+    """
+    ranks = {
+        GroupScope.WORLD: layout.workers,
+        GroupScope.NODE: layout.workers_per_node,
+        GroupScope.ACROSS: layout.nodes,
+    }
+    return sum(
+        one.times * worker_factor("gloo" if gloo else "nccl", one.op, ranks[one.reach]) * one.size_bytes
+        for one in exchanges
+    )

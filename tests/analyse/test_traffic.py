@@ -9,8 +9,8 @@ from multinode.analyse.collectives.traffic import (
     card_bytes,
     card_time_s,
     step_exchanges,
-    worker_bytes,
 )
+from tests.analyse.seen_theory import worker_bytes
 
 MB = 1e6
 TWO = Layout(nodes=2)

@@ -21,7 +21,6 @@ __all__ = [
     "card_bytes",
     "card_time_s",
     "step_exchanges",
-    "worker_bytes",
 ]
 
 _BYTES_PER_GB = 1e9
@@ -117,22 +116,6 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
         return sharded
     share = gradients / layout.workers_per_node
     return (*sharded, Exchange(op="all_reduce", size_bytes=share, reach=GroupScope.ACROSS))
-
-
-def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
-    """Bytes that one worker sends in these, and receives as many: times x factor(op, ranks) x S, rings throughout.
-
-    Args:
-        exchanges: of a step.
-        layout: the workers.
-        gloo: whether gloo makes them, whose reduce-scatter moves as much as an all-reduce.
-    """
-    ranks = {
-        GroupScope.WORLD: layout.workers,
-        GroupScope.NODE: layout.workers_per_node,
-        GroupScope.ACROSS: layout.nodes,
-    }
-    return sum(_ring_bytes(one, ranks[one.reach], gloo=gloo) for one in exchanges)
 
 
 def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:

@@ -16,7 +16,6 @@ __all__ = [
     "DTYPE_BYTES",
     "PHASES",
     "REDOPS",
-    "REDUCING",
     "TEST_KINDS",
     "Benchmark",
     "CollectiveTest",
@@ -34,7 +33,6 @@ __all__ = [
 BACKENDS = ("nccl", "gloo")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 """As torch.distributed has them; sendrecv is nccl-tests' ring: each rank sends to the next, and receives meanwhile."""
-REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 DTYPE_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8, "half": 2, "bfloat16": 2, "float": 4, "double": 8}
 REDOPS = ("sum", "prod", "max", "min", "avg")
 
@@ -60,7 +58,7 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
     Attributes:
         messages: what is measured, in this order.
         dtype: element type, a key of DTYPE_BYTES.
-        redop: the reduction, one of REDOPS; it matters to those in REDUCING alone.
+        redop: the reduction, one of REDOPS; it matters to all_reduce and reduce_scatter alone.
         iters: timed iterations of each; fewer where they would take longer than `max_seconds`, never under `min_iters`.
         warmup_iters: iterations before them.
         check: how many times the values of each are verified; 0 does not.

@@ -18,7 +18,7 @@ from multinode.report.render.charts import PALETTE, stacked_bars, thinned, with_
 from multinode.report.render.escaping import html_text
 from multinode.report.steps.summary_sheets import PARTS
 
-__all__ = ["begun_s", "loss_chart", "node_step_times", "split_chart", "step_time_chart", "timeline"]
+__all__ = ["loss_chart", "split_chart", "step_time_chart", "timeline"]
 
 # A browser draws each one again at every move.
 _MOST_SHADES = 20
@@ -28,7 +28,7 @@ def step_time_chart(observed: Observed) -> Figure | None:
     """A line a node, over the number of the step; what does not count is shaded. None without a time."""
     figure = Figure()
     for node in observed.nodes:
-        times = dict(node_step_times(observed, node))
+        times = dict(_node_step_times(observed, node))
         if times:
             steps, milliseconds = thinned(list(times), list(times.values()))
             figure.add_trace(Scatter(x=steps, y=milliseconds, mode="lines", name=html_text(node.name)))
@@ -85,7 +85,7 @@ def _uncounted(observed: Observed) -> Iterator[tuple[int, int]]:
             yield numbers[0], numbers[-1]
 
 
-def node_step_times(observed: Observed, node: ObservedNode) -> Iterator[tuple[int, float]]:
+def _node_step_times(observed: Observed, node: ObservedNode) -> Iterator[tuple[int, float]]:
     """Of each step its number and the median of the node's workers, in ms."""
     for number, workers in observed.steps.items():
         times = [
@@ -125,7 +125,7 @@ def timeline(observed: Observed) -> tuple[Figure, int] | None:
 
     Time is in seconds since the end of the run's first step, each node's by its own wall clock.
     """
-    begun = begun_s(observed)
+    begun = _begun_s(observed)
     if begun is None:
         return None
     found: dict[str, list[_Line]] = {}
@@ -151,7 +151,7 @@ def timeline(observed: Observed) -> tuple[Figure, int] | None:
     return figure, len(lanes)
 
 
-def begun_s(observed: Observed) -> float | None:
+def _begun_s(observed: Observed) -> float | None:
     """Wall clock at the end of the run's first step, else at the first sample of a machine; None without either."""
     if observed.steps:
         return min(sample.time_s for sample in observed.steps[min(observed.steps)].values())

@@ -13,11 +13,6 @@ from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megaby
 
 __all__ = [
     "PARTS",
-    "bytes_sheet",
-    "calls_sheet",
-    "card_sheet",
-    "gpu_sheet",
-    "processor_sheet",
     "summary_sheets",
     "verdict_sheet",
 ]
@@ -74,7 +69,7 @@ def _cells(shown: Sequence[_Shown], one: object) -> list[str]:
     return [cell(one) for *_, cell in shown]
 
 
-def card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+def _card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     """A row a network card: rates in the steady state, share of the link, errors of the whole run."""
     return Sheet(
         title="network, a row a card",
@@ -88,7 +83,7 @@ def card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     )
 
 
-def processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     """A row a node: processors and memory."""
     rows = [(node.node, *_cells(_PROCESSORS, node)) for node in nodes]
     return Sheet(
@@ -100,7 +95,7 @@ def processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     )
 
 
-def gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     """A row a GPU."""
     return Sheet(
         title="GPUs",
@@ -141,11 +136,11 @@ def summary_sheets(summary: Summary) -> list[Sheet]:
         Sheet(title="speed", rows=tuple(_speed(summary))),
         _split_sheet(summary),
         Sheet(title="communication", rows=tuple(_communication(summary))),
-        bytes_sheet(summary),
-        calls_sheet(summary),
-        card_sheet(summary.nodes),
-        processor_sheet(summary.nodes),
-        gpu_sheet(summary.nodes),
+        _bytes_sheet(summary),
+        _calls_sheet(summary),
+        _card_sheet(summary.nodes),
+        _processor_sheet(summary.nodes),
+        _gpu_sheet(summary.nodes),
         _missing_sheet(summary),
     ]
     return [sheet for sheet in sheets if sheet.rows]
@@ -156,7 +151,7 @@ def verdict_sheet(summary: Summary) -> Sheet:
     return Sheet(title="verdict", rows=tuple(_verdict(summary)))
 
 
-def bytes_sheet(summary: Summary) -> Sheet:
+def _bytes_sheet(summary: Summary) -> Sheet:
     """Bytes of a step by calls, by the backend's algorithms, and by the card; why they differ below."""
     told = summary.comm.bytes_per_step
     if told.calls is None and told.expected is None and told.card is None:
@@ -170,7 +165,7 @@ def bytes_sheet(summary: Summary) -> Sheet:
     )
 
 
-def calls_sheet(summary: Summary) -> Sheet:
+def _calls_sheet(summary: Summary) -> Sheet:
     """What the busiest worker calls in a step."""
     calls = summary.comm.calls
     rows = [
