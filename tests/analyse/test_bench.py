@@ -172,14 +172,25 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     assert found.phases == ("alone", "together")
 
 
-def test_nodes_that_share_processors_are_told_so() -> None:
+@pytest.mark.parametrize(
+    ("cores", "job", "said"),
+    [
+        ({}, 1.9, "all 2 cores that node0 sees were busy, and its own workers had 1.0 of them"),
+        (
+            {"cores": 8, "node_cores": 64},
+            7.9,
+            "all 64 cores that node0 sees were busy, and its own workers had 1.0 of the 8 that they may run on",
+        ),
+    ],
+)
+def test_nodes_that_share_processors_are_told_so(cores: dict[str, int], job: float, said: str) -> None:
     def node(rank: int) -> list[Any]:
-        early = on_cpu(speeds(), processors(95, job=1.9))
-        return [part(rank, early), part(rank, on_cpu(speeds(0.5), processors(100, job=1.0)), "together")]
+        early = on_cpu(speeds(), processors(95, job=job), **cores)
+        return [part(rank, early), part(rank, on_cpu(speeds(0.5), processors(100, job=1.0), **cores), "together")]
 
     (drop,) = report(*node(0), *node(1)).drops
     assert [clue.cause for clue in drop.clues] == ["shared_processors"]
-    assert "all 2 cores that node0 sees were busy, and its own workers had 1.0 of them" in drop.text
+    assert said in drop.text
 
 
 def test_other_load_is_seen_where_a_worker_is_confined_to_some_cores() -> None:
@@ -189,18 +200,6 @@ def test_other_load_is_seen_where_a_worker_is_confined_to_some_cores() -> None:
     (slow,) = report(confined(0, 1.0, 12.5), confined(1, 0.5, 75)).slow
     assert slow.cause == "other_load"
     assert "other processes had 40.0 of node1's 64 cores where they had 0.0 of those of node0" in slow.text
-
-
-def test_shared_processors_are_told_of_workers_that_are_confined() -> None:
-    def node(rank: int) -> list[Any]:
-        cores = {"cores": 8, "node_cores": 64}
-        early = on_cpu(speeds(), processors(95, job=7.9), **cores)
-        return [part(rank, early), part(rank, on_cpu(speeds(0.5), processors(100, job=4.0), **cores), "together")]
-
-    (drop,) = report(*node(0), *node(1)).drops
-    assert "all 64 cores that node0 sees were busy, and its own workers had 4.0 of the 8 that they may run on" in (
-        drop.text
-    )
 
 
 def test_where_nothing_could_be_measured_that_is_said() -> None:

@@ -1,11 +1,11 @@
 """Bench clues: what differs between a slow device and its like, or between all at once and one alone. Pure.
 
-Who is slow is `bench_slow`'s. A clue has figures of both sides: what is the same everywhere makes nobody slow.
+Who is slow is `slow_devices`'. What machines and their GPUs say is judged by the table of `telemetry.clues`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -24,8 +24,6 @@ _THROTTLED = 0.2
 # Of the node's cores.
 _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
-
-
 _NOTHING = WorkerUse(seconds=0.0)
 
 
@@ -59,7 +57,23 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_clues(case: Case) -> tuple[Clue, ...]:
     """All that differs, the likeliest cause first."""
-    return tuple(clue for look in _LOOKS for clue in look(case))
+    beside = Beside(
+        node=case.node,
+        they=case.they,
+        use=case.use,
+        others=case.others,
+        gpus=[case.use.gpu] if case.use.gpu is not None else [],
+        peers=[use.gpu for use in case.others if use.gpu is not None],
+        clocks_tell=False,
+    )
+    return (
+        *_unlike(case, "device"),
+        *compare_machines(beside),
+        *_threads(case),
+        *_holders(case),
+        *_others_load(case),
+        *_unlike(case, "software"),
+    )
 
 
 def sensor_clues(worker: BenchWorker) -> Iterator[Clue]:
@@ -105,30 +119,6 @@ def shared_processors(case: Case) -> Clue | None:
     )
 
 
-def _device(case: Case) -> Iterator[Clue]:
-    names = {peer.name for peer in case.peers}
-    if case.me.name is not None and None not in names and case.me.name not in names:
-        yield Clue(
-            cause="device",
-            sentence=f"{case.node} has {case.me.name} where {case.they} had {', '.join(sorted(map(str, names)))}",
-            hint="in one training the slower device sets the pace: train on like ones, or give it less work",
-        )
-
-
-def _machine(case: Case) -> Iterator[Clue]:
-    yield from compare_machines(
-        Beside(
-            node=case.node,
-            they=case.they,
-            use=case.use,
-            others=case.others,
-            gpus=[case.use.gpu] if case.use.gpu is not None else [],
-            peers=[use.gpu for use in case.others if use.gpu is not None],
-            clocks_tell=False,
-        )
-    )
-
-
 def _threads(case: Case) -> Iterator[Clue]:
     if case.me.device != "cpu":
         return
@@ -167,25 +157,29 @@ def _others_load(case: Case) -> Iterator[Clue]:
     )
 
 
-def _software(case: Case) -> Iterator[Clue]:
-    for name, words in (("torch", "torch"), ("cuda", "torch built with CUDA"), ("capability", "kernels for")):
+def _unlike(case: Case, cause: str) -> Iterator[Clue]:
+    """What none of the others has."""
+    fields, hint = _UNLIKE[cause]
+    for name, words in fields.items():
         mine, theirs = getattr(case.me, name), {getattr(peer, name) for peer in case.peers}
         if mine is not None and None not in theirs and mine not in theirs:
             yield Clue(
-                cause="software",
-                sentence=f"{case.node} has {words} {mine} where {case.they} had {', '.join(sorted(map(str, theirs)))}",
-                hint=f"bring the training environment of {case.node} to that of the others, and measure again",
+                cause=cause,
+                sentence=f"{case.node} has {words}{mine} where {case.they} had {', '.join(sorted(map(str, theirs)))}",
+                hint=hint.format(node=case.node),
             )
 
 
-_LOOKS: tuple[Callable[[Case], Iterator[Clue]], ...] = (
-    _device,
-    _machine,
-    _threads,
-    _holders,
-    _others_load,
-    _software,
-)
+_UNLIKE = {
+    "device": (
+        {"name": ""},
+        "in one training the slower device sets the pace: train on like ones, or give it less work",
+    ),
+    "software": (
+        {"torch": "torch ", "cuda": "torch built with CUDA ", "capability": "kernels for "},
+        "bring the training environment of {node} to that of the others, and measure again",
+    ),
+}
 
 
 def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:

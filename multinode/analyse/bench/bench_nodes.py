@@ -16,11 +16,10 @@ from multinode.analyse.bench.bench_work import TestKey, key_of, sheet_of, work_o
 from multinode.analyse.run.observed import ObservedNode
 from multinode.analyse.stats.counter_rates import Span
 from multinode.analyse.stats.spread import spread_of
-from multinode.analyse.stats.unknown import attempt
 from multinode.analyse.telemetry.gpus import use_of_gpus
-from multinode.analyse.telemetry.machine_use import throttled_share
+from multinode.analyse.telemetry.machine_use import figures_in
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.run.samples import CgroupSample, CpuSample, DeviceSample, Sample, SpeedSample
+from multinode.core.run.samples import DeviceSample, Sample, SpeedSample
 
 __all__ = ["BenchPart", "bench_nodes"]
 
@@ -33,6 +32,8 @@ _DEVICES = frozenset({"cpu", "cuda"})
 # Of any unit a test has: nothing that will be built is faster.
 _FASTEST = 1e7
 _BYTES_PER_MIB = 1 << 20
+# Of what a machine did, what bench keeps.
+_FIGURES = ("cpu_busy_percent", "cpu_steal_percent", "job_cores", "quota_cores", "throttled_share")
 _MOST_HOLDERS = 8
 _LONGEST_NAME = 40
 # Contexts that a driver keeps for itself, and the like.
@@ -199,20 +200,13 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
         span: in which the worker measured.
         gpu: the worker's, by index; None of a processor.
     """
-    processors = [one for one in samples if isinstance(one, CpuSample) and span.start_ns < one.mono_ns <= span.end_ns]
-    limits = [one for one in samples if isinstance(one, CgroupSample)]
-    quota_cores = limits[-1].quota_cores if limits else None
-    # Without a limit nothing is held.
-    held = attempt({}, "", lambda: throttled_share(limits, span)) if quota_cores is not None else None
-    gpus, _ = use_of_gpus(ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples)), span)
+    node = ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples))
+    gpus, _ = use_of_gpus(node, span)
+    figures = figures_in(node, span, {})
     return WorkerUse(
         seconds=span.seconds,
         gpu=next((one for one in gpus if one.index == gpu), None),
-        cpu_busy_percent=_mean(one.busy_percent for one in processors),
-        cpu_steal_percent=_mean(one.steal_percent for one in processors),
-        job_cores=_mean(one.job_cores for one in processors),
-        quota_cores=quota_cores,
-        throttled_share=held,
+        **{name: figures.get(name) for name in _FIGURES},
     )
 
 
@@ -228,9 +222,3 @@ def _find_holders(facts: NodeFacts | None, gpu: int | None) -> tuple[str, ...]:
 
 def _short(name: str | None) -> str:
     return (name or "unknown")[:_LONGEST_NAME]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """Of samples that each stand for as long; None where there is none."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None

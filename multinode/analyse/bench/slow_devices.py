@@ -86,11 +86,8 @@ def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
     for node in nodes:
         slow = [(each, ratios) for each in placed if each.node is node and (ratios := _slow_ratios(each.worker))]
         whole = len(slow) == len(node.workers)
-        found += [
-            _slow([each for each, _ in some], [ratios for _, ratios in some], placed, whole=whole)
-            for some in ([slow] if whole else [[one] for one in slow])
-            if some
-        ]
+        groups = [slow] if whole else [[one] for one in slow]
+        found += [_slow(members, placed, whole=whole) for members in groups if members]
     return tuple(sorted(found, key=lambda one: min(ratio for kinds in one.ratios.values() for ratio in kinds.values())))
 
 
@@ -176,19 +173,19 @@ def _slow_ratios(worker: BenchWorker) -> _Ratios:
     return found
 
 
-def _slow(members: Sequence[_Placed], all_ratios: Sequence[_Ratios], placed: Sequence[_Placed], *, whole: bool) -> Slow:
+def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed], *, whole: bool) -> Slow:
     worst: _Ratios = {}
-    for ratios in all_ratios:
+    for _, ratios in members:
         for phase, kinds in ratios.items():
             mine = worst.setdefault(phase, {})
             mine |= {kind: min(ratio, mine.get(kind, ratio)) for kind, ratio in kinds.items()}
-    first = members[0]
+    first = members[0][0]
     peers = _peers(first, placed)
     they = _names(each.node.node for each in peers if each.node is not first.node) or "the other workers of its node"
     phase = next(phase for phase in PHASES if phase in worst)
     # Of all members, one clue of each cause.
     clues: dict[str, Clue] = {}
-    for each in members:
+    for each, _ in members:
         case = Case(
             node=each.node.node, me=each.worker, phase=phase, they=they, peers=tuple(peer.worker for peer in peers)
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.analyse.collectives.collectives import CollectiveRow
-from multinode.core.cluster.facts import NodeFacts
+from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.units import format_rate, format_size
 
 __all__ = ["RULE", "NodeState", "RowChange", "ScanChanges", "ScanRecord", "compare_scans", "node_state"]
@@ -115,15 +115,15 @@ class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 def node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
     """What a probe found, of the interface that carries the collectives."""
-    card = next((one for one in facts.interfaces if one.name == ifname), None)
+    card = next((one for one in facts.interfaces if one.name == ifname), Interface(name=""))
     models = Counter(gpu.name for gpu in facts.gpus)
     return NodeState(
         name=facts.node,
         ifname=ifname,
-        link_gbit_per_s=card.speed_gbit_per_s if card else None,
-        mtu=card.mtu if card else None,
-        duplex=card.duplex if card else None,
-        driver=card.driver if card else None,
+        link_gbit_per_s=card.speed_gbit_per_s,
+        mtu=card.mtu,
+        duplex=card.duplex,
+        driver=card.driver,
         python=facts.python_version,
         torch=facts.packages.get("torch"),
         nccl=facts.nccl_version,
@@ -172,12 +172,18 @@ _NODE_WORDS = {
 }
 
 
+_TERM_WORDS = {
+    "backend": "measured with {now} now, was {before}",
+    "workers_per_node": "measured with {now} workers on each node now, was {before}",
+}
+
+
 def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[str]:
     """What was measured with; where it differs, the speeds are not of the same thing."""
-    if None not in (before.backend, now.backend) and before.backend != now.backend:
-        yield f"measured with {now.backend} now, was {before.backend}"
-    if None not in (before.workers_per_node, now.workers_per_node) and before.workers_per_node != now.workers_per_node:
-        yield f"measured with {now.workers_per_node} workers on each node now, was {before.workers_per_node}"
+    for field, words in _TERM_WORDS.items():
+        values = getattr(before, field), getattr(now, field)
+        if None not in values and values[0] != values[1]:
+            yield words.format(before=values[0], now=values[1])
 
 
 def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> Iterator[str]:
@@ -280,15 +286,14 @@ def _text(rows: Sequence[RowChange], compared: int) -> str:
         return "The two sweeps have no message in common."
     if not rows:
         return f"No speed changed beyond the noise of both ({compared} messages compared)."
-    slower = [one for one in rows if one.change < 0]
-    faster = [one for one in rows if one.change > 0]
     said = [f"{len(rows)} of {compared} messages changed"]
-    for way, some in (("slower", slower), ("faster", faster)):
+    ways = {"slower": [one for one in rows if one.change < 0], "faster": [one for one in rows if one.change > 0]}
+    for way, some in ways.items():
         if some:
             most = max(some, key=lambda one: abs(one.change))
             size = format_size(most.size_bytes)
             said.append(f"{len(some)} {way}, most of all {most.collective} {size} ({most.change:+.0%})")
-    wrong = len(rows) - len(slower) - len(faster)
+    wrong = len(rows) - sum(map(len, ways.values()))
     if wrong:
         said.append(f"{wrong} in its values alone")
     return f"{'; '.join(said)}."

@@ -55,7 +55,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_narrower(self, other: GpuUse) -> bool:
         """Whether its link is slower than the other's, which has all its lanes; each generation is twice as fast."""
-        return self.pcie_reduced or _link_rate(self.pcie) < _link_rate(other.pcie)
+        return self.pcie_reduced or 0 < _link_rate(self.pcie) < _link_rate(other.pcie)
 
 
 def use_of_gpus(node: ObservedNode, span: Span) -> tuple[tuple[GpuUse, ...], dict[str, str]]:

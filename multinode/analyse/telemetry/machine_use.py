@@ -18,7 +18,7 @@ from multinode.analyse.telemetry.cards import CardUse, use_of_cards
 from multinode.analyse.telemetry.gpus import GpuUse, use_of_gpus
 from multinode.core.run.samples import CgroupSample, CpuSample, NoteSample, StepSample, TcpSample
 
-__all__ = ["CardUse", "GpuEnergy", "GpuUse", "NodeUse", "energy_of", "throttled_share", "use_of"]
+__all__ = ["CardUse", "GpuEnergy", "GpuUse", "NodeUse", "energy_of", "figures_in", "use_of"]
 
 _BYTES_PER_GIB = 1 << 30
 _US_PER_S = 1e6
@@ -93,7 +93,7 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     cards, why_no_rates = use_of_cards(node, span)
     gpus, why_no_gpus = use_of_gpus(node, span) if span is not None else ((), {})
     missing = why_no_rates | missing | why_no_gpus
-    figures = _figures(node, span, missing) if span is not None else {}
+    figures = figures_in(node, span, missing) if span is not None else {}
     figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
     _add_notes(missing, node, has_gpus=bool(gpus))
     return NodeUse(
@@ -133,7 +133,7 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
     return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)
 
 
-def _figures(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
+def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
     """Of the span, by the names of NodeUse's fields."""
     processors = sorted(node.of(CpuSample), key=lambda one: one.mono_ns)
     limits = sorted((one for one in node.of(CgroupSample) if one.mono_ns <= span.end_ns), key=lambda one: one.mono_ns)
@@ -147,11 +147,11 @@ def _figures(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[st
         # Without a limit nothing is held, and nothing is to be told.
         missing["quota_cores"] = "its cgroup has no limit" if limits else _UNSAMPLED
     else:
-        found["throttled_share"] = attempt(missing, "throttled_share", lambda: throttled_share(limits, span))
+        found["throttled_share"] = attempt(missing, "throttled_share", lambda: _throttled_share(limits, span))
     return found
 
 
-def throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
+def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
     """Part of a span in which a cgroup had used up its processors.
 
     The kernel adds up the time of all processors that had to wait, which can be more than the time that passed.
