@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
-from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState, joined, options_of
+from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.advice.tuning_options import setting_options
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import parse_model
@@ -360,12 +360,12 @@ def test_a_strategy_whose_traffic_is_unknown_is_one_clear_error() -> None:
 def test_two_changes_become_one() -> None:
     stage = Change(deepspeed=("zero_optimization.stage=2",))
     ddp = Change(overrides=("deepspeed=null",))
-    assert joined(stage, ddp) == ddp
+    assert stage.joined(ddp) == ddp
     overlap = Change(deepspeed=("zero_optimization.overlap_comm=true",))
-    assert joined(stage, overlap).deepspeed == (*stage.deepspeed, *overlap.deepspeed)
-    both = joined(Change(grad_compress="fp16"), Change(overrides=("a=1",), nodes=2))
-    assert options_of(both) == "--nodes 2 --grad-compress fp16 --set a=1"
-    assert options_of(Change(overrides=("a='x y'",))) == """--set 'a='"'"'x y'"'"''"""
+    assert stage.joined(overlap).deepspeed == (*stage.deepspeed, *overlap.deepspeed)
+    both = Change(grad_compress="fp16").joined(Change(overrides=("a=1",), nodes=2))
+    assert both.options == "--nodes 2 --grad-compress fp16 --set a=1"
+    assert Change(overrides=("a='x y'",)).options == """--set 'a='"'"'x y'"'"''"""
 
 
 @given(

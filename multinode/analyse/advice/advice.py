@@ -10,16 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.advice.training_state import (
-    Change,
-    TrainingState,
-    TuningOption,
-    fits,
-    joined,
-    more_memory_gib,
-    sample_bytes,
-)
-from multinode.analyse.advice.tuning_options import cluster_options, setting_options, strategy_options
+from multinode.analyse.advice.training_state import Change, TrainingState, TuningOption
+from multinode.analyse.advice.tuning_options import cluster_options, setting_options
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.prediction.network_model import UncertaintySource, widest
@@ -127,7 +119,7 @@ def advise(today: TrainingState) -> tuple[Advice, ...]:
     """
     try:
         now = today.outlook()
-        options = [*setting_options(today), *strategy_options(today), *cluster_options(today)]
+        options = [*setting_options(today), *cluster_options(today)]
         given = [_advice(today, now, option) for option in options]
         given += _best_pairs(today, now, options, given)
     except ValueError as error:
@@ -167,8 +159,8 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
         gain=gain,
         interval=_interval(today, now, then, option.doubt),
         outlook=then,
-        memory_gib=more_memory_gib(today, option),
-        fits=fits(today, option),
+        memory_gib=option.more_memory_gib(today),
+        fits=option.fits(today),
         meaning=option.meaning,
         change=option.change,
         command=option.command,
@@ -203,17 +195,13 @@ def _why(today: TrainingState, now: PredictedScenario, option: TuningOption, the
     """The same quantities before and after."""
     told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
     if then.nodes > 1:
-        sent, before = _mb(sample_bytes(option.after)), _mb(sample_bytes(today))
+        sent, before = (f"{one.sample_mb():.3g} MB" for one in (option.after, today))
         was = f" instead of {before}" if sent != before else ""
         told += (
             f"; a worker sends {sent} a sample{was}, and {_exposed(then):.0%} of the step is exposed communication "
             f"instead of {_exposed(now):.0%}"
         )
     return f"{told}; {option.remark}" if option.remark else told
-
-
-def _mb(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.3g} MB"
 
 
 def _exposed(outlook: PredictedScenario) -> float:
@@ -229,7 +217,7 @@ def _best_pairs(
     for first in options:
         if not _combines(first, today):
             continue
-        for second in (*setting_options(first.after), *strategy_options(first.after)):
+        for second in setting_options(first.after):
             names = frozenset({first.name, second.name})
             if names in pairs or second.kind == first.kind or not _combines(second, first.after):
                 continue
@@ -249,7 +237,7 @@ def _combines(option: TuningOption, before: TrainingState) -> bool:
 def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
     meanings = [meaning for meaning in (first.meaning, second.meaning) if meaning != "nothing"]
     extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
-    change = joined(first.change or Change(), second.change or Change())
+    change = (first.change or Change()).joined(second.change or Change())
     # What accumulation alone does not cut, it may cut together with another strategy.
     remarks = [one.remark for one in (first, second) if one.remark and one.kind != "accumulation"]
     return TuningOption(

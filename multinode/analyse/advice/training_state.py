@@ -1,11 +1,13 @@
-"""TrainingState: a training as it stands, with its GPUs' memory; and Options, which each lead to another one. Pure.
+"""TrainingState: a training as it stands, with its GPUs' memory; a TuningOption leads from one to another. Pure.
 
-Which options there are is `options`, `strategy_options` and `cluster_options`; what one gains is `advice`'s.
+Which options there are is `tuning_options`'; what one gains is `advice`'s.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -20,25 +22,13 @@ from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig, fixed_edits
 
-__all__ = [
-    "Change",
-    "GpuMemoryBudget",
-    "TrainingState",
-    "TuningOption",
-    "batch_edits",
-    "expected_gib",
-    "fits",
-    "joined",
-    "more_memory_gib",
-    "need_of",
-    "options_of",
-    "sample_bytes",
-]
+__all__ = ["DEEPSPEED", "Change", "GpuMemoryBudget", "TrainingState", "TuningOption"]
 
+DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 _QUANTISED_BITS = 4
-_DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 # GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.
 _USABLE = 0.95
+_replace = msgspec.structs.replace
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +37,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         overrides: `KEY=VALUE` for `--set`.
         deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
-        grad_compress: for `--grad-compress`.
-        nodes: first nodes of the hostfile that are used; None is as many as today.
-        workers_per_node: on each; likewise.
+        nodes: first nodes of the hostfile that are used; None is as many as today, likewise `workers_per_node`.
     """
 
     overrides: tuple[str, ...] = ()
@@ -57,6 +45,29 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: str | None = None
     nodes: int | None = None
     workers_per_node: int | None = None
+
+    @property
+    def options(self) -> str:
+        """As options of `multinode launch`, quoted for a shell."""
+        words = [
+            *(("--nodes", str(self.nodes)) if self.nodes is not None else ()),
+            *(("--workers-per-node", str(self.workers_per_node)) if self.workers_per_node is not None else ()),
+            *(("--grad-compress", self.grad_compress) if self.grad_compress is not None else ()),
+            *(word for override in self.overrides for word in ("--set", override)),
+            *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
+        ]
+        return shlex.join(words)
+
+    def joined(self, second: Change) -> Change:
+        """Both changes; of what both set, the second counts."""
+        return Change(
+            overrides=(*self.overrides, *second.overrides),
+            # A job without DeepSpeed has no configuration to edit.
+            deepspeed=() if "deepspeed=null" in second.overrides else (*self.deepspeed, *second.deepspeed),
+            grad_compress=second.grad_compress or self.grad_compress,
+            nodes=second.nodes if second.nodes is not None else self.nodes,
+            workers_per_node=second.workers_per_node or self.workers_per_node,
+        )
 
 
 class GpuMemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +81,6 @@ class GpuMemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     total_gib: float
     peak_gib: float | None = None
 
-    @property
-    def usable_gib(self) -> float:
-        """What a worker can have of it."""
-        return self.total_gib * _USABLE
-
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """A training in its settings.
@@ -84,7 +90,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         settings: all of them.
         subject: what was trained when its costs were measured; None is unknown.
         deepspeed: its DeepSpeed configuration; None without one.
-        gpu_memory: of its GPUs; None is unknown, or no GPUs.
+        gpu_memory: None is unknown, or no GPUs.
         slots: of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown.
         measured_samples_per_s: of exactly this; None where it was not measured.
         stragglers: nodes that the others waited for.
@@ -99,6 +105,18 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[int | None, ...] = ()
     measured_samples_per_s: float | None = None
     stragglers: tuple[Straggler, ...] = ()
+
+    def with_(
+        self, scenario: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None, **own: Any
+    ) -> TrainingState:
+        """The state with other fields, those of its scenario and of its settings too; nobody has measured it."""
+        return _replace(
+            self,
+            scenario=_replace(self.scenario, **(scenario or {})),
+            settings=_replace(self.settings, **(settings or {})),
+            measured_samples_per_s=None,
+            **own,
+        )
 
     @property
     def is_script(self) -> bool:
@@ -118,6 +136,48 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
             grad_compress=self.settings.grad_compress,
             measured=self.measured_samples_per_s is not None,
         )
+
+    def memory_need(self) -> MemoryNeed | None:
+        """What the states of the model take of a worker; None where the model's size is not known."""
+        settings, scenario = self.settings, self.scenario
+        sharing = self.deepspeed if scenario.strategy in DEEPSPEED else None
+        quantised = settings.method is not None and settings.method.startswith("qlora")
+        placement = StatePlacement(
+            half=settings.precision in {"bf16", "fp16"},
+            frozen_bits=_QUANTISED_BITS if quantised else None,
+            optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
+            # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
+            parameters_elsewhere=sharing is not None
+            and sharing.offload_parameters is not None
+            and scenario.strategy is Strategy.ZERO3,
+        )
+        return memory_need(scenario.strategy, self.calibration.work.load, scenario.layout, placement)
+
+    def batch_edits(self) -> tuple[str, ...]:
+        """Edits of a DeepSpeed JSON that fixes another batch than this."""
+        scenario, batch = self.scenario, int(self.scenario.per_device_batch)
+        if self.deepspeed is None or batch != scenario.per_device_batch:
+            return ()
+        return fixed_edits(
+            self.deepspeed,
+            per_device_batch=batch,
+            accumulation=scenario.accumulation,
+            workers=scenario.layout.workers,
+        )
+
+    def sample_mb(self) -> float:
+        """MB that a worker sends for each of its samples, and receives as many, in rings over all workers.
+
+        Raises:
+            ValueError: the strategy gathers all parameters, and how many there are is not known.
+        """
+        scenario, work = self.scenario, self.calibration.work
+        factor = scenario.gradient_factor
+        if self.settings.grad_compress is not None:
+            factor *= gradient_factor(work.load)
+        calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), factor)
+        samples = scenario.per_device_batch * scenario.accumulation
+        return passing_bytes(calls, scenario.accumulation, scenario.layout.workers) / samples / 1e6
 
 
 class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,115 +208,40 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """What a person types or does."""
-        return options_of(self.change) if self.change is not None else self.by_hand
+        return self.change.options if self.change is not None else self.by_hand
 
+    def more_memory_gib(self, before: TrainingState) -> float | None:
+        """What a worker needs more with it, or less; None where that is not known."""
+        old, new, after = before.memory_need(), self.after.memory_need(), self.after
+        if self.extra_gib is None:
+            return None
+        if old is None or new is None:
+            # Without the model's size, only what leaves the states alone can be told.
+            same = before.scenario.strategy is after.scenario.strategy
+            same = same and before.scenario.layout == after.scenario.layout
+            return self.extra_gib if same and before.settings.method == after.settings.method else None
+        return new.total_gib - old.total_gib + self.extra_gib
 
-def options_of(change: Change) -> str:
-    """The change as options of `multinode launch`, quoted for a shell."""
-    words: list[str] = []
-    if change.nodes is not None:
-        words += ["--nodes", str(change.nodes)]
-    if change.workers_per_node is not None:
-        words += ["--workers-per-node", str(change.workers_per_node)]
-    if change.grad_compress is not None:
-        words += ["--grad-compress", change.grad_compress]
-    for override in change.overrides:
-        words += ["--set", override]
-    for edit in change.deepspeed:
-        words += ["--deepspeed-set", edit]
-    return shlex.join(words)
+    def expected_gib(self, before: TrainingState) -> float | None:
+        """What a worker will have allocated; the model's states alone where no peak was measured; None is unknown.
 
+        Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same
+        ratio.
+        """
+        peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
+        old, new, more = before.memory_need(), self.after.memory_need(), self.more_memory_gib(before)
+        if peak is None or more is None:
+            return new.total_gib if peak is None and new is not None else None
+        if old is not None and new is not None and old.total_gib > peak:
+            return peak * new.total_gib / old.total_gib
+        return peak + more
 
-def joined(first: Change, second: Change) -> Change:
-    """Both changes; of what both set, the second counts."""
-    return Change(
-        overrides=(*first.overrides, *second.overrides),
-        # A job without DeepSpeed has no configuration to edit.
-        deepspeed=() if "deepspeed=null" in second.overrides else (*first.deepspeed, *second.deepspeed),
-        grad_compress=second.grad_compress or first.grad_compress,
-        nodes=second.nodes if second.nodes is not None else first.nodes,
-        workers_per_node=second.workers_per_node or first.workers_per_node,
-    )
-
-
-def need_of(state: TrainingState) -> MemoryNeed | None:
-    """What the states of the model take of a worker; None where the model's size is not known."""
-    settings, scenario, deepspeed = state.settings, state.scenario, state.deepspeed
-    sharing = deepspeed if scenario.strategy in _DEEPSPEED else None
-    quantised = settings.method is not None and settings.method.startswith("qlora")
-    placement = StatePlacement(
-        half=settings.precision in {"bf16", "fp16"},
-        frozen_bits=_QUANTISED_BITS if quantised else None,
-        optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
-        # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
-        parameters_elsewhere=sharing is not None
-        and sharing.offload_parameters is not None
-        and scenario.strategy is Strategy.ZERO3,
-    )
-    return memory_need(scenario.strategy, state.calibration.work.load, scenario.layout, placement)
-
-
-def more_memory_gib(before: TrainingState, option: TuningOption) -> float | None:
-    """What a worker needs more with it, or less; None where that is not known."""
-    if option.extra_gib is None:
-        return None
-    old, new = need_of(before), need_of(option.after)
-    if old is None or new is None:
-        # Without the model's size, only what leaves the states alone can be told.
-        same = before.scenario.strategy is option.after.scenario.strategy
-        same = same and before.scenario.layout == option.after.scenario.layout
-        return option.extra_gib if same and before.settings.method == option.after.settings.method else None
-    return new.total_gib - old.total_gib + option.extra_gib
-
-
-def expected_gib(before: TrainingState, option: TuningOption) -> float | None:
-    """What a worker will have allocated with it; the model's states alone where no peak was measured; None is unknown.
-
-    Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same ratio.
-    """
-    peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
-    old, new, more = need_of(before), need_of(option.after), more_memory_gib(before, option)
-    if peak is None or more is None:
-        return new.total_gib if peak is None and new is not None else None
-    if old is not None and new is not None and old.total_gib > peak:
-        return peak * new.total_gib / old.total_gib
-    return peak + more
-
-
-def fits(before: TrainingState, option: TuningOption) -> bool | None:
-    """Whether the GPUs have room for it; None where that is not known. What takes no more than today fits as today."""
-    more, expected = more_memory_gib(before, option), expected_gib(before, option)
-    if before.gpu_memory is None or more is None:
-        return None
-    if more > 0 and expected is not None and expected > before.gpu_memory.usable_gib:
-        return False
-    # Without activations, what fits so far is no promise.
-    return None if before.gpu_memory.peak_gib is None else True
-
-
-def batch_edits(state: TrainingState) -> tuple[str, ...]:
-    """Edits of a DeepSpeed JSON that fixes another batch than the state has."""
-    batch, scenario = state.scenario.per_device_batch, state.scenario
-    if state.deepspeed is None or batch != int(batch):
-        return ()
-    return fixed_edits(
-        state.deepspeed,
-        per_device_batch=int(batch),
-        accumulation=scenario.accumulation,
-        workers=scenario.layout.workers,
-    )
-
-
-def sample_bytes(state: TrainingState) -> float:
-    """Bytes that a worker sends for each of its samples, and receives as many, in rings over all workers.
-
-    Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
-    """
-    scenario, work = state.scenario, state.calibration.work
-    factor = scenario.gradient_factor
-    if state.settings.grad_compress is not None:
-        factor *= gradient_factor(work.load)
-    calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), factor)
-    samples = scenario.per_device_batch * scenario.accumulation
-    return passing_bytes(calls, scenario.accumulation, scenario.layout.workers) / samples
+    def fits(self, before: TrainingState) -> bool | None:
+        """Whether the GPUs have room for it; None is unknown. What takes no more than today fits as today."""
+        memory, more, expected = before.gpu_memory, self.more_memory_gib(before), self.expected_gib(before)
+        if memory is None or more is None:
+            return None
+        if more > 0 and expected is not None and expected > memory.total_gib * _USABLE:
+            return False
+        # Without activations, what fits so far is no promise.
+        return None if memory.peak_gib is None else True
