@@ -161,13 +161,14 @@ def _tell(recommendations: Recommendations, top: int | None, *, as_json: bool) -
     """What was tried is told whatever its rank."""
     import msgspec
 
-    from multinode.report.advice.advice_table import advice_lines, advice_table
+    from multinode.report.advice.advice_sheet import advice_lines, how_sheet
+    from multinode.report.render.table import sheet_table
 
     most = top if top is not None or as_json else _TOP
     advice = tuple(one for place, one in enumerate(recommendations.advice) if most is None or place < most or one.tried)
     if as_json:
         print_document(msgspec.structs.replace(recommendations, advice=advice))
         return
-    print_table(advice_table(recommendations, advice))
+    print_table(sheet_table(how_sheet(recommendations, advice)))
     for line in advice_lines(recommendations, advice):
         typer.echo(line)

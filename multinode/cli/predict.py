@@ -106,14 +106,20 @@ def _forecast(run_ids: list[str] | None, figures: Path | None, request: Forecast
 
 
 def _tell(forecast: Forecast, *, as_json: bool) -> None:
-    from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
+    from multinode.report.prediction.forecast_sheets import break_even_sheet, forecast_notes, forecast_sheet
+    from multinode.report.render.escaping import sanitize
+    from multinode.report.render.table import sheet_table
 
     if as_json:
         print_document(forecast)
         return
-    print_table(forecast_table(forecast))
-    for line in forecast_lines(forecast):
-        typer.echo(line)
+    print_table(sheet_table(forecast_sheet(forecast)))
+    if forecast.break_even is not None:
+        typer.echo(f"break-even of {forecast.break_even_of}:")
+    for name, told in break_even_sheet(forecast).rows:
+        typer.echo(f"  {name}: {told}")
+    for line in forecast_notes(forecast):
+        typer.echo(sanitize(line))
 
 
 def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:

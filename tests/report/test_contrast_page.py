@@ -28,7 +28,7 @@ def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> No
     order += [text.index(f"<h2>{title}</h2>") for title in ("side by side", "time, cost and energy", "what if")]
     assert order == sorted(order)
     assert "multinode launch --hosts lab configs/tiny_sft.yaml --grad-compress fp16" in text
-    assert "2.92 x, within the range" in text
+    assert "<td>x2.92</td><td>-0.7%</td>" in text
     assert "the nodes have no GPU" in text
 
 

@@ -9,6 +9,7 @@ from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.prediction.forecast import PredictedScenario
+from multinode.report.advice.advice_sheet import advice_sheet
 from multinode.report.comparison.contrast_sheets import (
     contrast_verdict_sheet,
     cost_sheet,
@@ -20,7 +21,7 @@ from multinode.report.comparison.contrast_sheets import (
     side_name,
     side_sheet,
 )
-from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
+from multinode.report.prediction.forecast_sheets import break_even_sheet, what_if_sheet
 from multinode.report.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
 from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from multinode.analyse.comparison.contrast_figures import Contrast
+from multinode.report.advice.advice_sheet import advice_sheet
 from multinode.report.comparison.contrast_sheets import (
     contrast_verdict_sheet,
     differing_settings_sheet,
@@ -15,7 +16,7 @@ from multinode.report.comparison.contrast_sheets import (
     measured_sides,
     side_sheet,
 )
-from multinode.report.prediction.contrast_outlook import advice_sheet, break_even_sheet, what_if_sheet
+from multinode.report.prediction.forecast_sheets import break_even_sheet, what_if_sheet
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.report.render.sheet import Sheet

@@ -7,7 +7,8 @@ from multinode.analyse.advice.advice import Advice, Recommendations, Tried
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.steps.bottleneck import Bottleneck
-from multinode.report.advice.advice_table import advice_lines, advice_table
+from multinode.report.advice.advice_sheet import advice_lines, how_sheet
+from multinode.report.render.table import sheet_table
 
 OUTLOOK = PredictedScenario(
     link_gbit_per_s=0.1,
@@ -47,7 +48,7 @@ COUNSEL = Recommendations(
 def shown(recommendations: Recommendations) -> str:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(advice_table(recommendations, recommendations.advice))
+        console.print(sheet_table(how_sheet(recommendations, recommendations.advice)))
     return captured.get()
 
 

@@ -7,7 +7,13 @@ from rich.console import Console
 
 from multinode.analyse.prediction.evidence import gather
 from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, make_forecast
-from multinode.report.prediction.forecast_table import forecast_lines, forecast_table
+from multinode.report.prediction.forecast_sheets import (
+    break_even_sheet,
+    forecast_notes,
+    forecast_sheet,
+    what_if_sheet,
+)
+from multinode.report.render.table import sheet_table
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 
 EVIDENCE = gather(
@@ -22,7 +28,7 @@ def forecast(request: ForecastRequest) -> Forecast:
 
 def shown(found: Forecast, width: int = 100) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(forecast_table(found))
+    Console(file=out, width=width).print(sheet_table(forecast_sheet(found)))
     return out.getvalue()
 
 
@@ -30,9 +36,9 @@ def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title
     text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
     assert "predicted: DDP, full, 1 worker a node, batch 2, accumulation 1" in text
     assert "100 Mbit/s" in text
-    assert "accumu-" not in text
+    assert "accumulation  " not in text
     varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
-    assert "accumu-" in varied
+    assert "accumulation  " in varied
     assert "fp16" in varied
     assert "accumulation 1" not in varied
 
@@ -60,16 +66,26 @@ def test_it_fits_a_terminal_of_eighty_columns() -> None:
     assert "..." not in shown(forecast(ForecastRequest()), 80)
 
 
-def test_the_lines_say_the_break_even_the_error_and_where_the_figures_are_from() -> None:
-    lines = list(forecast_lines(forecast(ForecastRequest(links=(0.1, 100.0)))))
-    assert lines[0] == "break-even of DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1:"
-    text = "\n".join(lines)
-    faster = "faster than one node with 1 worker: from "
-    for said in ("efficiency 90%: from ", faster, "accumulation for 90%: ", "node 3: "):
-        assert f"  {said}" in text
+def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> None:
+    found = forecast(ForecastRequest(links=(0.1, 100.0)))
+    assert found.break_even_of == "DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1"
+    rows = dict(break_even_sheet(found).rows)
+    names = ["faster than one node with 1 worker", "efficiency 90%", "nothing that can be hidden is exposed"]
+    assert list(rows) == [*names, "accumulation for 90%", "node 3"]
+    assert rows["efficiency 90%"].startswith("from ")
+    text = "\n".join(forecast_notes(found))
     assert "back-test: of 2 measured runs the step time was off by" in text
     assert "from: network: nccl-test sweep at 1 Gbit/s" in text
     assert "the link is 10 times slower than measured" in text
+
+
+def test_among_other_tables_it_has_no_more_rows_than_one_reads_and_its_notes() -> None:
+    found = forecast(ForecastRequest(links=(0.1, 1.0), accumulations=tuple(range(1, 41))))
+    sheet = what_if_sheet(found)
+    assert len(sheet.rows) == 60
+    assert sheet.notes[0].startswith("predicted: DDP, full")
+    assert "and 20 more in the JSON" in sheet.notes
+    assert set(forecast_notes(found)) < set(sheet.notes)
 
 
 def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
@@ -80,5 +96,5 @@ def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
     for rows in ((evil,), (evil, found.scenarios[0])):
         odd = msgspec.structs.replace(found, scenarios=rows, notes=("\x1b]0;x\x07",))
         text = shown(odd, 200)
-        assert "\x1b" not in text + "\n".join(forecast_lines(odd))
+        assert "\x1b" not in text
         assert "[b]x" in text, "the name is shown, and is no markup"
