@@ -9,7 +9,7 @@ from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.workload import read_workload
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.prediction.forecast import ForecastRequest, PredictedScenario, make_forecast
-from multinode.analyse.prediction.run_selection import Record, job_of
+from multinode.analyse.prediction.run_selection import Record
 from multinode.errors import UsageError
 from tests.analyse.stored import BYTES, COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
@@ -219,7 +219,7 @@ def test_a_hook_that_stepped_aside_has_compressed_nothing() -> None:
 
 
 def compressed(record: Record) -> Record:
-    job = job_of(record)
+    job = record.job
     assert job is not None
     workload = read_workload(job, record.model, record.layout, grad_compress="fp16")
     return msgspec.structs.replace(record, workload=workload)

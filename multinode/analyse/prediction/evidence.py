@@ -29,11 +29,7 @@ from multinode.analyse.prediction.run_selection import (
     RunSelection,
     is_alike,
     is_rate,
-    job_of,
     select_runs,
-    settings_of,
-    settled,
-    strategy_of,
 )
 from multinode.analyse.prediction.variants import Subject, vary
 from multinode.analyse.steps.summary import Summary
@@ -170,7 +166,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         """
         if record.summary is None:
             raise UsageError(f"run {record.run_id} has no summary", hint="use a run that has ended")
-        summary, settings = record.summary, settings_of(record)
+        summary, settings = record.summary, record.settings
         if summary.micro_steps is None and settings.accumulation is not None:
             # Of an older release, or of a training whose passes could not be counted.
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
@@ -193,7 +189,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: it has no summary.
         """
-        settings, one_node = settings_of(record), record.layout.nodes == 1
+        settings, one_node = record.settings, record.layout.nodes == 1
         summary = self.measured(record).summary
         accumulation = max(1, round(summary.micro_steps or 1))
         return Scenario(
@@ -202,7 +198,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             # Of a script as its samples tell.
             per_device_batch=float(settings.per_device_batch or 0) or _seen_batch(record, accumulation),
             accumulation=accumulation,
-            strategy=strategy_of(record) or self.work.strategy,
+            strategy=record.strategy or self.work.strategy,
             overlap=settings.overlap is not False,
         )
 
@@ -225,7 +221,7 @@ def calibration_inputs(
     model = next((one.model for one in runs if one.model is not None), None)
     alike = [one for one in reversed(stored) if one.is_training and is_alike(one, newest)]
     return CalibrationInputs(
-        subject=Subject(settings=settings_of(newest), job=job_of(newest), model=model),
+        subject=Subject(settings=newest.settings, job=newest.job, model=model),
         work=_work([*runs, *alike], model),
         network=_network(chosen, link_measured),
         link_measured=link_measured,
@@ -269,25 +265,25 @@ def _seen_work(record: Record) -> Work | None:
     """As its workers' calls tell, its gradients as wide as without a hook."""
     if record.summary is None:
         return None
-    is_compressed = settings_of(record).grad_compress is not None
+    is_compressed = record.settings.grad_compress is not None
     return work_of_calls(record.summary, record.layout, compressed=is_compressed)
 
 
 def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
     """By the files of the first run's job; else by those of one alike; else by what its workers were seen to call."""
     newest = runs[0]
-    alike = [one for one in runs if strategy_of(one) is strategy_of(newest)]
+    alike = [one for one in runs if one.strategy is newest.strategy]
     known = next((one.workload.work for one in alike if one.workload is not None and one.workload.work), None)
     if known is not None:
         return known
-    job, reason = job_of(newest), newest.workload.reason if newest.workload is not None else ""
+    job, reason = newest.job, newest.workload.reason if newest.workload is not None else ""
     if job is not None:
         try:
             return read_work(job, model, newest.layout)
         except JobError as error:
             reason = error.message
     # Those whose gradients were sent as they are come first.
-    alike.sort(key=lambda one: settings_of(one).grad_compress is not None)
+    alike.sort(key=lambda one: one.settings.grad_compress is not None)
     seen = (_seen_work(one) for one in alike)
     found = next((work for work in seen if work is not None), None)
     if found is None:
@@ -344,7 +340,7 @@ def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequen
             # The overlap may be known from another run of this layout; a repeat of this one would give it away.
             rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
             # It is of the strategy that it was measured with.
-            rest = [one for one in rest if strategy_of(one) in {None, inputs.work.strategy}]
+            rest = [one for one in rest if one.strategy in {None, inputs.work.strategy}]
             found = _hold(inputs, chosen.single, record, rest)
             if found is not None:
                 yield found
@@ -360,7 +356,7 @@ def _is_comparable(record: Record, first: Record) -> bool:
 
 
 def _is_repeat(one: Record, other: Record) -> bool:
-    return one.link_gbit_per_s == other.link_gbit_per_s and settings_of(one) == settings_of(other)
+    return one.link_gbit_per_s == other.link_gbit_per_s and one.settings == other.settings
 
 
 def _hold(
@@ -379,7 +375,7 @@ def _hold(
         calibration=calibration,
         scenario=scenario,
         samples_per_s=record.samples_per_s,
-        grad_compress=settings_of(record).grad_compress,
+        grad_compress=record.settings.grad_compress,
     )
 
 
@@ -420,8 +416,7 @@ def gather(named: Sequence[Record], others: Sequence[Record] = (), link_measured
     Raises:
         UsageError: what they tell is too little, or they are of different trainings.
     """
-    mine, theirs = ([settled(record) for record in records] for records in (named, others))
-    chosen, stored = select_runs(mine, theirs), [*theirs, *mine]
+    chosen, stored = select_runs(named, others), [*others, *named]
     inputs = calibration_inputs(chosen, stored, link_measured)
     calibration = inputs.calibrated(chosen.single, chosen.several)
     return Evidence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +24,7 @@ __all__ = [
     "difference",
     "is_alike",
     "is_rate",
-    "job_of",
     "select_runs",
-    "settings_of",
-    "settled",
-    "strategy_of",
     "tells_exposed",
 ]
 
@@ -48,7 +45,7 @@ _SAME = (
 )
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What a stored run has; None where it has none.
 
     Attributes:
@@ -94,53 +91,39 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it tells how fast a training was."""
         return self.sweep is None and self.summary is not None and self.summary.samples_per_s is not None
 
+    @functools.cached_property
+    def job(self) -> LlamaFactoryJob | None:
+        """The LLaMA-Factory job as it went to the nodes; None of a script."""
+        files = {file.path: file.text for node in self.plan.nodes[:1] for file in node.files}
+        text = next((text for path, text in files.items() if path.endswith((".yaml", ".yml"))), None)
+        if text is None or self.plan.engine != "llamafactory":
+            return None
+        try:
+            job = parse_llamafactory(text, self.plan.job.split(" ", maxsplit=1)[0])
+        except JobError:
+            return None
+        deepspeed = next((text for path, text in files.items() if path.endswith(".json")), None)
+        return msgspec.structs.replace(job, deepspeed_text=deepspeed)
 
-def settled(record: Record) -> Record:
-    """The same with its settings beside it, so that they are read from its job's file once."""
-    if record.workload is not None:
-        return record
-    return msgspec.structs.replace(record, workload=Workload(settings=settings_of(record)))
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """By its workload; of an older run by the job's own file. A hook that stepped aside has compressed nothing."""
+        if self.workload is not None:
+            settings = self.workload.settings
+        elif self.job is not None:
+            settings = read_settings(self.job)
+        else:
+            settings = Settings(method="script", command=self.plan.job)
+        # A worker says so, as multinode_compress does where the training has a hook of its own.
+        told = self.summary.missing.values() if self.summary is not None else ()
+        stepped_aside = any(_NOT_COMPRESSED in said for said in told)
+        return msgspec.structs.replace(settings, grad_compress=None) if stepped_aside else settings
 
-
-def settings_of(record: Record) -> Settings:
-    """By its workload; of an older run by the job's own file. A hook that stepped aside has compressed nothing."""
-    settings = _asked_settings(record)
-    if settings.grad_compress is not None and _stepped_aside(record.summary):
-        return msgspec.structs.replace(settings, grad_compress=None)
-    return settings
-
-
-def _asked_settings(record: Record) -> Settings:
-    if record.workload is not None:
-        return record.workload.settings
-    job = job_of(record)
-    return read_settings(job) if job is not None else Settings(method="script", command=record.plan.job)
-
-
-def _stepped_aside(summary: Summary | None) -> bool:
-    """Whether a worker said so, as multinode_compress does where the training has a hook of its own."""
-    return summary is not None and any(_NOT_COMPRESSED in said for said in summary.missing.values())
-
-
-def strategy_of(record: Record) -> Strategy | None:
-    """As it was configured; else as its calls were recognised; None is neither."""
-    recognised = record.summary.strategy if record.summary is not None else None
-    told = settings_of(record).strategy or recognised
-    return next((one for one in Strategy if one.value == told), None)
-
-
-def job_of(record: Record) -> LlamaFactoryJob | None:
-    """The LLaMA-Factory job as it went to the nodes; None of a script."""
-    files = {file.path: file.text for node in record.plan.nodes[:1] for file in node.files}
-    text = next((text for path, text in files.items() if path.endswith((".yaml", ".yml"))), None)
-    if text is None or record.plan.engine != "llamafactory":
-        return None
-    try:
-        job = parse_llamafactory(text, record.plan.job.split(" ", maxsplit=1)[0])
-    except JobError:
-        return None
-    deepspeed = next((text for path, text in files.items() if path.endswith(".json")), None)
-    return msgspec.structs.replace(job, deepspeed_text=deepspeed)
+    @property
+    def strategy(self) -> Strategy | None:
+        """As it was configured; else as its calls were recognised; None is neither."""
+        told = self.settings.strategy or (self.summary.strategy if self.summary is not None else None)
+        return next((one for one in Strategy if one.value == told), None)
 
 
 def is_rate(gbit_per_s: float) -> bool:
@@ -155,7 +138,7 @@ def is_alike(one: Record, other: Record) -> bool:
 
 def difference(one: Record, other: Record) -> str:
     """The first setting that differs though one training has one of it; what is not known differs in nothing."""
-    ours, theirs = settings_of(one), settings_of(other)
+    ours, theirs = one.settings, other.settings
     for name in _SAME:
         values = getattr(ours, name), getattr(theirs, name)
         if None not in values and values[0] != values[1]:
@@ -239,7 +222,7 @@ def _usual(runs: Sequence[Record]) -> Record:
     repeats = [
         one
         for one in runs
-        if (one.layout, settings_of(one), one.node_names) == (last.layout, settings_of(last), last.node_names)
+        if (one.layout, one.settings, one.node_names) == (last.layout, last.settings, last.node_names)
     ]
     return sorted(repeats, key=lambda one: one.samples_per_s)[(len(repeats) - 1) // 2]
 

@@ -15,7 +15,7 @@ from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingSta
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import back_tested, trusted
-from multinode.analyse.prediction.run_selection import Record, job_of, settings_of
+from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
@@ -98,8 +98,8 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
     for name in recommendations.runs:
         directory = RunDirectory.open(root, name)
         record = _record(directory)
-        job = job_of(record) if record is not None else None
-        if record is not None and job is not None and settings_of(record) == recommendations.settings:
+        job = record.job if record is not None else None
+        if record is not None and job is not None and record.settings == recommendations.settings:
             looked_at = {one.path for node in directory.read("facts.json", list[_Paths]) or () for one in node.paths}
             local = tuple(path for path in named_paths(job) if path in looked_at)
             return msgspec.structs.replace(job, local_paths=local)
@@ -146,7 +146,7 @@ def _as_today(evidence: Evidence, directories: Sequence[RunDirectory]) -> Iterat
         record = _record(directory)
         if record is None or record.summary is None or record.layout != evidence.today.layout:
             continue
-        if settings_of(record) == evidence.subject.settings:
+        if record.settings == evidence.subject.settings:
             yield record.summary
 
 

@@ -13,7 +13,7 @@ from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
-from multinode.analyse.prediction.run_selection import Record, job_of
+from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.steps.summary import Summary
 from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.core.run.plan import LaunchPlan
@@ -136,7 +136,7 @@ def _read(directory: RunDirectory) -> Record | None:
 
 def _model_here(record: Record) -> dict[str, Any] | None:
     """The config.json of its model, where the directory that the job names is on this machine too."""
-    job = job_of(record)
+    job = record.job
     name = job.config.get("model_name_or_path") if job is not None else None
     if not isinstance(name, str):
         return None
