@@ -20,7 +20,7 @@ def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
     order = ["## tiny\\_sft.yaml", f"- **verdict**: {CONTRAST.verdict}", f"- **why**: {CONTRAST.reasons[0]}"]
     order += ["| samples/s | 24.1 | 2.98 |", "### what would change it", "| fp16 gradients | x1.78 |"]
     order += [
-        "| 100 Mbit/s | 2 x 1 | 1 | 1,342 | 2.98 | 2.89 to 3.07 |",
+        "| \\*2 | 100 Mbit/s | 1 | 1,342 | 2.98 | 2.89 to 3.07 |",
         "- **faster than one node with 1 worker**: from 708 Mbit/s on",
     ]
     at = [text.index(one) for one in order]

@@ -74,9 +74,13 @@ def test_a_contrast_of_an_older_release_is_read_too(root: Path) -> None:
 
 
 def test_a_contrast_whose_runs_are_gone_says_so_and_its_names_are_no_paths(root: Path) -> None:
-    for names in (["gone"], ["../b-baseline"], 7):
-        RunDirectory(root / "b-contrast").write("contrast.json", {"baseline": {"run_ids": names}, "candidate": None})
-        with pytest.raises(UsageError, match="the runs of contrast b-contrast are not stored"):
+    for names, said in (
+        (["gone"], "the runs of contrast b-contrast are not stored"),
+        (["../b-baseline"], "the runs of contrast b-contrast are not stored"),
+        (7, r"contrast\.json cannot be read"),
+    ):
+        RunDirectory(root / "b-contrast").write("contrast.json", {"baseline": {"run_ids": names}})
+        with pytest.raises(MultinodeError, match=said):
             evidence_of(root, ["b-contrast"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.repeated_split import average_splits
 from multinode.analyse.steps.summary import Summary
 from multinode.analyse.telemetry.clues import find_disturbances
-from multinode.analyse.telemetry.machine_use import GpuEnergy, energy_of
+from multinode.analyse.telemetry.machine_use import energy_of
 from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
@@ -67,23 +67,60 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         UsageError: a run has no speed to compare.
     """
     speeds = [_speed_of(run.summary) for run in runs]
-    last = runs[-1]
-    side = Side(
+    last, summaries = runs[-1], [run.summary for run in runs]
+    workload, world_size = last.workload or Workload(settings=Settings()), last.nodes * last.workers_per_node
+    batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
+
+    def of_repeats(values: Sequence[float]) -> Ranged:
+        return ranged(values, relative=speeds[0].relative)
+
+    tokens: dict[str, Ranged | None] = {}
+    for name in ("tokens_per_s", "tgs"):
+        told: list[float | None] = [getattr(summary, name) for summary in summaries]
+        known = [value for value in told if value is not None and _LEAST <= value <= _MOST]
+        tokens[name] = of_repeats(known) if len(known) == len(told) else None
+        if tokens[name] is None:
+            reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
+            missing[name] = next(reasons, "no worker counted its tokens")
+    split = average_splits(summaries)
+    energy = [energy_of(one.nodes, one.steady_steps * (batch or 0), one.samples_per_s) for one in summaries]
+    power = {
+        "power_w": known_mean([one.power_w for one in energy]),
+        "energy_j_per_sample": known_mean([one.j_per_sample for one in energy]),
+    }
+    reason = next((one.reason for one in energy if one.reason), "")
+    missing |= split.missing | {name: reason for name, value in power.items() if value is None and reason}
+    cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
+    return Side(
         role=role,
-        run_ids=tuple(run.summary.run_id for run in runs),
+        run_ids=tuple(summary.run_id for summary in summaries),
         node_names=last.node_names,
         nodes=last.nodes,
         workers_per_node=last.workers_per_node,
-        world_size=last.nodes * last.workers_per_node,
-        samples_per_s=_ranged([speed.samples_per_s for speed in speeds], speeds),
-        step_time_ms=_ranged([speed.steps.median for speed in speeds], speeds),
+        world_size=world_size,
+        settings=last.workload.settings if last.workload is not None else None,
+        global_batch=batch,
+        versions=workload.versions,
+        samples_per_s=of_repeats([speed.samples_per_s for speed in speeds]),
+        step_time_ms=of_repeats([speed.steps.median for speed in speeds]),
         step_spread=max((speed.steps for speed in speeds), key=lambda steps: steps.cv),
-        steady_steps=sum(run.summary.steady_steps for run in runs),
+        steady_steps=sum(summary.steady_steps for summary in summaries),
+        split=split.split,
+        exposed_ms=of_repeats(split.exposed_ms) if split.exposed_ms is not None else None,
+        exposed_share=split.exposed_share,
+        bytes_per_step=last.summary.comm.bytes_per_step,
         bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="what holds it up is not known"),
-        disturbances=find_disturbances([run.summary.nodes for run in runs], _cores(last)),
+        link_gbit_per_s=last.link_gbit_per_s,
+        stragglers=split.stragglers,
+        late_ms=split.late_ms,
+        whole=workload.whole,
+        dataset_samples=last.summary.dataset_samples,
+        disturbances=find_disturbances([summary.nodes for summary in summaries], cores),
+        **tokens,
+        **power,
+        **_prices(last, tokens["tokens_per_s"], missing),
+        missing=missing,
     )
-    side = _with_split(_with_tokens(_with_facts(side, last), runs, speeds), runs, speeds)
-    return _with_price(_with_energy(side, runs), last)
 
 
 class _Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,32 +149,12 @@ def _speed_of(summary: Summary) -> _Speed:
     return _Speed(samples_per_s=rate, steps=msgspec.structs.replace(steps, cv=cv), relative=relative)
 
 
-def _ranged(values: Sequence[float], speeds: Sequence[_Speed]) -> Ranged:
-    return ranged(values, relative=speeds[0].relative)
-
-
-def _with_facts(side: Side, last: SideRun) -> Side:
-    """What does not change from repeat to repeat."""
-    workload = last.workload or Workload(settings=Settings())
-    return msgspec.structs.replace(
-        side,
-        settings=last.workload.settings if last.workload is not None else None,
-        global_batch=global_batch(workload.settings, side.world_size),
-        versions=workload.versions,
-        bytes_per_step=last.summary.comm.bytes_per_step,
-        link_gbit_per_s=last.link_gbit_per_s,
-        whole=workload.whole,
-        dataset_samples=last.summary.dataset_samples,
-        missing=_unknown_facts(last, workload.settings),
-    )
-
-
-def _unknown_facts(last: SideRun, settings: Settings) -> dict[str, str]:
+def _unknown_facts(last: SideRun) -> dict[str, str]:
     """Why what was asked for, the link, or the size of the data set is not known."""
     missing: dict[str, str] = {}
     if last.workload is None:
         missing |= dict.fromkeys(("settings", "global_batch"), "the run did not keep what it was asked to train")
-    elif global_batch(settings, 1) is None:
+    elif global_batch(last.workload.settings, 1) is None:
         missing["global_batch"] = "the batch of a worker, or how many it accumulates, is not known"
     if last.link_gbit_per_s is None:
         alone = "one node needs no link"
@@ -147,78 +164,18 @@ def _unknown_facts(last: SideRun, settings: Settings) -> dict[str, str]:
     return missing
 
 
-def _cores(run: SideRun) -> Mapping[str, int]:
-    return {name: count for name, count in zip(run.node_names, run.cores, strict=False) if count}
-
-
-def _with_tokens(side: Side, runs: Sequence[SideRun], speeds: Sequence[_Speed]) -> Side:
-    """Tokens a second, of all and of one worker, where every repeat has them."""
-    found = {}
-    missing = dict(side.missing)
-    for name in ("tokens_per_s", "tgs"):
-        told: list[float | None] = [getattr(run.summary, name) for run in runs]
-        known = [value for value in told if value is not None and _LEAST <= value <= _MOST]
-        if len(known) == len(told):
-            found[name] = _ranged(known, speeds)
-        else:
-            missing[name] = _first_reason((run.summary.missing for run in runs), name, "no worker counted its tokens")
-    return msgspec.structs.replace(side, missing=missing, **found)
-
-
-def _with_split(side: Side, runs: Sequence[SideRun], speeds: Sequence[_Speed]) -> Side:
-    """Where a step goes, and for whom the others wait."""
-    found = average_splits([run.summary for run in runs])
-    exposed = found.exposed_ms
-    return msgspec.structs.replace(
-        side,
-        split=found.split,
-        exposed_ms=_ranged(exposed, speeds) if exposed is not None else None,
-        exposed_share=found.exposed_share,
-        stragglers=found.stragglers,
-        late_ms=found.late_ms,
-        missing=side.missing | found.missing,
-    )
-
-
-def _with_energy(side: Side, runs: Sequence[SideRun]) -> Side:
-    found = [_energy(run.summary, side.global_batch or 0) for run in runs]
-    reason = next((one.reason for one in found if one.reason), "")
-    return msgspec.structs.replace(
-        side,
-        power_w=known_mean([one.power_w for one in found]),
-        energy_j_per_sample=known_mean([one.j_per_sample for one in found]),
-        missing=side.missing | (dict.fromkeys(_unknown_energy(found), reason) if reason else {}),
-    )
-
-
-def _energy(summary: Summary, batch: int) -> GpuEnergy:
-    return energy_of(summary.nodes, summary.steady_steps * batch, summary.samples_per_s)
-
-
-def _unknown_energy(found: Sequence[GpuEnergy]) -> list[str]:
-    names = {"power_w": [one.power_w for one in found], "energy_j_per_sample": [one.j_per_sample for one in found]}
-    return [name for name, values in names.items() if None in values]
-
-
-def _with_price(side: Side, last: SideRun) -> Side:
-    """What its nodes cost together, and a million tokens on them."""
+def _prices(last: SideRun, tokens: Ranged | None, missing: dict[str, str]) -> dict[str, float]:
+    """What its nodes cost together, and a million tokens on them; what is not known goes to `missing`."""
     known = [price for price in last.prices if price is not None and 0 <= price <= _MOST_PRICE]
     if len(known) < last.nodes or len(known) < len(last.prices):
         reason = "not every node has a price: price= in the hostfile"
-        names = ("price_per_hour", "cost_per_million_tokens")
-        return msgspec.structs.replace(side, missing=side.missing | dict.fromkeys(names, reason))
+        missing |= dict.fromkeys(("price_per_hour", "cost_per_million_tokens"), reason)
+        return {}
     price = math.fsum(known)
-    tokens = side.tokens_per_s
-    return msgspec.structs.replace(
-        side,
-        price_per_hour=price,
-        cost_per_million_tokens=price / (tokens.value * _S_PER_HOUR) * _MILLION if tokens is not None else None,
-        missing=side.missing | ({"cost_per_million_tokens": side.missing["tokens_per_s"]} if tokens is None else {}),
-    )
-
-
-def _first_reason(reasons: Iterable[Mapping[str, str]], name: str, otherwise: str) -> str:
-    return next((told[name] for told in reasons if name in told), otherwise)
+    if tokens is None:
+        missing["cost_per_million_tokens"] = missing["tokens_per_s"]
+        return {"price_per_hour": price}
+    return {"price_per_hour": price, "cost_per_million_tokens": price / (tokens.value * _S_PER_HOUR) * _MILLION}
 
 
 # More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.

@@ -12,35 +12,17 @@ import msgspec
 
 from multinode.analyse.advice.advice import Recommendations, advise, advise_notes
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
-from multinode.analyse.job.workload import Workload
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import back_tested, trusted
-from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob, named_paths
-from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.workflows.prediction.predict import evidence_of
+from multinode.workflows.prediction.predict import evidence_of, read_record, runs_of
 
 __all__ = ["advise_runs", "measured_job"]
-
-_RECOMMENDATIONS, _CONTRAST = "advice.json", "contrast.json"
-
-
-class _Side(msgspec.Struct, frozen=True):
-    """What is read of a contrast's side here."""
-
-    run_ids: tuple[str, ...] = ()
-
-
-class _Contrast(msgspec.Struct, frozen=True):
-    """What is read of a contrast here; one of an earlier release names its runs otherwise."""
-
-    baseline: _Side = _Side()
-    candidate: _Side = _Side()
 
 
 class _Path(msgspec.Struct, frozen=True):
@@ -97,7 +79,7 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
     """
     for name in recommendations.runs:
         directory = RunDirectory.open(root, name)
-        record = _record(directory)
+        record = read_record(directory)
         job = record.job if record is not None else None
         if record is not None and job is not None and record.settings == recommendations.settings:
             looked_at = {one.path for node in directory.read("facts.json", list[_Paths]) or () for one in node.paths}
@@ -112,12 +94,8 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
 def _sources(root: Path, name: str) -> tuple[str, ...]:
     """The run itself; of one that tried advice, the runs that this was made from; of a contrast, its sides'."""
     directory = RunDirectory.open(root, name)
-    recommendations = directory.read(_RECOMMENDATIONS, Recommendations)
-    if recommendations is not None:
-        return recommendations.runs
-    contrast = directory.read(_CONTRAST, _Contrast)
-    found = (*contrast.baseline.run_ids, *contrast.candidate.run_ids) if contrast is not None else ()
-    return found or (directory.run_id,)
+    tried = directory.read("advice.json", Recommendations)
+    return tried.runs if tried is not None else tuple(run.run_id for run in runs_of(directory))
 
 
 def _state(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_per_s: float | None) -> TrainingState:
@@ -143,22 +121,11 @@ def _as_today(evidence: Evidence, directories: Sequence[RunDirectory]) -> Iterat
     """Of the runs in just the settings that advice starts from, in whichever order they were named, the newest last."""
     stored = {path.name: place for place, path in enumerate(list_runs(directories[0].path.parent))}
     for directory in sorted(directories, key=lambda one: stored.get(one.run_id, -1)):
-        record = _record(directory)
+        record = read_record(directory)
         if record is None or record.summary is None or record.layout != evidence.today.layout:
             continue
         if record.settings == evidence.subject.settings:
             yield record.summary
-
-
-def _record(directory: RunDirectory) -> Record | None:
-    plan = directory.read("plan.json", LaunchPlan)
-    if plan is None:
-        return None
-    return Record(
-        plan=plan,
-        summary=directory.read("summary.json", Summary),
-        workload=directory.read("workload.json", Workload),
-    )
 
 
 def _deepspeed(evidence: Evidence) -> DeepSpeedConfig | None:

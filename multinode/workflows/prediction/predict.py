@@ -22,13 +22,26 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.store.text_file import load_yaml, read_text
 
-__all__ = ["evidence_of", "forecast_benchmarks", "forecast_runs", "load_published_benchmarks"]
+__all__ = ["evidence_of", "forecast_benchmarks", "forecast_runs", "load_published_benchmarks", "read_record", "runs_of"]
 
 _BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml"
 
-_CONTRAST = "contrast.json"
 # Stored runs that are read beside those that were named: the newest.
 _MOST_OTHERS = 200
+
+
+class _Side(msgspec.Struct, frozen=True):
+    """What is read of a contrast's side here; that of an earlier release names one run."""
+
+    run_ids: tuple[str, ...] = ()
+    run_id: str = ""
+
+
+class _Contrast(msgspec.Struct, frozen=True):
+    """What is read of a contrast here."""
+
+    baseline: _Side = _Side()
+    candidate: _Side = _Side()
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -79,10 +92,10 @@ def evidence_of(root: Path, names: Sequence[str], link_measured: float | None = 
         UsageError: there is no such run, or they tell too little.
         MultinodeError: a file of one that was named cannot be read.
     """
-    named = dict.fromkeys(path for name in names for path in _runs_of(RunDirectory.open(root, name)))
+    named = dict.fromkeys(run.path for name in names for run in runs_of(RunDirectory.open(root, name)))
     stored = list_runs(root)
     order = {path: place for place, path in enumerate(stored)}
-    records = [_read(RunDirectory(path)) for path in sorted(named, key=lambda path: order.get(path, -1))]
+    records = [read_record(RunDirectory(path)) for path in sorted(named, key=lambda path: order.get(path, -1))]
     found = [record for record in records if record is not None]
     if not found:
         raise UsageError(
@@ -93,30 +106,31 @@ def evidence_of(root: Path, names: Sequence[str], link_measured: float | None = 
     return gather(found, list(_read_others(others)), link_measured)
 
 
-def _runs_of(directory: RunDirectory) -> list[Path]:
-    """A contrast's runs, in their order; of any other run itself."""
-    contrast = directory.read(_CONTRAST, dict[str, Any])
+def runs_of(directory: RunDirectory) -> list[RunDirectory]:
+    """A contrast's runs, in their order; of any other run itself.
+
+    Raises:
+        UsageError: none of them is stored.
+        MultinodeError: the contrast cannot be read.
+    """
+    contrast = directory.read("contrast.json", _Contrast)
     if contrast is None:
-        return [directory.path]
-    names = [*_side_runs(contrast.get("baseline")), *_side_runs(contrast.get("candidate"))]
-    root = directory.path.parent
-    found = [root / name for name in names if (root / name / "run.json").is_file()]
+        return [directory]
+    names = [name for side in (contrast.baseline, contrast.candidate) for name in (*side.run_ids, side.run_id)]
+    # A name is no path, whatever a file holds.
+    paths = [directory.path.parent / name for name in names if name and name == Path(name).name]
+    found = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
     if not found:
         raise UsageError(f"the runs of contrast {directory.run_id} are not stored", hint="list them: multinode runs")
     return found
 
 
-def _side_runs(side: object) -> list[str]:
-    """Names of a side's runs: a file may hold anything, and a name is no path."""
-    if not isinstance(side, dict):
-        return []
-    names = side.get("run_ids", [side.get("run_id")])
-    return (
-        [name for name in names if isinstance(name, str) and name == Path(name).name] if isinstance(names, list) else []
-    )
+def read_record(directory: RunDirectory) -> Record | None:
+    """What predictions read of a run; None of one that launched nothing.
 
-
-def _read(directory: RunDirectory) -> Record | None:
+    Raises:
+        MultinodeError: a file of it cannot be read.
+    """
     plan = directory.read("plan.json", LaunchPlan)
     if plan is None:
         return None
@@ -149,7 +163,7 @@ def _model_here(record: Record) -> dict[str, Any] | None:
 def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
     for path in paths:
         try:
-            record = _read(RunDirectory(path))
+            record = read_record(RunDirectory(path))
         except MultinodeError:
             # Of another release: what it measured is not worth failing a prediction that does not need it.
             continue
