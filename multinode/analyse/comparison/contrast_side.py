@@ -190,21 +190,31 @@ def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
         sides: all of a contrast.
         candidate: the one whose optimizer steps the job's are.
     """
-    samples = full_run_samples(sides, candidate)
+    try:
+        samples = full_run_samples(sides, candidate)
+    except LookupError as unknown:
+        missing = dict.fromkeys(("whole_s", "whole_cost"), str(unknown))
+        return tuple(msgspec.structs.replace(side, missing=side.missing | missing) for side in sides)
     return tuple(_priced(side, samples) for side in sides)
 
 
-def full_run_samples(sides: Sequence[Side], candidate: Side) -> float | str:
-    """How many samples the whole job trains; or why that is not known."""
+def full_run_samples(sides: Sequence[Side], candidate: Side) -> float:
+    """How many samples the whole job trains.
+
+    Raises:
+        LookupError: that is not known, and why.
+    """
     told = (candidate, *sides)
     steps = next((count for side in told if (count := plausible_count(side.whole.steps))), None)
     if steps is not None:
         return steps * _samples_of_step(candidate)
     epochs = next((side.whole.epochs for side in told if side.whole.epochs is not None), None)
     if epochs is None or not 0 < epochs <= _MOST_EPOCHS:
-        return "the job does not say how many steps or epochs it is to run"
+        raise LookupError("the job does not say how many steps or epochs it is to run")
     samples = next((count for side in told if (count := plausible_count(side.dataset_samples))), None)
-    return "how many samples the data set has is not known" if samples is None else epochs * samples
+    if samples is None:
+        raise LookupError("how many samples the data set has is not known")
+    return epochs * samples
 
 
 def _samples_of_step(side: Side) -> float:
@@ -212,9 +222,7 @@ def _samples_of_step(side: Side) -> float:
     return side.global_batch or side.samples_per_s.value * side.step_time_ms.value / _MS_PER_S
 
 
-def _priced(side: Side, samples: float | str) -> Side:
-    if isinstance(samples, str):
-        return msgspec.structs.replace(side, missing=side.missing | dict.fromkeys(("whole_s", "whole_cost"), samples))
+def _priced(side: Side, samples: float) -> Side:
     rate = side.samples_per_s
     whole_s = Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)
     price = side.price_per_hour
