@@ -69,7 +69,7 @@ def test_it_fits_a_terminal_of_eighty_columns() -> None:
 def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> None:
     found = forecast(ForecastRequest(links=(0.1, 100.0)))
     assert found.break_even_of == "DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1"
-    rows = dict(break_even_sheet(found).rows)
+    rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
     names = ["faster than one node with 1 worker", "efficiency 90%", "nothing that can be hidden is exposed"]
     assert list(rows) == [*names, "accumulation for 90%", "node 3"]
     assert rows["efficiency 90%"].startswith("from ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -91,6 +92,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     reason = next((one.reason for one in energy if one.reason), "")
     missing |= split.missing | {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
+    figures: dict[str, Any] = {**tokens, **power, **_prices(last, tokens["tokens_per_s"], missing)}
     return Side(
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
@@ -116,9 +118,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         whole=workload.whole,
         dataset_samples=last.summary.dataset_samples,
         disturbances=find_disturbances([summary.nodes for summary in summaries], cores),
-        **tokens,
-        **power,
-        **_prices(last, tokens["tokens_per_s"], missing),
+        **figures,
         missing=missing,
     )
 
