@@ -1,1 +1,1 @@
-"""Which change of a measured training pays: options, situations and their ranking."""
+"""Which change of a measured training pays: training states, tuning options and their ranking."""
