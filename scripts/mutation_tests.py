@@ -15,14 +15,14 @@ from mutation_record import Recorded
 # `*` as in a shell; {name} is the module's name.
 _AREAS = (
     (
-        r"agent/instrument/multinode_(collective_|counts|traffic)",
+        r"agent/instrument/multinode_(collectives|traffic)",
         ("agent/test_instrument_traffic*", "agent/test_instrument", "lab/test_profile"),
     ),
     (
-        r"agent/instrument/multinode_(stacks|own_frames)",
-        ("agent/test_diagnose", "agent/test_instrument", "lab/test_stall"),
+        r"agent/instrument/multinode_(stacks|compiler)",
+        ("agent/test_diagnose", "agent/test_instrument_timing", "agent/test_instrument", "lab/test_stall"),
     ),
-    (r"agent/instrument/multinode_(memory|cards|device_waits)", ("agent/test_instrument_cards",)),
+    (r"agent/instrument/multinode_cards", ("agent/test_instrument_cards",)),
     (r"agent/instrument/multinode_(phases|forward|steps)", ("agent/test_instrument_timing",)),
     (
         r"agent/instrument/",

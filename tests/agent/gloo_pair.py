@@ -20,7 +20,7 @@ FOLDER = os.environ["FOLDER"]
 # Not on PYTHONPATH: there its sitecustomize would install all there is.
 sys.path.insert(0, os.environ["INSTRUMENT"])
 import multinode_guard, multinode_recorder, multinode_steps
-from multinode_imports import AfterImport
+from multinode_guard import AfterImport
 recorder = multinode_recorder.Recorder(FOLDER, RANK)
 guard = multinode_guard.Guard(recorder)
 steps = multinode_steps.Steps(recorder, guard)

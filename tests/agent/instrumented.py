@@ -97,8 +97,7 @@ class Worker:
 _WIRING = """
 import json, os, sys
 sys.path.insert(0, os.environ["INSTRUMENT"])
-import multinode_guard, multinode_recorder, multinode_steps, multinode_timing, multinode_batches
-from multinode_imports import AfterImport
+import multinode_compiler, multinode_guard, multinode_recorder, multinode_steps, multinode_phases, multinode_batches
 
 os.environ["LOCAL_RANK"] = "0"
 said = open(os.environ["MULTINODE_SAMPLES"] + "/said", "w")
@@ -110,7 +109,7 @@ class Recorder(multinode_recorder.Recorder):
 
 guard = multinode_guard.Guard(Recorder(os.environ["MULTINODE_SAMPLES"], 0))
 steps = multinode_steps.Steps(guard._recorder, guard)
-hooks = [*multinode_timing.hooks(steps, guard), *multinode_batches.hooks(steps, guard)]
+hooks = [*multinode_phases.hooks(steps.phases, guard), *multinode_batches.hooks(steps, guard)]
 batches = steps.meters[-1]
 def say(fields):
     said.write(json.dumps(fields) + "\\n")
@@ -121,7 +120,7 @@ def meet():
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 """
 _WATCHING = """
-sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
+sys.meta_path.insert(0, multinode_guard.AfterImport((name, guard.quietly(action)) for name, action in [*multinode_compiler.HOOKS, *hooks]))
 import torch
 
 def step():

@@ -211,7 +211,6 @@ for number in range(5):
 
 def test_a_count_on_a_gpu_is_copied_to_pinned_memory_and_nothing_waits_for_it(worker: Worker) -> None:
     (record,) = worker.run_wired("""
-import multinode_counts
 from types import SimpleNamespace
 calls = []
 class Number:
@@ -232,12 +231,12 @@ def empty(shape, dtype, pin_memory):
 capturing = False
 stand_in = SimpleNamespace(Tensor=Mask, int64=0, empty=empty, cuda=SimpleNamespace(
     Event=Event, current_stream=lambda device: device.type, is_current_stream_capturing=lambda: capturing))
-poll = multinode_counts.start_count(stand_in, Mask())
+poll = multinode_batches.start_count(stand_in, Mask())
 before = poll()
 Event.done = True
 after = poll()
 capturing = True
-say({"before": before, "after": after, "calls": calls, "captured": multinode_counts.start_count(stand_in, Mask())})
+say({"before": before, "after": after, "calls": calls, "captured": multinode_batches.start_count(stand_in, Mask())})
 """)
     assert operator.itemgetter("before", "after", "captured")(record) == (None, 42, None)
     assert record["calls"] == [["empty", True], ["copy", 42, True], ["record", "cuda"]]

@@ -22,11 +22,12 @@ PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 # All that the instrumentation has to do with DDP, in its order.
 BEGIN = """
 import contextlib
-import multinode_compress, multinode_ddp, multinode_model, multinode_timing, multinode_traffic
+import multinode_compiler, multinode_compress, multinode_ddp, multinode_model, multinode_phases, multinode_traffic
 kind = os.environ["KIND"]
 traffic = multinode_traffic.Traffic(steps, guard)
 watch([
-    *multinode_timing.hooks(steps, guard),
+    *multinode_compiler.HOOKS,
+    *multinode_phases.hooks(steps.phases, guard),
     *traffic.hooks(),
     *(multinode_compress.hooks(steps, guard, traffic, kind) if kind else []),
     *multinode_ddp.hooks(steps, guard, traffic),

@@ -21,7 +21,7 @@ SET_UP = """
 import os, sys
 sys.path.insert(0, os.environ["HOOKS"])
 import multinode_guard, multinode_recorder, multinode_trace
-from multinode_imports import AfterImport
+from multinode_guard import AfterImport
 from multinode_steps import Steps
 recorder = multinode_recorder.Recorder(os.environ["MULTINODE_SAMPLES"], int(os.environ["RANK"]))
 guard = multinode_guard.Guard(recorder)

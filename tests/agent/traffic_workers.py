@@ -18,24 +18,24 @@ hooks, samples, meeting, rank, watched = sys.argv[1:]
 rank, watched = int(rank), watched == "watched"
 sys.path.insert(0, hooks)
 os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-import multinode_guard, multinode_imports, multinode_recorder, multinode_steps
-import multinode_device_waits, multinode_traffic
+import multinode_guard, multinode_recorder, multinode_steps
+import multinode_collectives, multinode_compiler, multinode_traffic
 recorder = multinode_recorder.Recorder(samples, rank)
 guard = multinode_guard.Guard(recorder)
 steps = multinode_steps.Steps(recorder, guard)
 """
 INSTALL = """
 if watched:
-    device = multinode_device_waits.DeviceWaits(steps, stream)
+    device = multinode_collectives.DeviceWaits(steps, stream)
     traffic = multinode_traffic.Traffic(steps, guard, device)
-    actions = [(name, guard.quietly(action)) for name, action in traffic.hooks()]
-    sys.meta_path.insert(0, multinode_imports.AfterImport(actions))
+    actions = [(name, guard.quietly(action)) for name, action in [*multinode_compiler.HOOKS, *traffic.hooks()]]
+    sys.meta_path.insert(0, multinode_guard.AfterImport(actions))
 import torch
 import torch.distributed as dist
 torch.manual_seed(0)
 """
 CUDA_STREAM = """
-stream = multinode_device_waits.CudaStream()
+stream = multinode_collectives.CudaStream()
 """
 MEET = """
 dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)

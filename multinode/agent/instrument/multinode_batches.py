@@ -13,18 +13,19 @@ from collections.abc import Mapping
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import multinode_forward
-from multinode_counts import Poll, start_count
-from multinode_guard import COMPILER_HOOKS, Guard
-from multinode_imports import Action
+from multinode_guard import Guard, Hooks
 from multinode_phases import PhaseClock
 from multinode_steps import Steps
 
-__all__ = ["Batches", "hooks"]
+__all__ = ["Batches", "Poll", "hooks", "start_count"]
 
 _DEEPEST = 3
 
+Poll = Callable[[], Optional[int]]
+"""Returns a count, or None while it is not known yet."""
 
-def hooks(steps: Steps, guard: Guard) -> List[Tuple[str, Action]]:
+
+def hooks(steps: Steps, guard: Guard) -> Hooks:
     """Count the batches of each step; the meter is added to those of `steps`."""
     batches = Batches(steps.phases)
     steps.meters.append(batches)
@@ -38,7 +39,6 @@ def hooks(steps: Steps, guard: Guard) -> List[Tuple[str, Action]]:
             trainer.training_step = guard.around(trainer.training_step, batches.begin_trainer, batches.end)
 
     return [
-        *COMPILER_HOOKS,
         ("transformers.trainer", watch_trainer),
         *multinode_forward.hooks(watch),
     ]
@@ -52,6 +52,24 @@ class _Look(NamedTuple):
     mask: Any = None
 
 
+def start_count(torch: Any, mask: Any) -> Optional[Poll]:
+    """Begin to count what is not zero in an attention mask; None where that cannot be had for nothing.
+
+    A count on a GPU is asked for at once and known later: the host never waits for the device.
+
+    A mask of more than a plain tensor (one spread over workers, as DTensor is) is left alone: to add it up could be a
+    collective.
+    """
+    if type(mask) is not torch.Tensor:
+        return None
+    if mask.device.type == "cpu":
+        count = int(torch.count_nonzero(mask))
+        return lambda: count
+    if mask.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        return _start_on_gpu(torch, mask)
+    return None
+
+
 class Batches:
     """Counts the batches of one model: that which was given one first, until it is gone or rests for a whole step.
 
@@ -63,7 +81,7 @@ class Batches:
 
     Args:
         clock: knows whether the training is inside a backward pass, where forward passes recompute what was counted.
-        start: begins to count a mask (multinode_counts).
+        start: begins to count a mask.
     """
 
     def __init__(self, clock: PhaseClock, start: Callable[[Any, Any], Optional[Poll]] = start_count) -> None:
@@ -83,26 +101,14 @@ class Batches:
             return False
         if self._clock.within("backward"):
             return False
-        self._inside = True
-        try:
-            self._count(torch, model, args, kwargs)
-        except Exception:
-            self._inside = False
-            raise
-        return True
+        return self._begin(torch, model, args, kwargs)
 
     def begin_trainer(self, trainer: Any, _model: Any, inputs: Any = None, *_: Any, **__: Any) -> bool:
         """The Trainer has a batch to train on."""
         torch = sys.modules.get("torch")
         if self._inside or torch is None:
             return False
-        self._inside = True
-        try:
-            self._count(torch, trainer, (inputs,), {})
-        except Exception:
-            self._inside = False
-            raise
-        return True
+        return self._begin(torch, trainer, (inputs,), {})
 
     def end(self) -> None:
         """What began has ended."""
@@ -122,6 +128,12 @@ class Batches:
             "tokens": _sum(look.tokens for look in looks),
             "effective_tokens": None if unknown else effective,
         }
+
+    def _begin(self, torch: Any, model: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        # One that cannot be counted has no end that would be told.
+        self._count(torch, model, args, kwargs)
+        self._inside = True
+        return True
 
     def _count(self, torch: Any, model: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         ours = self._model()
@@ -179,3 +191,12 @@ def _sum(numbers: Iterator[Optional[int]]) -> Optional[int]:
             return None
         total += number
     return total
+
+
+def _start_on_gpu(torch: Any, mask: Any) -> Poll:
+    # Pinned memory, for without it the copy would wait; torch keeps it for the next such count.
+    host = torch.empty((), dtype=torch.int64, pin_memory=True)
+    host.copy_(mask.ne(0).sum(), non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(mask.device))
+    return lambda: int(host) if copied.query() else None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional, Tuple
 
 if TYPE_CHECKING:
-    # The rest of the agent reads the same files, and has no such top-level module.
-    import multinode_guard
+    # The rest of the agent reads the same files, and has no such top-level modules.
+    from multinode_guard import Guard
+    from multinode_steps import Meter
 
 __all__ = ["Cards", "counter_paths", "meter", "rdma_ports"]
 
@@ -23,7 +24,7 @@ _RDMA_WORD_BYTES = 4
 _LONGEST_NUMBER = 32
 
 
-def meter(guard: multinode_guard.Guard, environ: Mapping[str, str]) -> Optional[Callable[[int], Dict[str, Any]]]:
+def meter(guard: Guard, environ: Mapping[str, str]) -> Optional[Meter]:
     """The meter of `cards`, to be added to the meters of Steps; None where this worker has no cards to look at."""
     names = [name for name in environ.get("MULTINODE_IFNAMES", "").split(",") if name]
     if not names or environ.get("LOCAL_RANK") != "0":
@@ -43,7 +44,7 @@ class Cards:
 
     def __init__(
         self,
-        guard: multinode_guard.Guard,
+        guard: Guard,
         names: "list[str]",
         classes: str = "/sys/class",
         interval_s: float = _INTERVAL_S,

@@ -11,10 +11,10 @@ import functools
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Optional, Set, Tuple
 
-import multinode_guard
-from multinode_imports import Action
+import multinode_ddp
+from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
 __all__ = ["VARIABLE", "hooks"]
@@ -29,7 +29,7 @@ _NO_DDP = "the first step had no DistributedDataParallel; what DeepSpeed and FSD
 _MOST_WORDS = 300
 
 
-def hooks(steps: Steps, guard: multinode_guard.Guard, traffic: Any, kind: str) -> List[Tuple[str, Action]]:
+def hooks(steps: Steps, guard: Guard, traffic: Any, kind: str) -> Hooks:
     """What to do once which module has been imported.
 
     Args:
@@ -46,18 +46,9 @@ def hooks(steps: Steps, guard: multinode_guard.Guard, traffic: Any, kind: str) -
     return [("torch.nn.parallel.distributed", functools.partial(_hook_ddp, compression, guard))]
 
 
-def _hook_ddp(compression: _Compression, guard: multinode_guard.Guard, module: Any) -> None:
+def _hook_ddp(compression: _Compression, guard: Guard, module: Any) -> None:
+    multinode_ddp.around_preparation(module, guard.quietly(compression.before_forward))
     ddp = module.DistributedDataParallel
-    prepare = ddp._pre_forward  # noqa: SLF001 - nothing public comes before a forward pass of DDP and not of its parts
-    before = guard.quietly(compression.before_forward)
-
-    @functools.wraps(prepare)
-    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before(self)
-        return prepare(self, *args, **kwargs)
-
-    # As multinode_ddp does: torch.compile would compile it.
-    ddp._pre_forward = sys.modules["torch"]._disable_dynamo(prepared)  # noqa: SLF001 - see above
     ddp.register_comm_hook = _giving_way(compression, ddp.register_comm_hook, compression.give_way)
     builtin = ddp._register_builtin_comm_hook  # noqa: SLF001 - torch has no public way to its built-in hooks
     ddp._register_builtin_comm_hook = _giving_way(  # noqa: SLF001 - see above
@@ -112,7 +103,7 @@ class _Compression:
 
     def before_forward(self, module: Any) -> None:
         """A forward pass begins. Before the first one whose gradients will be sent is the last moment for a hook."""
-        if module in self._met or not _sends(module):
+        if module in self._met or not multinode_ddp.sends_gradients(module):
             return
         self._met.add(module)
         why = _why_not(module)
@@ -202,11 +193,6 @@ def _send(sender: _Sender, bucket: Any) -> Any:
         return gradients.copy_(mean) if is_narrowed else mean
 
     return work.get_future().then(take)
-
-
-def _sends(module: Any) -> bool:
-    """Whether the backward pass of this forward pass will send gradients."""
-    return bool(sys.modules["torch"].is_grad_enabled() and module.require_backward_grad_sync)
 
 
 def _is_wide(tensor: Any) -> bool:

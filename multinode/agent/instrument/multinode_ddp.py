@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
-import multinode_guard
-from multinode_imports import Action
+import multinode_compiler
+from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
-__all__ = ["hooks"]
+__all__ = ["around_preparation", "hooks", "sends_gradients"]
 
 # While these run, torch collects whatever rate it is told.
 _ALWAYS_COLLECTED = 10
@@ -27,8 +27,8 @@ _FP16 = "BuiltinCommHookType.FP16_COMPRESS"
 _AS_IT_IS = ("", "BuiltinCommHookType.ALLREDUCE", _OPTIMIZER_IN_BACKWARD)
 
 
-def hooks(steps: Steps, guard: multinode_guard.Guard, traffic: Any) -> List[Tuple[str, Action]]:
-    """What to do once which module has been imported.
+def hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
+    """Follow the reducers of all DDP modules.
 
     Args:
         steps: whose steps the reductions are of.
@@ -38,25 +38,37 @@ def hooks(steps: Steps, guard: multinode_guard.Guard, traffic: Any) -> List[Tupl
     reductions = _Reductions(steps, guard, traffic)
     # First of the meters: the one that takes the step's traffic has to find the last reduction in it.
     steps.meters.insert(0, reductions.end_step)
-    return [("torch.nn.parallel.distributed", functools.partial(_hook_forward, reductions, guard))]
+    before, after = guard.quietly(reductions.before_forward), guard.quietly(reductions.after_preparation)
+    return [("torch.nn.parallel.distributed", functools.partial(around_preparation, before=before, after=after))]
 
 
-def _hook_forward(reductions: _Reductions, guard: multinode_guard.Guard, module: Any) -> None:
+def around_preparation(
+    module: Any, before: Callable[[Any], None], after: Optional[Callable[[Any], None]] = None
+) -> None:
+    """Have ours called before, and after, a DDP module prepares itself for a forward pass; neither may raise.
+
+    Args:
+        module: torch.nn.parallel.distributed.
+        before: given the DDP module.
+        after: likewise.
+    """
     # The class is wrapped and no hook is registered on the module: that would be saved with it by torch.save.
     prepare = module.DistributedDataParallel._pre_forward  # noqa: SLF001 - nothing public lies between the timers
-    before, after = guard.quietly(reductions.before_forward), guard.quietly(reductions.after_preparation)
 
     @functools.wraps(prepare)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self)
         result = prepare(self, *args, **kwargs)
-        after(self)
+        if after is not None:
+            after(self)
         return result
 
-    # Else torch.compile would compile it, and anew whenever a count in it changes. The public name of this imports the
-    # compiler at once; this one does so in the first forward pass, as DDP's own use of it does.
-    skipped = sys.modules["torch"]._disable_dynamo(watched)  # noqa: SLF001 - see above
-    module.DistributedDataParallel._pre_forward = skipped  # noqa: SLF001 - see above
+    module.DistributedDataParallel._pre_forward = multinode_compiler.run_by_python(watched)  # noqa: SLF001 - see above
+
+
+def sends_gradients(module: Any) -> bool:
+    """Whether the backward pass of this forward pass will send gradients."""
+    return bool(sys.modules["torch"].is_grad_enabled() and module.require_backward_grad_sync)
 
 
 class _Reduced:
@@ -87,7 +99,7 @@ class _Reduced:
 class _Reductions:
     """Follows all DDP modules of this worker, which it does not keep alive."""
 
-    def __init__(self, steps: Steps, guard: multinode_guard.Guard, traffic: Any) -> None:
+    def __init__(self, steps: Steps, guard: Guard, traffic: Any) -> None:
         self._steps = steps
         self._guard = guard
         self._traffic = traffic
@@ -222,7 +234,7 @@ def _is_synchronised(module: Any) -> bool:
     # Both of the former leave the reducer alone; the second calls torch.distributed itself.
     if module._use_python_reducer or module._delay_all_reduce_all_params:  # noqa: SLF001 - torch has no other
         return False
-    return bool(sys.modules["torch"].is_grad_enabled() and module.require_backward_grad_sync)
+    return sends_gradients(module)
 
 
 def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:

@@ -1,15 +1,15 @@
 """Where forward passes of training models begin: at the call of what wraps a model (DDP, FSDP, DeepSpeed).
 
-What is done there is multinode_timing's and multinode_batches' business. Calls are watched and not `forward` itself:
+What is done there is multinode_phases' and multinode_batches' business. Calls are watched and not `forward` itself:
 torch.compile decides by the function `forward` what it traces, and must find the one that it knows.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
-from multinode_imports import Action
+from multinode_guard import Hooks
 
 __all__ = ["hooks"]
 
@@ -26,7 +26,7 @@ _WRAPPERS = (
 _NAMES = frozenset(name for _module, name in _WRAPPERS)
 
 
-def hooks(watch: _Watch) -> List[Tuple[str, Action]]:
+def hooks(watch: _Watch) -> Hooks:
     """Have the calls of wrapped models watched.
 
     Args:

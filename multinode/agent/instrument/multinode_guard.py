@@ -1,60 +1,26 @@
-"""Guard: what watches a training never stops it. Whatever fails is told once, on stderr and in the samples.
+"""Guard and AfterImport: how hooks are put into a training so that nothing of ours stops it.
 
-What the user calls is watched by `around`; code that torch.compile traces is left as it is.
+Whatever fails is told once, on stderr and in the samples. Hooks wait until the user's code has imported what they hook,
+and import nothing themselves: importing torch early would precede the environment that user code sets.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, List, Set, Tuple
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
+import multinode_compiler
 import multinode_recorder
-from multinode_imports import Action
 
-__all__ = ["COMPILER_HOOKS", "Guard"]
+__all__ = ["AfterImport", "Guard", "Hooks", "add_trainer_callback"]
 
 _MOST_WORDS = 500
-# Not those whose functions stand around the user's own: torch.compile looks through them, at what is behind.
-_UNTRACED = (
-    "multinode_batches",
-    "multinode_cards",
-    "multinode_counts",
-    "multinode_hooks",
-    "multinode_memory",
-    "multinode_phases",
-    "multinode_recorder",
-    "multinode_steps",
-    "multinode_timing",
-)
 
-
-def _never() -> bool:
-    return False
-
-
-# torch.compiler's own, once that is imported: the tracer knows it by identity and drops the branch that it guards.
-_is_compiling: Callable[[], bool] = _never
-
-
-def _notice_compiler(module: Any) -> None:
-    """Ask this torch.compiler whether code is being traced."""
-    global _is_compiling  # noqa: PLW0603 - a global is what the tracer looks up at the time it traces
-    _is_compiling = getattr(module, "is_compiling", _never)
-
-
-def _spare_tracer(rules: Any) -> None:
-    """Have torch.compile run our code as it stands, which it would trace where an optimizer's step is compiled."""
-    for name in _UNTRACED:
-        if name in sys.modules:
-            rules.add(name)
-
-
-COMPILER_HOOKS: List[Tuple[str, Action]] = [
-    ("torch.compiler", _notice_compiler),
-    ("torch._dynamo.trace_rules", _spare_tracer),
-]
-"""To be in place before the first function is watched."""
+Hooks = List[Tuple[str, Callable[[Any], None]]]
+"""Modules to wait for, and what is then done with each."""
 
 
 class Guard:
@@ -78,8 +44,19 @@ class Guard:
             except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
                 self.tell(getattr(function, "__name__", "a hook"), error)
 
-        wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - see _spare_tracer
-        return wrapped
+        return multinode_compiler.never_compiled(wrapped)
+
+    def followed(self, function: Callable[..., Any], after: Callable[..., None]) -> Callable[..., Any]:
+        """A function of the user's libraries, after which ours is called with the same arguments."""
+        quietly = self.quietly(after)
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            quietly(*args, **kwargs)
+            return result
+
+        return watched
 
     def around(
         self, function: Callable[..., Any], before: Callable[..., bool], after: Callable[[], Any]
@@ -94,7 +71,7 @@ class Guard:
 
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling():
+            if multinode_compiler.is_compiling():
                 return function(*args, **kwargs)
             begun = False
             try:
@@ -126,6 +103,61 @@ class Guard:
             after()
         except Exception as error:  # noqa: BLE001 - see `quietly`
             self.tell(_name(after), error)
+
+
+class AfterImport(MetaPathFinder):
+    """Calls functions with a module once it has been imported.
+
+    Args:
+        actions: module's name and function; a function must not raise. Several of one module are called in order.
+    """
+
+    def __init__(self, actions: Iterable[Tuple[str, Callable[[Any], None]]]) -> None:
+        self._actions: Dict[str, List[Callable[[Any], None]]] = {}
+        for name, action in actions:
+            self._actions.setdefault(name, []).append(action)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Find the module as ever, and have its loader call us afterwards."""
+        actions = self._actions.pop(fullname, None)
+        if actions is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            for action in actions:
+                action(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # this one module's own loader
+        return spec
+
+
+def add_trainer_callback(guard: Guard, module: Any, handlers: Dict[str, Callable[..., None]]) -> None:
+    """Have each Trainer that is made call us.
+
+    Args:
+        guard: keeps what fails in a handler.
+        module: transformers.trainer.
+        handlers: by the callback's method; called with the Trainer's arguments and its state, `logs` by name.
+    """
+    methods = {name: _method(guard.quietly(handler)) for name, handler in handlers.items()}
+    callback = type("MultinodeCallback", (module.TrainerCallback,), methods)
+
+    def add_callback(trainer: Any, *_: Any, **__: Any) -> None:
+        trainer.add_callback(callback)
+
+    module.Trainer.__init__ = guard.followed(module.Trainer.__init__, add_callback)
+
+
+def _method(handler: Callable[..., None]) -> Callable[..., None]:
+    def method(_self: Any, args: Any, state: Any, *_: Any, logs: Any = None, **__: Any) -> None:
+        handler(args, state, logs or {})
+
+    return method
 
 
 def _name(function: Any) -> str:

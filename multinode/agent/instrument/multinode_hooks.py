@@ -1,6 +1,6 @@
 """Hooks that see a training's steps: the Trainer's callback, DeepSpeed's step counter, else the optimizer's step.
 
-They wait for the user's own import of these libraries (multinode_imports). The first of the three that knows better
+They wait for the user's own import of these libraries (AfterImport). The first of the three that knows better
 silences the ones after it (multinode_steps).
 """
 
@@ -12,22 +12,21 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict
 
 import multinode_batches
 import multinode_cards
+import multinode_compiler
 import multinode_compress
 import multinode_ddp
-import multinode_guard
-import multinode_memory
 import multinode_model
+import multinode_phases
 import multinode_recorder
 import multinode_stacks
-import multinode_timing
 import multinode_trace
-import multinode_traffic
-from multinode_imports import Action, AfterImport
-from multinode_steps import Steps
+from multinode_guard import AfterImport, Guard, Hooks, add_trainer_callback
+from multinode_steps import Steps, memory_meter
+from multinode_traffic import Traffic
 
 __all__ = ["install"]
 
@@ -37,22 +36,24 @@ def install() -> None:
     rank = int(os.environ.get("RANK", "0"))
     recorder = multinode_recorder.Recorder(os.environ["MULTINODE_SAMPLES"], rank)
     multinode_recorder.record_exceptions(recorder)
-    guard = multinode_guard.Guard(recorder)
+    guard = Guard(recorder)
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(multinode_stacks.register)(os.environ["MULTINODE_RUN_DIR"], rank)
     if "MULTINODE_FAILURES_ONLY" in os.environ:
         return
     steps = Steps(recorder, guard)
-    traffic = multinode_traffic.Traffic(steps, guard)
-    steps.meters.append(multinode_memory.meter())
+    traffic = Traffic(steps, guard)
+    steps.meters.append(memory_meter())
     cards = multinode_cards.meter(guard, os.environ)
     if cards is not None:
         steps.meters.append(cards)
-    hooks: List[Tuple[str, Action]] = [
-        *multinode_timing.hooks(steps, guard),
+    compression = os.environ.get(multinode_compress.VARIABLE)
+    hooks: Hooks = [
+        *multinode_compiler.HOOKS,
+        *multinode_phases.hooks(steps.phases, guard),
         *multinode_batches.hooks(steps, guard),
         *traffic.hooks(),
-        *_compression(steps, guard, traffic),
+        *(multinode_compress.hooks(steps, guard, traffic, compression) if compression else []),
         *multinode_ddp.hooks(steps, guard, traffic),
         *multinode_model.hooks(steps, guard),
         *multinode_trace.hooks(steps, guard),
@@ -63,70 +64,33 @@ def install() -> None:
     sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
 
 
-def _compression(
-    steps: Steps, guard: multinode_guard.Guard, traffic: multinode_traffic.Traffic
-) -> List[Tuple[str, Action]]:
-    kind = os.environ.get(multinode_compress.VARIABLE)
-    return multinode_compress.hooks(steps, guard, traffic, kind) if kind else []
+def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
+    def begin(*_: Any) -> None:
+        if steps.begin("trainer"):
+            steps.restart()
+
+    def end_step(args: Any, state: Any, _logs: Any) -> None:
+        samples = args.train_batch_size * args.gradient_accumulation_steps
+        steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
+
+    def log(_args: Any, state: Any, logs: Dict[str, Any]) -> None:
+        """The loss, and at the end the Trainer's own figures."""
+        if "loss" in logs:
+            # JSON has no NaN: null says that the training has diverged.
+            loss = float(logs["loss"])
+            steps.note("loss", step=state.global_step, loss=loss if math.isfinite(loss) else None)
+        if "train_runtime" in logs:
+            steps.note(
+                "train_end",
+                time_s=time.time(),
+                train_runtime_s=float(logs["train_runtime"]),
+                train_samples_per_s=float(logs.get("train_samples_per_second", 0)) or None,
+            )
+
+    add_trainer_callback(guard, module, {"on_train_begin": begin, "on_step_end": end_step, "on_log": log})
 
 
-def _hook_trainer(steps: Steps, guard: multinode_guard.Guard, module: Any) -> None:
-    callback = _make_callback(steps, guard, module.TrainerCallback)
-    initialise = module.Trainer.__init__
-
-    @functools.wraps(initialise)
-    def with_callback(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
-        guard.quietly(self.add_callback)(callback)
-
-    module.Trainer.__init__ = with_callback
-
-
-def _make_callback(steps: Steps, guard: multinode_guard.Guard, base: Any) -> Any:
-    class StepCallback(base):  # type: ignore[misc]  # the base is known at run time only
-        """Tells the recorder what the Trainer tells its callbacks."""
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            """Start the clock."""
-
-            def begin() -> None:
-                if steps.begin("trainer"):
-                    steps.restart()
-
-            guard.quietly(begin)()
-
-        def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-            """One optimizer step."""
-
-            def record() -> None:
-                samples = args.train_batch_size * args.gradient_accumulation_steps
-                steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
-
-            guard.quietly(record)()
-
-        def on_log(self, _args: Any, state: Any, *_: Any, **fields: Any) -> None:
-            """The loss, and at the end the Trainer's own figures."""
-
-            def record() -> None:
-                logs = fields.get("logs") or {}
-                if "loss" in logs:
-                    # JSON has no NaN: null says that the training has diverged.
-                    loss = float(logs["loss"])
-                    steps.note("loss", step=state.global_step, loss=loss if math.isfinite(loss) else None)
-                if "train_runtime" in logs:
-                    steps.note(
-                        "train_end",
-                        time_s=time.time(),
-                        train_runtime_s=float(logs["train_runtime"]),
-                        train_samples_per_s=float(logs.get("train_samples_per_second", 0)) or None,
-                    )
-
-            guard.quietly(record)()
-
-    return StepCallback
-
-
-def _hook_deepspeed(steps: Steps, guard: multinode_guard.Guard, module: Any) -> None:
+def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
     step = module.DeepSpeedEngine.step
 
     def record(engine: Any) -> None:
@@ -144,7 +108,7 @@ def _hook_deepspeed(steps: Steps, guard: multinode_guard.Guard, module: Any) -> 
     module.DeepSpeedEngine.step = counted
 
 
-def _hook_optimizer(steps: Steps, guard: multinode_guard.Guard, module: Any) -> None:
+def _hook_optimizer(steps: Steps, guard: Guard, module: Any) -> None:
     choice = _OneOptimizer()
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -9,10 +9,9 @@ import functools
 import math
 import sys
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
-import multinode_guard
-from multinode_imports import Action
+from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
 __all__ = ["hooks"]
@@ -35,7 +34,7 @@ _DEEPSPEED_SETTINGS = {
 }
 
 
-def hooks(steps: Steps, guard: multinode_guard.Guard) -> List[Tuple[str, Action]]:
+def hooks(steps: Steps, guard: Guard) -> Hooks:
     """What to do once which module has been imported.
 
     Args:
@@ -45,7 +44,7 @@ def hooks(steps: Steps, guard: multinode_guard.Guard) -> List[Tuple[str, Action]
     seen = _Seen()
     steps.meters.append(_Teller(steps, seen).end_step)
 
-    def made(attribute: str, noticed: Callable[[Any], None]) -> Action:
+    def made(attribute: str, noticed: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda module: _notice_made(guard, getattr(module, attribute), noticed)
 
     sharding = functools.partial(_notice_sharded, guard, seen)
@@ -82,37 +81,23 @@ class _Seen:
         self.trainers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 
-def _notice_made(guard: multinode_guard.Guard, kind: Any, noticed: Callable[[Any], None]) -> None:
-    initialise = kind.__init__
-    note = guard.quietly(noticed)
+def _notice_made(guard: Guard, kind: Any, noticed: Callable[[Any], None]) -> None:
+    def notice(made: Any, *_: Any, **__: Any) -> None:
+        noticed(made)
 
-    @functools.wraps(initialise)
-    def initialise_noticed(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
-        note(self)
-
-    kind.__init__ = initialise_noticed
+    kind.__init__ = guard.followed(kind.__init__, notice)
 
 
-def _notice_sharded(guard: multinode_guard.Guard, seen: _Seen, module: Any) -> None:
-    shard = module.fully_shard
-
-    def note(target: Any, settings: Dict[str, Any]) -> None:
+def _notice_sharded(guard: Guard, seen: _Seen, module: Any) -> None:
+    def note(target: Any, *_: Any, **arguments: Any) -> None:
+        settings = _fully_shard_settings(arguments)
         for each in target if isinstance(target, (list, tuple)) else [target]:
             seen.sharded[each] = settings
 
-    noted = guard.quietly(note)
-
-    @functools.wraps(shard)
-    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
-        sharded = shard(module, *args, **kwargs)
-        noted(module, _fully_shard_settings(kwargs))
-        return sharded
-
-    module.fully_shard = fully_shard
+    module.fully_shard = guard.followed(module.fully_shard, note)
 
 
-def _notice_optimizers(guard: multinode_guard.Guard, seen: _Seen, module: Any) -> None:
+def _notice_optimizers(guard: Guard, seen: _Seen, module: Any) -> None:
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         seen.optimizers.add(optimizer)
 

@@ -1,11 +1,12 @@
 """Steps: counts the optimizer steps of this worker and records them, with what the meters have to say of each.
 
-Who sees the steps is multinode_hooks' business.
+Who sees the steps is multinode_hooks' business. The meter of memory is here; others are with what they measure.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
@@ -14,10 +15,13 @@ import multinode_guard
 import multinode_recorder
 from multinode_phases import PhaseClock
 
-__all__ = ["Meter", "Steps"]
+__all__ = ["Meter", "Steps", "memory_meter"]
 
 # Best first: the Trainer counts optimizer steps itself; under ZeRO the optimizer hook fires once per parameter group.
 _SOURCES = ("trainer", "deepspeed", "optimizer")
+_MEMORY_INTERVAL_S = 1.0
+# Linux counts ru_maxrss in KiB.
+_MAXRSS_BYTES = 1024
 
 Meter = Callable[[int], Dict[str, Any]]
 """Called with its number at the end of each step; returns fields of the step's record (core/run/samples.py)."""
@@ -93,6 +97,24 @@ class Steps:
             self._guard.tell(getattr(meter, "__qualname__", "a meter"), error)
 
 
+def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
+    """The meter of `peak_memory_bytes`: the most that this worker's GPU had allocated, or that the worker had resident.
+
+    It answers once a second at most: torch takes a while to add up its statistics.
+    """
+    due_s = 0.0
+
+    def peak_memory(_step: int) -> Dict[str, Any]:
+        nonlocal due_s
+        now_s = time.monotonic()
+        if now_s < due_s:
+            return {}
+        due_s = now_s + interval_s
+        return {"peak_memory_bytes": _peak_bytes()}
+
+    return peak_memory
+
+
 def _worker_fields(source: str) -> Dict[str, Any]:
     versions = {}
     for name in ("torch", "transformers", "deepspeed", "accelerate"):
@@ -106,3 +128,10 @@ def _worker_fields(source: str) -> Dict[str, Any]:
         "source": source,
         "versions": versions,
     }
+
+
+def _peak_bytes() -> int:
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return int(cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES

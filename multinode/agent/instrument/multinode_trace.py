@@ -15,10 +15,9 @@ import os
 import shutil
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
-import multinode_guard
-from multinode_imports import Action
+from multinode_guard import Guard, Hooks, add_trainer_callback
 from multinode_steps import Steps
 
 __all__ = ["Tracer", "hooks"]
@@ -35,7 +34,7 @@ class _NoTrace(Exception):
     """Why there will be no trace, in words."""
 
 
-def hooks(steps: Steps, guard: multinode_guard.Guard) -> List[Tuple[str, Action]]:
+def hooks(steps: Steps, guard: Guard) -> Hooks:
     """What to do once the training has imported something; nothing where this worker is not to be traced.
 
     `$MULTINODE_TRACE` asks for it: steps of the window, steps before it, and the ranks that are traced.
@@ -69,7 +68,7 @@ class Tracer:
         after: steps before the profiler starts; fewer where the training is known to be short.
     """
 
-    def __init__(self, steps: Steps, guard: multinode_guard.Guard, length: int, after: int) -> None:
+    def __init__(self, steps: Steps, guard: Guard, length: int, after: int) -> None:
         self._steps = steps
         self._guard = guard
         self._length = max(1, length)
@@ -102,40 +101,20 @@ class Tracer:
 
     def hook_trainer(self, module: Any) -> None:
         """Learn from the Trainer how many steps there will be, and when it is done."""
-        callback = self._callback(module.TrainerCallback)
-        initialise = module.Trainer.__init__
 
-        @functools.wraps(initialise)
-        def with_callback(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            initialise(trainer, *args, **kwargs)
-            self._guard.quietly(trainer.add_callback)(callback)
+        def begin(_args: Any, state: Any, _logs: Any) -> None:
+            # A training that is resumed has fewer steps left than it has.
+            self._left = int(state.max_steps) - int(state.global_step)
 
-        module.Trainer.__init__ = with_callback
+        def end(*_: Any) -> None:
+            self.finish()
+
+        add_trainer_callback(self._guard, module, {"on_train_begin": begin, "on_train_end": end})
 
     def finish(self) -> None:
         """The training is over: the whole steps that were recorded are exported."""
         if self._profiler is not None and self._owner == (os.getpid(), threading.get_ident()):
             self._or_no_trace(self._export)
-
-    def _callback(self, base: Any) -> Any:
-        tracer = self
-
-        class TraceCallback(base):  # type: ignore[misc]  # the base is known at run time only
-            """Tells the tracer where the training begins and ends."""
-
-            def on_train_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-                """A training that is resumed has fewer steps left than it has."""
-
-                def begin() -> None:
-                    tracer._left = int(state.max_steps) - int(state.global_step)
-
-                tracer._guard.quietly(begin)()
-
-            def on_train_end(self, *_: Any, **__: Any) -> None:
-                """No further step comes."""
-                tracer.finish()
-
-        return TraceCallback
 
     def _advance(self) -> None:
         if self._profiler is None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import collections
 import sys
 import threading
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, Optional, Set, Tuple
 
-import multinode_collective_hooks
-import multinode_device_waits
-import multinode_guard
-from multinode_imports import Action
+from multinode_collectives import CollectiveHooks, CudaStream, DeviceWaits
+from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
 __all__ = ["Traffic"]
@@ -38,12 +36,10 @@ class Traffic:
         device: times waits on a GPU; by default with CUDA's events.
     """
 
-    def __init__(
-        self, steps: Steps, guard: multinode_guard.Guard, device: Optional[multinode_device_waits.DeviceWaits] = None
-    ) -> None:
+    def __init__(self, steps: Steps, guard: Guard, device: Optional[DeviceWaits] = None) -> None:
         self._steps = steps
         self._guard = guard
-        self._device = device or multinode_device_waits.DeviceWaits(steps, multinode_device_waits.CudaStream())
+        self._device = device or DeviceWaits(steps, CudaStream())
         self._lock = threading.Lock()
         self._counts: _Counts = {}
         self._groups: Set[str] = set()
@@ -51,9 +47,9 @@ class Traffic:
         self._next_number = 0
         steps.meters.append(self.close)
 
-    def hooks(self) -> List[Tuple[str, Action]]:
-        """Modules to wait for, and what is then done with each."""
-        return multinode_collective_hooks.CollectiveHooks(self._steps, self._guard, self.add, self._device).hooks()
+    def hooks(self) -> Hooks:
+        """Count what torch.distributed is asked for."""
+        return CollectiveHooks(self._steps, self._guard, self.add, self._device).hooks()
 
     def add(self, op: str, group: Any, size_bytes: float, count: int = 1, source: str = "call") -> None:
         """Count calls, from any thread.

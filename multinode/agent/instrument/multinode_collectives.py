@@ -1,0 +1,429 @@
+"""Collectives: which functions of torch.distributed communicate, what a call carries, and who waits how long in them.
+
+S is counted as nccl-tests does: of an all-gather, a gather and a scatter what all workers have together, of a
+reduce-scatter and an all-to-all what one worker puts in, of all else the tensor.
+
+On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
+nothing is synchronised: events are asked at later steps whether they have come to pass. What waits elsewhere is not
+seen: DDP's reducer waits in C++, and FSDP has streams of its own that computing waits for by events.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import sys
+import threading
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+import multinode_compiler
+from multinode_guard import Guard, Hooks
+from multinode_steps import Steps
+
+__all__ = ["CollectiveHooks", "CudaStream", "DeviceWaits"]
+
+_MOST_PAIRS = 512
+# The host is never so far ahead of the device; were a device stuck, nothing would pile up.
+_MOST_PENDING = 64
+
+_Reader = Callable[[Tuple[Any, ...], Dict[str, Any]], Any]
+_Ended = Callable[[], None]
+_GroupOf = Callable[[Any, Any], Any]
+_Count = Callable[[str, Any, float], None]
+_Pair = Tuple[Any, Any]
+
+
+class _Kind(NamedTuple):
+    """What a function does, and which of its parameters says how much.
+
+    Attributes:
+        op: the collective, as CallCount names it.
+        sized: the parameter that holds the tensor, or the tensors; none for a barrier, which carries nothing.
+        shared: whether that is one worker's share of S.
+        group: the parameter that holds the process group.
+    """
+
+    op: str
+    sized: str = ""
+    shared: bool = False
+    group: str = "group"
+
+
+# Not here, because they call others of these for each of their parts: batch_isend_irecv, the collectives of objects.
+_PROCESS_GROUP: Dict[str, _Kind] = {
+    "all_reduce": _Kind("all_reduce", "tensor"),
+    "all_reduce_coalesced": _Kind("all_reduce", "tensors"),
+    "all_gather": _Kind("all_gather", "tensor_list"),
+    "all_gather_into_tensor": _Kind("all_gather", "output_tensor"),
+    "all_gather_single": _Kind("all_gather", "output_tensor"),
+    "_all_gather_base": _Kind("all_gather", "output_tensor"),
+    "all_gather_coalesced": _Kind("all_gather", "output_tensor_lists"),
+    "reduce_scatter": _Kind("reduce_scatter", "input_list"),
+    "reduce_scatter_tensor": _Kind("reduce_scatter", "input"),
+    "reduce_scatter_single": _Kind("reduce_scatter", "input"),
+    "_reduce_scatter_base": _Kind("reduce_scatter", "input"),
+    "broadcast": _Kind("broadcast", "tensor"),
+    "all_to_all": _Kind("all_to_all", "input_tensor_list"),
+    "all_to_all_single": _Kind("all_to_all", "input"),
+    "reduce": _Kind("reduce", "tensor"),
+    "gather": _Kind("gather", "tensor", shared=True),
+    "scatter": _Kind("scatter", "tensor", shared=True),
+    "send": _Kind("send", "tensor"),
+    "isend": _Kind("send", "tensor"),
+    "recv": _Kind("recv", "tensor"),
+    "irecv": _Kind("recv", "tensor"),
+    "barrier": _Kind("barrier"),
+    "monitored_barrier": _Kind("barrier"),
+}
+"""Of torch.distributed.distributed_c10d, which torch.distributed hands on."""
+
+_PACKAGE: Dict[str, _Kind] = {"_broadcast_coalesced": _Kind("broadcast", "tensors", group="process_group")}
+"""Of torch.distributed itself: DDP's buffers and its first parameters. Flattened to buckets inside; counted as one."""
+
+_FUNCTIONAL: Dict[str, _Kind] = {
+    "all_reduce": _Kind("all_reduce", "self"),
+    "all_reduce_coalesced": _Kind("all_reduce", "self"),
+    "all_gather_single": _Kind("all_gather", "self", shared=True),
+    "all_gather_single_coalesced": _Kind("all_gather", "self", shared=True),
+    "all_gather_tensor": _Kind("all_gather", "self", shared=True),
+    "all_gather_tensor_autograd": _Kind("all_gather", "self", shared=True),
+    "all_gather_into_tensor_coalesced": _Kind("all_gather", "self", shared=True),
+    "reduce_scatter_single": _Kind("reduce_scatter", "self"),
+    "reduce_scatter_single_coalesced": _Kind("reduce_scatter", "inputs"),
+    "reduce_scatter_tensor": _Kind("reduce_scatter", "self"),
+    "reduce_scatter_tensor_autograd": _Kind("reduce_scatter", "self"),
+    "reduce_scatter_tensor_coalesced": _Kind("reduce_scatter", "inputs"),
+    "all_to_all_single": _Kind("all_to_all", "self"),
+    "all_to_all_single_autograd": _Kind("all_to_all", "self"),
+    "broadcast": _Kind("broadcast", "self"),
+}
+"""Of torch.distributed._functional_collectives: what DTensor calls."""
+
+# pybind11's functions have no signature that Python can read.
+_BUILTIN_PARAMETERS = {"_broadcast_coalesced": ["process_group", "tensors", "buffer_size", "src"]}
+
+
+class _Nesting(threading.local):
+    inside = False
+
+
+class CollectiveHooks:
+    """Replaces functions of torch.distributed by ones that count and time their outermost calls.
+
+    Args:
+        steps: whose phases the host's waits are.
+        guard: keeps what fails in here.
+        count: called with a collective's name, the process group (None: the default one) and S in bytes.
+        device: times waits on a GPU.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        guard: Guard,
+        count: _Count,
+        device: DeviceWaits,
+    ) -> None:
+        self._phases = steps.phases
+        self._guard = guard
+        self._count = count
+        self._device = device
+        self._nesting = _Nesting()
+
+    def hooks(self) -> Hooks:
+        """Modules to wait for, and what is then done with each.
+
+        The first of them is wrapped before anybody has copied its functions: torch.distributed, torch.compile's table
+        of collectives (which knows them by identity) and DeepSpeed all take ours.
+        """
+        return [
+            ("torch.distributed.distributed_c10d", self._hook_process_groups),
+            ("torch.distributed", self._hook_package),
+            ("torch.distributed._functional_collectives", self._hook_functional),
+        ]
+
+    def _hook_process_groups(self, module: Any) -> None:
+        self._replace(module, _PROCESS_GROUP)
+        module.Work.wait = self._timed(module.Work.wait)
+
+    def _hook_package(self, module: Any) -> None:
+        self._replace(module, _PACKAGE)
+
+    def _hook_functional(self, module: Any) -> None:
+        self._replace(module, _FUNCTIONAL, functools.partial(_group_of, module))
+        module.wait_tensor = self._timed(module.wait_tensor)
+
+    def _replace(self, module: Any, kinds: Dict[str, _Kind], group_of: Optional[_GroupOf] = None) -> None:
+        for name, kind in _present(module, kinds).items():
+            function = getattr(module, name)
+            try:
+                setattr(module, name, self._counted(function, _Call(function, kind), group_of))
+            except Exception as error:  # noqa: BLE001 - the other functions can be counted all the same
+                self._guard.tell("counting the calls of %s.%s" % (module.__name__, name), error)
+
+    def _counted(self, function: Callable[..., Any], call: _Call, group_of: Optional[_GroupOf]) -> Callable[..., Any]:
+        """The function, with its outermost calls counted and timed."""
+        nesting = self._nesting
+
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if multinode_compiler.is_compiling() or nesting.inside:
+                return function(*args, **kwargs)
+            nesting.inside = True
+            ended = None
+            try:
+                tensors = call.tensors(args, kwargs)
+                ended = self._begin(call, tensors, args, kwargs)
+                result = function(*args, **kwargs)
+            finally:
+                nesting.inside = False
+                if ended is not None:
+                    self._end(ended)
+            try:
+                group = call.group(args, kwargs)
+                if group_of is not None:
+                    group = group_of(group, call.tag(args, kwargs))
+                size_bytes = _size_bytes(tensors)
+                self._count(call.op, group, size_bytes * _workers(group) if call.shared else size_bytes)
+            except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
+                self._guard.tell("counting a collective", error)
+            return result
+
+        return counted
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that waits for a collective, timed unless a collective that is timed already calls it."""
+        nesting = self._nesting
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if multinode_compiler.is_compiling() or nesting.inside:
+                return function(*args, **kwargs)
+            ended = self._begin_wait()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if ended is not None:
+                    self._end(ended)
+
+        return timed
+
+    def _begin(self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Ended]:
+        try:
+            while isinstance(tensors, (list, tuple)) and tensors:
+                tensors = tensors[0]
+            # On a GPU the host goes on at once, and its time says nothing.
+            if getattr(tensors, "is_cuda", False):
+                return self._device.begin() if call.waits(args, kwargs) else None
+            return self._phases.leave if self._phases.enter("comm") else None
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a collective", error)
+            return None
+
+    def _begin_wait(self) -> Optional[_Ended]:
+        # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing.
+        try:
+            device_ended = self._device.begin()
+            if not self._phases.enter("comm"):
+                return device_ended
+            if device_ended is None:
+                return self._phases.leave
+            return functools.partial(_end_both, self._phases.leave, device_ended)
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a wait", error)
+            return None
+
+    def _end(self, ended: _Ended) -> None:
+        try:
+            ended()
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a collective", error)
+
+
+class CudaStream:
+    """The stream that torch computes on unless told otherwise, of the current GPU."""
+
+    def in_use(self) -> bool:
+        """Whether this worker uses a GPU at all; asking starts nothing."""
+        torch = sys.modules["torch"]
+        return bool(torch.cuda.is_initialized())
+
+    def is_current(self) -> bool:
+        """Whether what is called now goes to it; never while a CUDA graph is captured, which needs another stream."""
+        torch = sys.modules["torch"]
+        return bool(torch.cuda.current_stream().cuda_stream == 0)
+
+    def event(self) -> Any:
+        """A new event that keeps the time."""
+        torch = sys.modules["torch"]
+        return torch.cuda.Event(enable_timing=True)
+
+
+class _StepWaits(NamedTuple):
+    step: int
+    pairs: List[_Pair]
+    of_calls: int
+
+
+class DeviceWaits:
+    """Records an event before and one after each wait, and adds up the time between them.
+
+    The sum is of stretches that the stream passed waiting: from the last computation before the call to the end of the
+    collective. It holds what was transferred as well as what was waited for a slower peer.
+
+    Args:
+        steps: closes a step, and takes the records.
+        stream: the computing stream.
+    """
+
+    def __init__(self, steps: Steps, stream: Any) -> None:
+        self._steps = steps
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._pairs: List[_Pair] = []
+        self._of_calls = 0
+        self._unused: List[_Pair] = []
+        self._pending: Deque[_StepWaits] = collections.deque(maxlen=_MOST_PENDING)
+        steps.meters.append(self.close)
+
+    def begin(self) -> Optional[Callable[[], None]]:
+        """A wait begins; returns what ends it, or None where it is not timed.
+
+        On another stream than the computing one it delays no computation, and is counted but not timed.
+        """
+        if not self._stream.in_use():
+            return None
+        current = self._stream.is_current()
+        with self._lock:
+            self._of_calls += 1
+            if not current or len(self._pairs) >= _MOST_PAIRS:
+                return None
+            pair = self._unused.pop() if self._unused else None
+        start, end = pair or (self._stream.event(), self._stream.event())
+        start.record()
+        return functools.partial(self._end, start, end)
+
+    def close(self, step: int) -> Dict[str, Any]:
+        """A step ends: those before it whose waits are over by now are recorded."""
+        with self._lock:
+            ended = _StepWaits(step, self._pairs, self._of_calls)
+            self._pairs, self._of_calls = [], 0
+        # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
+        if ended.of_calls:
+            self._pending.append(ended)
+        while self._pending and _are_over(self._pending[0]):
+            self._record(self._pending.popleft())
+        return {}
+
+    def _end(self, start: Any, end: Any) -> None:
+        end.record()
+        with self._lock:
+            self._pairs.append((start, end))
+
+    def _record(self, waits: _StepWaits) -> None:
+        wait_ms = sum(start.elapsed_time(end) for start, end in waits.pairs)
+        calls = len(waits.pairs)
+        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=waits.of_calls)
+        with self._lock:
+            self._unused.extend(waits.pairs)
+
+
+class _Call:
+    """Reads the arguments of one function's calls.
+
+    Args:
+        function: the function.
+        kind: what it does.
+
+    Attributes:
+        op: the collective.
+        shared: as Kind has it.
+        tensors: of a call's args and kwargs, the tensor or the tensors that say how much; None of a barrier.
+        group: likewise the process group as it was given; None is the default group.
+        tag: likewise what a functional collective tells groups of the same ranks apart by.
+
+    Raises:
+        ValueError: it has no parameter of that name.
+    """
+
+    def __init__(self, function: Callable[..., Any], kind: _Kind) -> None:
+        name = function.__name__
+        parameters = _BUILTIN_PARAMETERS.get(name) or list(inspect.signature(function).parameters)
+        for wanted in (kind.sized, kind.group):
+            if wanted and wanted not in parameters:
+                raise ValueError("%s has no parameter %s" % (name, wanted))
+        self.op = kind.op
+        self.shared = kind.shared
+        self.tensors = _reader(parameters, kind.sized)
+        self.group = _reader(parameters, kind.group)
+        self.tag = _reader(parameters, "tag")
+        self._asynchronous = _reader(parameters, "async_op")
+        # These two return while their work goes on, and say so by their names alone.
+        self._never_waits = name in ("isend", "irecv")
+
+    def waits(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Whether what follows it waits for it: it is not asynchronous."""
+        return not (self._never_waits or self._asynchronous(args, kwargs))
+
+
+def _reader(parameters: List[str], name: str) -> _Reader:
+    position = parameters.index(name) if name in parameters else len(parameters)
+
+    def read(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        return args[position] if position < len(args) else kwargs.get(name)
+
+    return read
+
+
+def _present(module: Any, kinds: Dict[str, _Kind]) -> Dict[str, _Kind]:
+    """Those functions that this torch has; of two names of one function, where the older warns, only the newer."""
+    return {name: kind for name, kind in kinds.items() if hasattr(module, name) and not _hands_on(module, name)}
+
+
+def _hands_on(module: Any, name: str) -> bool:
+    # Such a functional collective warns of its age, pointing at its caller, and calls the newer one: were it wrapped,
+    # the warning would point at us.
+    newer = name.replace("_into_tensor", "_single").replace("_tensor", "_single")
+    return module.__name__.endswith("_functional_collectives") and newer != name and hasattr(module, newer)
+
+
+def _end_both(first: _Ended, second: _Ended) -> None:
+    try:
+        first()
+    finally:
+        second()
+
+
+def _size_bytes(tensors: Any) -> int:
+    if isinstance(tensors, (list, tuple)):
+        return sum(map(_size_bytes, tensors))
+    return 0 if tensors is None else tensors.nbytes
+
+
+def _workers(group: Any) -> int:
+    """How many are in a group; 0 in one that this worker is not in, for which a number stands."""
+    return int(sys.modules["torch"].distributed.get_world_size(group)) if not isinstance(group, int) else 0
+
+
+def _group_of(functional: Any, group: Any, tag: Any) -> Any:
+    """The process group that a functional collective was given in one of its many ways.
+
+    What is only traced calls them too, without anything being sent: then, as for groups without this worker, a number.
+    """
+    c10d = functional.c10d
+    if functional._are_we_tracing():  # noqa: SLF001 - torch asks itself so
+        return c10d.GroupMember.NON_GROUP_MEMBER
+    if isinstance(group, str):
+        return c10d._resolve_process_group(group)  # noqa: SLF001 - a name is resolved so
+    if isinstance(group, tuple):
+        mesh, dimension = group
+        return mesh.get_group(dimension)
+    if isinstance(group, list):
+        return c10d._find_pg_by_ranks_and_tag(tag or "", group)  # noqa: SLF001 - ranks are resolved so
+    return group.get_group() if hasattr(group, "get_group") else group
+
+
+def _are_over(waits: _StepWaits) -> bool:
+    # The last one first: as long as it is not over, the others need not be asked.
+    return all(end.query() for _start, end in reversed(waits.pairs))
