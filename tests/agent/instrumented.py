@@ -120,7 +120,8 @@ def meet():
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 """
 _WATCHING = """
-sys.meta_path.insert(0, multinode_guard.AfterImport((name, guard.quietly(action)) for name, action in [*multinode_compiler.HOOKS, *hooks]))
+hooks = [*multinode_compiler.HOOKS, *hooks]
+sys.meta_path.insert(0, multinode_guard.AfterImport((name, guard.quietly(action)) for name, action in hooks))
 import torch
 
 def step():

@@ -16,10 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from multinode.core.run.samples import parse_samples
+
 Record = dict[str, Any]
 
 DEADLINE_S = 20.0
 PYTHON = [sys.executable, "-I", "-S"]
+SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
 class Conversation:
@@ -137,6 +140,39 @@ class LocalNode:
                 yield conversation
             finally:
                 conversation.kill()
+
+    def run(self, argv: list[str], run_id: str = "r", **changes: Any) -> Conversation:
+        """A run to its end; its last record is that of the end."""
+        with self.talk("supervise", self.request(run_id, argv, **changes)) as talk:
+            talk.read_all()
+        return talk
+
+    def samples(self, name: str, argv: list[str], **changes: Any) -> list[Record]:
+        """The samples in a file of a run, at its end; each is one that the controller understands."""
+        lines = self.run(argv, **changes).data(f"samples/{name}").splitlines()
+        assert len(list(parse_samples(lines))) == len(lines)
+        return [json.loads(line) for line in lines]
+
+    def start(self, source: str, *arguments: str, ready: bytes = b"ready", run_id: str = "r", **changes: Any) -> None:
+        """A detached run of a Python program; its log says `ready` already, each word as often as it stands there."""
+        request = self.request(run_id, [*self.script(source), *arguments], detach=True, **changes)
+        code, records = self.call("supervise", request)
+        assert code == 0, records
+        assert [record["kind"] for record in records] == ["hello"]
+        log, words = self.run_dir(run_id) / "log", ready.split()
+        wait_until(lambda: log.read_bytes().count(words[0]) >= len(words))
+
+    def stop(self, grace_s: float = 5.0, run_id: str = "r") -> Record:
+        """The answer of the verb `stop`."""
+        code, (record,) = self.call("stop", {"run_id": run_id, "grace_s": grace_s})
+        assert (code, record["kind"]) == (0, "stopped")
+        return record
+
+    def kill_watchers(self, run_id: str = "r") -> None:
+        watcher = self.watcher(run_id)
+        for pid in (watcher["sentinel_pid"], watcher["pid"]):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(watcher["pid"]))
 
     def error(self, verb: str, request: Record) -> str:
         """The message of a verb that must fail."""

@@ -3,12 +3,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 from pathlib import Path
 
-from .localnode import LocalNode, is_alive, wait_until
+from .localnode import SLEEPER, LocalNode, is_alive, wait_until
 
-SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 COUNTER = """
 import os, time
 samples = open(os.path.join(os.environ["MULTINODE_RUN_DIR"], "samples", "rank-0.jsonl"), "w")
@@ -64,8 +62,7 @@ def test_a_record_longer_than_a_chunk_arrives_whole(node: LocalNode) -> None:
     source = (
         "import os\nopen(os.environ['MULTINODE_RUN_DIR'] + '/samples/rank-0.jsonl', 'w').write('x' * 200000 + '\\n')"
     )
-    with node.talk("supervise", node.request("r", node.script(source + "\nprint('ready', flush=True)\n"))) as talk:
-        talk.read_all()
+    talk = node.run(node.script(source + "\nprint('ready', flush=True)\n"))
     assert talk.data("samples/rank-0.jsonl") == b"x" * 200000 + b"\n"
 
 
@@ -111,11 +108,11 @@ def test_a_controller_that_goes_away_leaves_the_run_alone(node: LocalNode) -> No
         assert talk.hang_up() == 0
     assert node.status("r")["state"] == "running"
     assert is_alive(node.status("r")["job_pid"])
-    node.call("stop", {"run_id": "r", "grace_s": 5})
+    node.stop()
 
 
 def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path: Path) -> None:
-    node.call("supervise", node.request("r", node.script(SLEEPER), detach=True))
+    node.start(SLEEPER)
     reader, writer = os.pipe()
     errors = tmp_path / "stderr"
     with errors.open("wb") as stderr, node.talk("follow", {"run_id": "r", "offsets": {}}, stderr=stderr) as talk:
@@ -127,7 +124,7 @@ def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path
         os.close(reader)
         assert talk.process.wait(10) == 1
     assert errors.read_bytes() == b""
-    node.call("stop", {"run_id": "r", "grace_s": 5})
+    node.stop()
 
 
 def test_what_is_no_order_is_passed_over(node: LocalNode) -> None:
@@ -142,9 +139,7 @@ def test_what_is_no_order_is_passed_over(node: LocalNode) -> None:
 def test_it_ends_a_run_whose_watchers_are_both_dead(node: LocalNode) -> None:
     with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
         talk.read_log_until(b"ready")
-        watcher = node.watcher("r")
-        for pid in (watcher["sentinel_pid"], watcher["pid"]):
-            os.kill(pid, signal.SIGKILL)
+        node.kill_watchers()
         end = talk.read_all()[-1]
     assert (end["kind"], end["cause"], end["processes_left"]) == ("end", "supervisor_lost", 0)
     assert node.status("r")["cause"] == "supervisor_lost"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,16 +69,22 @@ def put_pynvml(archive: Path, source: str, target: Path) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    path = tmp_path / "gpu-home"
-    path.mkdir()
-    return path
+def with_pynvml(tmp_path: Path, archive: Path) -> Iterator[Callable[[str], LocalNode]]:
+    """Makes a node whose archive has this pynvml; no process may be left on it."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def make(source: str) -> LocalNode:
+        return with_pynvml(source)
+
+    yield make
+    LocalNode(home, archive).expect_empty()
 
 
-def test_cards_are_sampled_in_our_units(home: Path, archive: Path) -> None:
-    node = LocalNode(home, put_pynvml(archive, PYNVML, home / "agent.pyz"))
-    with node.talk("supervise", node.request("r", ["sleep", "1"], sample_gpus=[6, 7], sample_interval_s=0.2)) as talk:
-        end = talk.read_all()[-1]
+def test_cards_are_sampled_in_our_units(with_pynvml: Callable[[str], LocalNode]) -> None:
+    node = with_pynvml(PYNVML)
+    talk = node.run(["sleep", "1"], sample_gpus=[6, 7], sample_interval_s=0.2)
+    end = talk.records[-1]
     assert (end["cause"], end["exit_code"], end["processes_left"]) == ("exited", 0, 0)
     records = [json.loads(line) for line in talk.data("samples/gpu.jsonl").splitlines()]
     assert [record["index"] for record in records[:4]] == [6, 7, 6, 7]
@@ -92,53 +99,40 @@ def test_cards_are_sampled_in_our_units(home: Path, archive: Path) -> None:
     samples = list(parse_samples(talk.data("samples/gpu.jsonl").splitlines()))
     assert len(samples) == len(records)
     assert all(isinstance(sample, GpuSample) for sample in samples)
-    node.expect_empty()
 
 
-def test_a_sensor_that_is_missing_leaves_the_others(home: Path, archive: Path) -> None:
+def test_a_sensor_that_is_missing_leaves_the_others(with_pynvml: Callable[[str], LocalNode]) -> None:
     asked = set(re.findall(r"nvmlDeviceGet(\w+)", PYNVML)) - {"HandleByIndex", "PowerUsage"}
     lacking = "".join(f"def nvmlDeviceGet{name}(*_):\n    raise NVMLError('Not Supported')\n" for name in sorted(asked))
-    node = LocalNode(home, put_pynvml(archive, PYNVML + lacking, home / "agent.pyz"))
-    with node.talk("supervise", node.request("r", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)) as talk:
-        talk.read_all()
-    record = json.loads(talk.data("samples/gpu.jsonl").splitlines()[0])
+    node = with_pynvml(PYNVML + lacking)
+    record = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)[0]
     told = {name for name, value in record.items() if value not in (None, [])}
     assert told == {"schema", "kind", "time_s", "mono_ns", "index", "power_w"}
-    node.expect_empty()
 
 
-def test_what_passes_pcie_is_asked_once_a_second_as_it_takes_its_time(home: Path, archive: Path) -> None:
+def test_what_passes_pcie_is_asked_once_a_second_as_it_takes_its_time(with_pynvml: Callable[[str], LocalNode]) -> None:
     source = PYNVML.replace("    return 2500000", "    import time; time.sleep(0.02)\n    return 2500000")
-    node = LocalNode(home, put_pynvml(archive, source, home / "agent.pyz"))
-    request = node.request("r", ["sleep", "1.6"], sample_gpus=[0, 1], sample_interval_s=0.1)
-    with node.talk("supervise", request) as talk:
-        talk.read_all()
-    records = [json.loads(line) for line in talk.data("samples/gpu.jsonl").splitlines()]
+    node = with_pynvml(source)
+    records = node.samples("gpu.jsonl", ["sleep", "1.6"], sample_gpus=[0, 1], sample_interval_s=0.1)
     for index in (0, 1):
         asked = [one for one in records if one["index"] == index and one.get("pcie_rx_gb_per_s") is not None]
         assert (asked[0]["pcie_rx_gb_per_s"], asked[0]["pcie_tx_gb_per_s"]) == (2.5, 1.0)
         assert len(asked) <= 2
         spans = [later["mono_ns"] - one["mono_ns"] for one, later in pairwise(asked)]
         assert all(span >= 0.9e9 for span in spans)
-    node.expect_empty()
 
 
-def test_a_driver_that_never_answers_does_not_hold_up_the_run(home: Path, archive: Path) -> None:
+def test_a_driver_that_never_answers_does_not_hold_up_the_run(with_pynvml: Callable[[str], LocalNode]) -> None:
     source = PYNVML.replace("return 301500", "import time; time.sleep(600)")
-    node = LocalNode(home, put_pynvml(archive, source, home / "agent.pyz"))
-    with node.talk("supervise", node.request("r", ["sleep", "0.5"], sample_gpus=[0])) as talk:
-        end = talk.read_all()[-1]
+    node = with_pynvml(source)
+    end = node.run(["sleep", "0.5"], sample_gpus=[0]).records[-1]
     assert (end["cause"], end["exit_code"], end["processes_left"]) == ("exited", 0, 0)
-    node.expect_empty()
 
 
-def test_without_a_driver_one_note_says_so(home: Path, archive: Path) -> None:
+def test_without_a_driver_one_note_says_so(with_pynvml: Callable[[str], LocalNode]) -> None:
     source = PYNVML.replace(
         "    pass\ndef nvmlDeviceGetHandle", "    raise NVMLError('no driver')\ndef nvmlDeviceGetHandle"
     )
-    node = LocalNode(home, put_pynvml(archive, source, home / "agent.pyz"))
-    with node.talk("supervise", node.request("r", ["sleep", "1"], sample_gpus=[0], sample_interval_s=0.2)) as talk:
-        talk.read_all()
-    records = [json.loads(line) for line in talk.data("samples/gpu.jsonl").splitlines()]
+    node = with_pynvml(source)
+    records = node.samples("gpu.jsonl", ["sleep", "1"], sample_gpus=[0], sample_interval_s=0.2)
     assert [(record["kind"], record["message"]) for record in records] == [("note", "no GPU samples: no driver")]
-    node.expect_empty()

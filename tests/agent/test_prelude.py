@@ -14,28 +14,28 @@ from .localnode import LocalNode
 REPORT = "import json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
 
 
-def run_to_end(node: LocalNode, request: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def run_to_end(node: LocalNode, argv: list[str], run_id: str = "r", **changes: Any) -> tuple[dict[str, Any], str]:
     """The last status, and the log."""
-    with node.talk("supervise", request) as talk:
-        end = talk.read_all()[-1]
-    return end, talk.data("log").decode()
+    talk = node.run(argv, run_id, **changes)
+    return talk.records[-1], talk.data("log").decode()
 
 
 def test_the_job_has_what_the_prelude_made_and_what_was_asked_for_wins(node: LocalNode) -> None:
     (node.home / "work").mkdir()
     (node.home / ".bash_profile").write_text("export FROM_PROFILE=yes RANK=7 PET_X=7\ncd /\n")
     tricky = "a 'b' \"c\"\n$(touch injected) `id`; echo \\"
-    request = node.request(
-        "r",
+    end, log = run_to_end(
+        node,
         [*node.script(REPORT), tricky, "~not", "{run_dir}/x"],
         env={"MINE": tricky, "OTHER": "asked"},
         unset=["RANK", "PET_*"],
         cwd="~/work",
         path_first="~/bin",
         instrument=True,
+        sample_ifnames=["lo", "eth0"],
+        trace={"steps": 2},
         prelude="export OTHER=prelude THEIRS=prelude PATH=/theirs:$PATH PYTHONPATH=/theirs WAS=$OTHER; unset MINE",
     )
-    end, log = run_to_end(node, request)
     assert (end["cause"], end["exit_code"]) == ("exited", 0), log
     env, arguments, cwd = json.loads(log)
     run_dir = str(node.run_dir("r"))
@@ -48,6 +48,8 @@ def test_the_job_has_what_the_prelude_made_and_what_was_asked_for_wins(node: Loc
     assert env["PYTHONPATH"].split(":")[0].endswith(".pyz/multinode_agent/instrument")
     assert "/theirs" in env["PYTHONPATH"].split(":")
     assert (env["MULTINODE_RUN_ID"], env["MULTINODE_RUN_DIR"]) == ("r", run_dir)
+    # What the instrumentation is told is as without a prelude.
+    assert (env["MULTINODE_IFNAMES"], env["MULTINODE_TRACE"]) == ("lo,eth0", '{"steps": 2}')
     assert not list(node.home.rglob("injected"))
 
 
@@ -56,7 +58,7 @@ def test_a_program_is_looked_for_after_the_prelude(node: LocalNode) -> None:
     program = node.home / "hidden" / "trainer"
     program.write_text("#!/bin/sh\necho found\nexit 5\n")
     program.chmod(0o755)
-    end, log = run_to_end(node, node.request("r", ["trainer"], prelude="PATH=~/hidden:$PATH"))
+    end, log = run_to_end(node, ["trainer"], prelude="PATH=~/hidden:$PATH")
     assert (end["cause"], end["exit_code"], log) == ("exited", 5, "found\n")
 
 
@@ -64,7 +66,7 @@ def test_the_jobs_files_and_signals_are_as_without_a_prelude(node: LocalNode) ->
     # Python itself ignores SIGPIPE, and what it starts would inherit that.
     shell = ["sh", "-c", "grep SigIgn /proc/self/status; umask; ls /proc/self/fd | wc -l; touch made"]
     (_, plain), (_, after) = (
-        run_to_end(node, node.request(f"r{number}", shell, prelude=prelude)) for number, prelude in enumerate(["", ":"])
+        run_to_end(node, shell, f"r{number}", prelude=prelude) for number, prelude in enumerate(["", ":"])
     )
     assert plain == after
     assert "SigIgn:\t0000000000000000\n" in after
@@ -90,7 +92,7 @@ def _umask() -> int:
 def test_a_prelude_that_fails_is_named_and_the_job_is_not_started(
     node: LocalNode, prelude: str, how: str, logged: str
 ) -> None:
-    end, log = run_to_end(node, node.request("r", ["touch", "started"], prelude=prelude))
+    end, log = run_to_end(node, ["touch", "started"], prelude=prelude)
     assert end["cause"] == "not_started"
     assert f"the prelude {how}" in end["message"]
     assert end["message"].endswith("and the job was not started")
@@ -99,7 +101,7 @@ def test_a_prelude_that_fails_is_named_and_the_job_is_not_started(
 
 
 def test_a_program_that_the_prelude_does_not_bring_is_named(node: LocalNode) -> None:
-    end, log = run_to_end(node, node.request("r", ["no-such-program"], prelude="true"))
+    end, log = run_to_end(node, ["no-such-program"], prelude="true")
     assert end["cause"] == "not_started"
     assert "the program no-such-program was not found" in end["message"]
     assert "no-such-program" in log
@@ -109,7 +111,7 @@ def test_a_program_that_the_kernel_refuses_after_a_prelude_is_not_started_either
     program = node.home / "garbage"
     program.write_bytes(b"\x00garbage")
     program.chmod(0o755)
-    end, _ = run_to_end(node, node.request("r", [str(program)], prelude="true"))
+    end, _ = run_to_end(node, [str(program)], prelude="true")
     assert end["cause"] == "not_started"
     assert "Exec format error" in end["message"]
 
@@ -123,8 +125,8 @@ def test_a_prelude_that_takes_its_time_can_be_stopped_with_all_that_it_started(n
 
 
 def test_neither_the_prelude_nor_the_nodes_disk_sees_the_request(node: LocalNode) -> None:
-    request = node.request("r", ["true"], env={"TOKEN": "s3cret"}, prelude="cat <&9 || echo closed; unset TOKEN; env")
-    end, log = run_to_end(node, request)
+    prelude = "cat <&9 || echo closed; unset TOKEN; env"
+    end, log = run_to_end(node, ["true"], env={"TOKEN": "s3cret"}, prelude=prelude)
     assert end["exit_code"] == 0
     assert "closed" in log
     assert "s3cret" not in log

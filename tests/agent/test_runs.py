@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .localnode import LocalNode, wait_until
-
-LONG = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
+from .localnode import SLEEPER, LocalNode, wait_until
 
 
 def found(node: LocalNode, run_id: str, *, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
@@ -23,16 +21,12 @@ def found(node: LocalNode, run_id: str, *, env: dict[str, str] | None = None) ->
 
 def test_a_run_that_goes_on_is_supervised_and_one_whose_watchers_died_is_not(node: LocalNode) -> None:
     run_id = "probed-1.0"
-    request = node.request(run_id, node.script(LONG), detach=True)
-    assert node.call("supervise", request)[0] == 0
-    node.wait_for_log(run_id, b"started")
+    node.start(SLEEPER, run_id=run_id)
     (process,) = found(node, run_id)
     job_pid = node.status(run_id)["job_pid"]
     command = Path(f"/proc/{job_pid}/comm").read_text().strip()
     assert process == {"pid": job_pid, "run_id": run_id, "command": command, "supervised": True}
-    watcher = node.watcher(run_id)
-    for name in ("sentinel_pid", "pid"):
-        os.kill(watcher[name], signal.SIGKILL)
+    node.kill_watchers(run_id)
     wait_until(lambda: [one["supervised"] for one in found(node, run_id)] == [False])
     os.kill(process["pid"], signal.SIGKILL)
     wait_until(lambda: found(node, run_id) == [])

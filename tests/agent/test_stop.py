@@ -5,9 +5,8 @@ import signal
 import subprocess
 import time
 
-from .localnode import PYTHON, LocalNode, is_alive, wait_until
+from .localnode import PYTHON, SLEEPER, LocalNode, is_alive
 
-SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPER
 POLITE = """
 import signal, sys, time
@@ -28,50 +27,37 @@ while True:
 """
 
 
-def start(node: LocalNode, source: str, **changes: object) -> None:
-    code, _ = node.call("supervise", node.request("r", node.script(source), detach=True, **changes))
-    assert code == 0
-    node.wait_for_log("r", b"ready")
-
-
-def stop(node: LocalNode, grace_s: float, run_id: str = "r") -> dict[str, object]:
-    code, records = node.call("stop", {"run_id": run_id, "grace_s": grace_s})
-    assert code == 0
-    assert [record["kind"] for record in records] == ["stopped"]
-    return records[0]
-
-
 def test_a_job_may_use_its_grace_to_save(node: LocalNode) -> None:
-    start(node, POLITE)
-    answer = stop(node, 10)
+    node.start(POLITE)
+    answer = node.stop(10)
     assert (answer["cause"], answer["exit_code"], answer["signal"]) == ("stopped", 5, None)
     assert answer["processes_left"] == 0
     assert (node.run_dir("r") / "log").read_bytes().endswith(b"saved\n")
 
 
 def test_who_ignores_term_is_killed_after_the_grace_and_not_before(node: LocalNode) -> None:
-    start(node, STUBBORN)
+    node.start(STUBBORN)
     began = time.monotonic()
-    answer = stop(node, 1.0)
+    answer = node.stop(1.0)
     assert time.monotonic() - began >= 1.0
     assert (answer["cause"], answer["signal"], answer["processes_left"]) == ("stopped", "SIGKILL", 0)
     node.expect_empty()
 
 
 def test_a_job_that_keeps_having_children_ends_all_the_same(node: LocalNode) -> None:
-    start(node, HYDRA)
-    assert stop(node, 0.5)["processes_left"] == 0
+    node.start(HYDRA)
+    assert node.stop(0.5)["processes_left"] == 0
     node.expect_empty()
 
 
 def test_a_suspended_job_ends_within_its_grace(node: LocalNode) -> None:
-    start(node, POLITE)
+    node.start(POLITE)
     os.kill(node.status("r")["job_pid"], signal.SIGSTOP)
-    assert stop(node, 10)["exit_code"] == 5
+    assert node.stop(10)["exit_code"] == 5
 
 
 def test_a_second_order_in_a_hurry_shortens_the_grace_of_the_first(node: LocalNode) -> None:
-    start(node, STUBBORN)
+    node.start(STUBBORN)
     began = time.monotonic()
     with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
         talk.send({"op": "stop", "grace_s": 60})
@@ -83,9 +69,8 @@ def test_a_second_order_in_a_hurry_shortens_the_grace_of_the_first(node: LocalNo
 
 
 def test_a_run_that_has_ended_is_reported_as_it_ended(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", ["false"])) as talk:
-        talk.read_all()
-    answer = stop(node, 5)
+    node.run(["false"])
+    answer = node.stop()
     assert (answer["cause"], answer["exit_code"], answer["processes_left"]) == ("exited", 1, 0)
 
 
@@ -99,7 +84,7 @@ def test_an_unknown_run_is_swept_by_its_id_and_by_nothing_less(node: LocalNode) 
         for process in (stray, other):
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-        answer = stop(node, 5, run_id="r-1")
+        answer = node.stop(run_id="r-1")
         assert (answer["cause"], answer["processes_left"]) == ("unknown", 0)
         assert stray.wait(10) == -signal.SIGTERM
         assert other.poll() is None
@@ -107,26 +92,20 @@ def test_an_unknown_run_is_swept_by_its_id_and_by_nothing_less(node: LocalNode) 
 
 
 def test_a_run_whose_watchers_are_dead_is_ended_by_the_verb(node: LocalNode) -> None:
-    start(node, SLEEPER)
-    watcher = node.watcher("r")
-    for pid in (watcher["sentinel_pid"], watcher["pid"]):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(watcher["pid"]))
-    answer = stop(node, 5)
+    node.start(SLEEPER)
+    node.kill_watchers()
+    answer = node.stop()
     assert (answer["cause"], answer["processes_left"]) == ("supervisor_lost", 0)
     assert node.status("r")["state"] == "ended"
     node.expect_empty()
 
 
 def test_a_pid_that_means_another_process_by_now_is_no_watcher(node: LocalNode) -> None:
-    start(node, SLEEPER)
+    node.start(SLEEPER)
     watcher_file = node.run_dir("r") / "supervisor.json"
-    text = watcher_file.read_text()
-    watcher = node.watcher("r")
-    for pid in (watcher["sentinel_pid"], watcher["pid"]):
-        os.kill(pid, signal.SIGKILL)
+    text, pid = watcher_file.read_text(), node.watcher("r")["pid"]
+    node.kill_watchers()
     # This very process stands for one that got the pid anew; it must neither count as alive nor be touched.
-    text = text.replace(f'"pid": {watcher["pid"]}', f'"pid": {os.getpid()}')
-    watcher_file.write_text(text)
-    assert stop(node, 5)["cause"] == "supervisor_lost"
+    watcher_file.write_text(text.replace(f'"pid": {pid}', f'"pid": {os.getpid()}'))
+    assert node.stop()["cause"] == "supervisor_lost"
     assert is_alive(os.getpid())

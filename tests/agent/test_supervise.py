@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .localnode import PYTHON, LocalNode
-
-SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+from .localnode import PYTHON, SLEEPER, LocalNode
 
 
 def test_a_job_runs_and_its_output_and_exit_code_arrive_exactly(node: LocalNode) -> None:
@@ -70,16 +68,12 @@ def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
 
 def test_without_instrumentation_the_interpreter_is_left_alone(node: LocalNode) -> None:
     argv = node.script("import os\nprint(sorted(n for n in os.environ if n in ('PYTHONPATH', 'MULTINODE_SAMPLES')))\n")
-    with node.talk("supervise", node.request("r", argv)) as talk:
-        talk.read_all()
-    assert talk.data("log") == b"[]\n"
+    assert node.run(argv).data("log") == b"[]\n"
 
 
 def test_a_measurement_of_ours_records_failures_alone(node: LocalNode) -> None:
     argv = node.script("import os\nprint(os.environ['MULTINODE_FAILURES_ONLY'])\n")
-    with node.talk("supervise", node.request("r", argv, instrument=True, failures_only=True)) as talk:
-        talk.read_all()
-    assert talk.data("log") == b"1\n"
+    assert node.run(argv, instrument=True, failures_only=True).data("log") == b"1\n"
 
 
 def test_a_program_is_found_along_path_first(node: LocalNode) -> None:
@@ -87,9 +81,7 @@ def test_a_program_is_found_along_path_first(node: LocalNode) -> None:
     program = node.home / "bin" / "trainer"
     program.write_text("#!/bin/sh\necho mine\n")
     program.chmod(0o755)
-    with node.talk("supervise", node.request("r", ["trainer"], path_first="~/bin")) as talk:
-        talk.read_all()
-    assert talk.data("log") == b"mine\n"
+    assert node.run(["trainer"], path_first="~/bin").data("log") == b"mine\n"
 
 
 def test_files_are_private_and_the_umask_of_the_job_is_the_users(node: LocalNode) -> None:
@@ -119,8 +111,7 @@ def test_a_run_id_that_could_be_a_path_is_refused(node: LocalNode, run_id: str) 
 
 
 def test_a_run_id_is_used_once(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", ["true"])) as talk:
-        talk.read_all()
+    node.run(["true"])
     assert "already exists" in node.error("supervise", node.request("r", ["true"]))
 
 
@@ -137,8 +128,7 @@ def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) 
     program = node.home / "garbage"
     program.write_bytes(b"\x00garbage")
     program.chmod(0o755)
-    with node.talk("supervise", node.request("r", [str(program)])) as talk:
-        end = talk.read_all()[-1]
+    end = node.run([str(program)]).records[-1]
     assert (end["kind"], end["cause"], end["exit_code"], end["job_pid"]) == ("end", "not_started", None, None)
     assert "Exec format error" in end["message"]
     assert "garbage" in end["message"]
@@ -146,10 +136,7 @@ def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) 
 
 
 def test_a_detached_run_goes_on_alone_and_can_be_followed_later(node: LocalNode) -> None:
-    code, records = node.call("supervise", node.request("r", node.script(SLEEPER), detach=True, lease_s=None))
-    assert code == 0
-    assert [record["kind"] for record in records] == ["hello"]
-    node.wait_for_log("r", b"ready")
+    node.start(SLEEPER, lease_s=None)
     assert node.status("r")["state"] == "running"
     with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
         talk.read_log_until(b"ready\n")
@@ -159,7 +146,7 @@ def test_a_detached_run_goes_on_alone_and_can_be_followed_later(node: LocalNode)
 
 
 def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
-    node.call("supervise", node.request("r", node.script(SLEEPER), detach=True))
+    node.start(SLEEPER)
     watcher = node.watcher("r")
     job_pid = node.status("r")["job_pid"]
     assert (os.getsid(job_pid), os.getpgid(job_pid)) == (job_pid, job_pid)
@@ -171,14 +158,11 @@ def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
         assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
         sessions.add(os.getsid(pid))
     assert sessions == {watcher["pid"], watcher["sentinel_pid"]}
-    assert node.call("stop", {"run_id": "r", "grace_s": 5})[0] == 0
+    node.stop()
 
 
 def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode) -> None:
-    request = node.request("r", ["sleep", "0.7"], sample_ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
-    with node.talk("supervise", request) as talk:
-        talk.read_all()
-    records = [json.loads(line) for line in talk.data("samples/node.jsonl").splitlines()]
+    records = node.samples("node.jsonl", ["sleep", "0.7"], sample_ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
     cards = [record for record in records if record["kind"] == "nic"]
     assert len(cards) >= 4
     assert {record["ifname"] for record in cards} == {"lo"}
@@ -196,10 +180,7 @@ def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode
 
 
 def test_the_last_sample_is_taken_after_the_end_of_the_job(node: LocalNode) -> None:
-    request = node.request("r", ["sleep", "0.3"], sample_ifnames=["lo"], sample_interval_s=60.0)
-    with node.talk("supervise", request) as talk:
-        talk.read_all()
-    records = [json.loads(line) for line in talk.data("samples/node.jsonl").splitlines()]
+    records = node.samples("node.jsonl", ["sleep", "0.3"], sample_ifnames=["lo"], sample_interval_s=60.0)
     times = [record["mono_ns"] for record in records if record["kind"] == "nic"]
     assert times[-1] - times[0] >= 0.3e9
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .localnode import PYTHON, LocalNode, is_alive, wait_until
-
-SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+from .localnode import PYTHON, SLEEPER, LocalNode, is_alive, wait_until
 
 # As torchrun does: workers in sessions of their own, which the death of the parent does not touch.
 TORCHRUN_LIKE = f"""
@@ -36,21 +34,13 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-def start(node: LocalNode, source: str, *arguments: str, ready: bytes = b"ready", **changes: object) -> None:
-    """Start a detached run and wait until its log says that all its processes are there."""
-    argv = [*node.script(source), *arguments]
-    code, records = node.call("supervise", node.request("r", argv, detach=True, **changes))
-    assert code == 0, records
-    wait_until(lambda: (node.run_dir("r") / "log").read_bytes().count(ready.split()[0]) >= len(ready.split()))
-
-
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid))
 
 
 def test_workers_do_not_outlive_a_job_that_is_killed(node: LocalNode) -> None:
-    start(node, TORCHRUN_LIKE, ready=b"worker worker", grace_s=0.3)
+    node.start(TORCHRUN_LIKE, ready=b"worker worker", grace_s=0.3)
     os.kill(node.status("r")["job_pid"], signal.SIGKILL)
     status = node.wait_for_end("r")
     assert (status["cause"], status["signal"], status["exit_code"]) == ("exited", "SIGKILL", None)
@@ -59,14 +49,14 @@ def test_workers_do_not_outlive_a_job_that_is_killed(node: LocalNode) -> None:
 
 
 def test_a_daemon_without_environment_ends_with_its_job(node: LocalNode) -> None:
-    start(node, DAEMON, "0.3", ready=b"daemon")
+    node.start(DAEMON, "0.3", ready=b"daemon")
     status = node.wait_for_end("r")
     assert (status["cause"], status["exit_code"]) == ("exited", 0)
     node.expect_empty()
 
 
 def test_the_sentinel_ends_the_run_when_the_supervisor_is_killed(node: LocalNode) -> None:
-    start(node, TORCHRUN_LIKE, ready=b"worker worker", grace_s=0.3)
+    node.start(TORCHRUN_LIKE, ready=b"worker worker", grace_s=0.3)
     kill(node.watcher("r")["pid"])
     status = node.wait_for_end("r")
     assert (status["cause"], status["signal"]) == ("supervisor_lost", "SIGTERM")
@@ -76,18 +66,17 @@ def test_the_sentinel_ends_the_run_when_the_supervisor_is_killed(node: LocalNode
 
 
 def test_the_sentinel_finds_a_daemon_without_environment(node: LocalNode) -> None:
-    start(node, DAEMON, "600", ready=b"daemon", grace_s=1)
+    node.start(DAEMON, "600", ready=b"daemon", grace_s=1)
     kill(node.watcher("r")["pid"])
     assert node.wait_for_end("r")["processes_left"] == 0
     node.expect_empty()
 
 
 def test_the_run_goes_on_without_its_sentinel(node: LocalNode) -> None:
-    start(node, SLEEPER)
+    node.start(SLEEPER)
     kill(node.watcher("r")["sentinel_pid"])
-    code, records = node.call("stop", {"run_id": "r", "grace_s": 5})
-    assert code == 0
-    assert (records[0]["cause"], records[0]["processes_left"]) == ("stopped", 0)
+    answer = node.stop()
+    assert (answer["cause"], answer["processes_left"]) == ("stopped", 0)
 
 
 def test_a_killed_verb_leaves_the_run_alone_until_the_lease_runs_out(node: LocalNode) -> None:
@@ -114,43 +103,42 @@ def test_a_renewed_lease_keeps_the_run_alive(node: LocalNode) -> None:
 
 
 def test_word_from_a_controller_gives_no_lease_to_a_run_without_one(node: LocalNode) -> None:
-    start(node, SLEEPER, lease_s=None)
+    node.start(SLEEPER, lease_s=None)
     with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
         talk.send({"op": "lease", "lease_s": 0.0})
         for _ in range(2):
             talk.read_until(lambda record: record["kind"] == "alive")
     assert node.status("r")["state"] == "running"
-    node.call("stop", {"run_id": "r", "grace_s": 5})
+    node.stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_signals_of_a_terminal_do_not_reach_the_run(node: LocalNode, number: int) -> None:
-    start(node, SLEEPER)
+    node.start(SLEEPER)
     for pid in (node.watcher("r")["pid"], node.watcher("r")["sentinel_pid"]):
         os.kill(pid, number)
-    code, records = node.call("stop", {"run_id": "r", "grace_s": 5})
-    assert (code, records[0]["cause"]) == (0, "stopped")
+    assert node.stop()["cause"] == "stopped"
 
 
 def test_term_to_the_supervisor_stops_the_run(node: LocalNode) -> None:
-    start(node, SLEEPER)
+    node.start(SLEEPER)
     os.kill(node.watcher("r")["pid"], signal.SIGTERM)
     assert node.wait_for_end("r")["cause"] == "stopped"
 
 
 def test_the_signals_that_we_ignore_are_not_ignored_by_the_job(node: LocalNode) -> None:
-    start(node, SLEEPER)
+    node.start(SLEEPER)
     lines = Path(f"/proc/{node.status('r')['job_pid']}/status").read_text().splitlines()
     masks = {line.split()[0]: int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk", "SigIgn"))}
     # The interpreter that runs this job ignores SIGPIPE and SIGXFSZ by itself.
     own = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
     assert masks["SigBlk:"] == 0
     assert masks["SigIgn:"] & ~own == 0
-    node.call("stop", {"run_id": "r", "grace_s": 5})
+    node.stop()
 
 
 def test_a_status_that_cannot_be_written_does_not_keep_the_run_from_being_stopped(node: LocalNode) -> None:
-    start(node, SLEEPER)
+    node.start(SLEEPER)
     status = node.run_dir("r") / "status.json"
     job_pid = node.status("r")["job_pid"]
     status.unlink()
@@ -164,6 +152,6 @@ def test_a_status_that_cannot_be_written_does_not_keep_the_run_from_being_stoppe
 
 
 def test_the_watchers_leave_when_the_run_directory_is_removed(node: LocalNode) -> None:
-    start(node, "import time\nprint('ready', flush=True)\ntime.sleep(1)\n")
+    node.start("import time\nprint('ready', flush=True)\ntime.sleep(1)\n")
     node.run_dir("r").rename(node.home / "elsewhere")
     node.expect_empty()

@@ -5,6 +5,8 @@ import os
 import pwd
 from pathlib import Path
 
+import pytest
+
 from multinode.agent.facts.variables import (
     parse_deepspeed_env,
     parse_nccl_file,
@@ -12,6 +14,7 @@ from multinode.agent.facts.variables import (
     read_nccl_files,
     select_variables,
 )
+from multinode.core.text.secret_values import is_secret
 
 from .localnode import LocalNode
 
@@ -32,6 +35,19 @@ def test_variables_that_change_a_run_are_sent_and_secrets_are_not() -> None:
     matter |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "NNODES": "2", "NPROC_PER_NODE": "8"}
     others = {"RANKING": "1", "HOME": "/root", "NCCL_SECRET_KEY": "s", "TORCH_TOKEN": "t", "WANDB_API_KEY": "k"}
     assert select_variables({**matter, **others}) == matter
+
+
+# Every word by which the controller knows a secret.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOKEN", "HF_TOKEN", "API_TOKENS", "hub_tokens", "SECRET", "PASSWORD", "PASSPHRASE", "CREDENTIALS", "APIKEY"),
+        *("ACCESS_KEY", "PRIVATE_KEY", "AUTHORIZATION", "WEBHOOK_URL", "DB_PWD"),
+    ],
+)
+def test_what_the_controller_takes_for_a_secret_never_leaves_the_node(name: str) -> None:
+    assert is_secret(f"NCCL_{name}")
+    assert select_variables({f"NCCL_{name}": "x"}) == {}
 
 
 def test_what_a_node_sends_is_bounded() -> None:

@@ -18,7 +18,11 @@ _MATTERS = re.compile(
     r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|TORCH).*",
     re.DOTALL,
 )
-_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+# All that the controller takes for one (core/text/secret_values.py), and rather more.
+_SECRET = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(API|ACCESS)_?KEY|PRIVATE|AUTHORIZATION|WEBHOOK|_PWD(?![A-Z])",
+    re.IGNORECASE,
+)
 _MOST_VARIABLES = 256
 _MOST_BYTES = 1 << 16
 # NCCL cuts what its files say at as much.
