@@ -20,12 +20,7 @@ _REQUEST_MAX_BYTES = 64 << 20
 
 
 class AgentError(Exception):
-    """A verb cannot do what was asked; expected, and told in one record.
-
-    Args:
-        message: what is wrong, one sentence.
-        hint: what mends it.
-    """
+    """A verb cannot do what was asked; expected, and told in one record."""
 
     def __init__(self, message: str, hint: Optional[str] = None) -> None:
         super().__init__(message)

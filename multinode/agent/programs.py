@@ -29,13 +29,7 @@ class QueryFailed(Exception):
 
 
 class Query:
-    """One program that has been started.
-
-    Args:
-        argv: the program, by absolute path, and its arguments.
-        deadline_s: from now.
-        cwd: where it runs.
-    """
+    """One program that has been started."""
 
     def __init__(self, argv: list[str], *, deadline_s: float, cwd: Optional[str] = None) -> None:
         self._name = os.path.basename(argv[0])

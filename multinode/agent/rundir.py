@@ -22,11 +22,7 @@ _BLOCK_BYTES = 1024
 class RunDir:
     """One run's directory.
 
-    Args:
-        run_id: the run's name.
-
     Attributes:
-        path: absolute.
         log: the job's stdout and stderr, raw.
         samples: directory of JSONL files.
 

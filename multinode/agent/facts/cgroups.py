@@ -60,12 +60,7 @@ class Group(NamedTuple):
 
 
 class GroupFinder:
-    """Finds the group of a process, which may be moved to another at any time; the tree of groups is found once.
-
-    Args:
-        controller: `cpu` or `memory`.
-        mountinfo: where the mounts are listed.
-    """
+    """Finds the group of a process, which may be moved to another at any time; the tree of groups is found once."""
 
     def __init__(self, controller: str, mountinfo: str = "/proc/self/mountinfo") -> None:
         self._controller = controller

@@ -26,7 +26,6 @@ class Holder(NamedTuple):
     """A process that holds memory of a GPU.
 
     Attributes:
-        uuid: the GPU's.
         pid: the process's, as the driver knows it.
         memory_mib: how much it holds; None where the driver does not tell.
     """
@@ -79,13 +78,7 @@ def parse_processes(text: str) -> list[Holder]:
 
 
 def join_processes(gpus: Iterable[Record], holders: Iterable[Holder], run_ids: Mapping[int, str]) -> list[Record]:
-    """The GPUs, each with the processes on it.
-
-    Args:
-        gpus: as parsed.
-        holders: likewise.
-        run_ids: the run by pid, of the processes of our runs.
-    """
+    """The GPUs, each with the processes on it; `run_ids` has the run by pid, of the processes of our runs."""
     by_uuid: dict[str, list[Holder]] = {}
     for holder in holders:
         by_uuid.setdefault(holder.uuid, []).append(holder)

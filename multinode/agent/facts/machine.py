@@ -74,11 +74,7 @@ def read_processor_name(path: str = "/proc/cpuinfo") -> Optional[str]:
 
 
 def find_container(env: dict[str, str], root: str = "/") -> str:
-    """What kind of container we are in.
-
-    Args:
-        env: our environment.
-        root: where dev, proc and run lie.
+    """What kind of container we are in, by our environment and by what lies below `root`.
 
     Raises:
         LookupError: none shows.

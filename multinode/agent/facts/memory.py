@@ -37,7 +37,6 @@ class Memory(NamedTuple):
     """In bytes.
 
     Attributes:
-        total: all that there is.
         available: of it, what could still be had without swapping.
     """
 
@@ -76,11 +75,7 @@ _VERSION_2 = _Files("memory.max", "memory.current", frozenset({"inactive_file", 
 
 
 class MemoryReader:
-    """Reads it for a process that may be moved to another group at any time.
-
-    Args:
-        mountinfo: where the mounts are listed.
-    """
+    """Reads it for a process that may be moved to another group at any time."""
 
     def __init__(self, mountinfo: str = "/proc/self/mountinfo") -> None:
         self._finder = GroupFinder("memory", mountinfo)
@@ -173,12 +168,7 @@ def read_meminfo(path: str = "/proc/meminfo") -> Memory:
 
 
 def usable_memory(machine: Memory, groups: list[GroupMemory]) -> Memory:
-    """The least of what the machine and each of the groups has.
-
-    Args:
-        machine: its memory.
-        groups: that limit a process, each of which can stop it.
-    """
+    """The least of what the machine has, and each of the groups, any of which can stop the process."""
     lefts = [group.limit - group.held for group in groups if group.held is not None]
     total = min([machine.total, *(group.limit for group in groups)])
     return Memory(total, max(0, min([total, machine.available, *lefts])))

@@ -6,17 +6,17 @@ Sends no packet, and changes no setting.
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import json
 import os
 import socket
 import struct
-import subprocess
 from typing import Optional
 
 from ..channel import Record
 from ..kernel_files import read_number, read_text, try_read
-from ..programs import find_program
+from ..programs import Query, QueryFailed, find_program
 
 __all__ = [
     "fastest_mode",
@@ -92,18 +92,11 @@ def list_interfaces() -> list[Record]:
     """
     program = find_program("ip", os.pathsep.join((os.environ.get("PATH", os.defpath), *_SBIN)))
     if program is not None:
-        try:
-            answer = subprocess.run(
-                [program, "-details", "-json", "address", "show"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_IP_DEADLINE_S,
-                check=True,
+        # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
+        with contextlib.suppress(QueryFailed, ValueError, KeyError):
+            return parse_ip_addr(
+                Query([program, "-details", "-json", "address", "show"], deadline_s=_IP_DEADLINE_S).answer()
             )
-            return parse_ip_addr(answer.stdout.decode(errors="replace"))
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError):
-            # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
-            return read_interfaces_by_ioctl()
     return read_interfaces_by_ioctl()
 
 

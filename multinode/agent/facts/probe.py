@@ -45,11 +45,7 @@ def run(request: Record, channel: Channel) -> None:
 
 
 class Probe:
-    """One look at the node.
-
-    Args:
-        request: the probe request.
-    """
+    """One look at the node."""
 
     def __init__(self, request: Record) -> None:
         self._request = request

@@ -30,12 +30,9 @@ class Row(NamedTuple):
     """One socket.
 
     Attributes:
-        state: in words.
-        port: its own.
         peer: `10.0.0.2:29500`.
         send_queue_bytes: sent and not acknowledged, or not sent yet.
         receive_queue_bytes: arrived and not read by the process.
-        uid: whose it is.
         inode: by which processes hold it.
     """
 

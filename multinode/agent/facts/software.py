@@ -107,10 +107,6 @@ class Installed(NamedTuple):
     """What the job's interpreter has.
 
     Attributes:
-        python_version: its own version.
-        packages: versions by name.
-        cuda_version: CUDA that its torch was built with.
-        nccl_version: NCCL of its torch.
         missing: why there is no cuda_version or nccl_version.
     """
 

@@ -56,10 +56,8 @@ class _Member(NamedTuple):
     """A process of the run that is looked at.
 
     Attributes:
-        process: which.
         environ: some of the variables it was started with; none of a zombie.
         rank: global rank; None of a launcher, which is whatever stands above the workers.
-        local_rank: likewise.
     """
 
     process: Process

@@ -31,8 +31,6 @@ class Mark(NamedTuple):
     """What an instrumented worker left when it registered.
 
     Attributes:
-        rank: global rank.
-        pid: its process; likewise `start_ticks`.
         number: the signal on which it shows its stacks.
     """
 
@@ -46,7 +44,6 @@ class StackReader:
     """Asks several processes at once, and reads the answers afterwards.
 
     Args:
-        run_dir: the run that they belong to.
         marks: those of the instrumented workers, by pid.
         path: where py-spy is looked for.
     """

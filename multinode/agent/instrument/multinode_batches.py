@@ -81,7 +81,6 @@ class Batches:
 
     Args:
         clock: knows whether the training is inside a backward pass, where forward passes recompute what was counted.
-        start: begins to count a mask.
     """
 
     def __init__(self, clock: PhaseClock, start: Callable[[Any, Any], Optional[Poll]] = start_count) -> None:

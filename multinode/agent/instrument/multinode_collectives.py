@@ -41,7 +41,6 @@ class _Kind(NamedTuple):
         op: the collective, as CallCount names it.
         sized: the parameter that holds the tensor, or the tensors; none for a barrier, which carries nothing.
         shared: whether that is one worker's share of S.
-        group: the parameter that holds the process group.
     """
 
     op: str
@@ -113,9 +112,7 @@ class CollectiveHooks:
 
     Args:
         steps: whose phases the host's waits are.
-        guard: keeps what fails in here.
         count: called with a collective's name, the process group (None: the default one) and S in bytes.
-        device: times waits on a GPU.
     """
 
     def __init__(
@@ -271,10 +268,6 @@ class DeviceWaits:
 
     The sum is of stretches that the stream passed waiting: from the last computation before the call to the end of the
     collective. It holds what was transferred as well as what was waited for a slower peer.
-
-    Args:
-        steps: closes a step, and takes the records.
-        stream: the computing stream.
     """
 
     def __init__(self, steps: Steps, stream: Any) -> None:
@@ -332,13 +325,7 @@ class DeviceWaits:
 class _Call:
     """Reads the arguments of one function's calls.
 
-    Args:
-        function: the function.
-        kind: what it does.
-
     Attributes:
-        op: the collective.
-        shared: as Kind has it.
         tensors: of a call's args and kwargs, the tensor or the tensors that say how much; None of a barrier.
         group: likewise the process group as it was given; None is the default group.
         tag: likewise what a functional collective tells groups of the same ranks apart by.

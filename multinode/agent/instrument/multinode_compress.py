@@ -30,14 +30,7 @@ _MOST_WORDS = 300
 
 
 def hooks(steps: Steps, guard: Guard, traffic: Any, kind: str) -> Hooks:
-    """What to do once which module has been imported.
-
-    Args:
-        steps: takes the notes, and says when the first step has ended.
-        guard: keeps what fails in here.
-        traffic: told by `add(op, group, size_bytes, source="ddp")` what is sent.
-        kind: `fp16` or `bf16`.
-    """
+    """Have DDP compress to `kind`; `traffic` is told by `add(op, group, size_bytes, source="ddp")` what is sent."""
     compression = _Compression(steps, guard.quietly(traffic.add), kind)
     if kind not in _DTYPES:
         compression.tell("%r is neither of %s" % (kind, ", ".join(_DTYPES)))
@@ -74,7 +67,6 @@ class _Sender:
     """What the reducer of one DDP module is given: it keeps no module alive, and none of them keeps it when saved.
 
     Attributes:
-        group: whose workers' gradients are averaged.
         dtype: in which they travel; None leaves them as they are.
         count: told what is sent, as `hooks` has it.
         other: the user's own hook with its state, once that has taken the place.

@@ -28,12 +28,9 @@ _AS_IT_IS = ("", "BuiltinCommHookType.ALLREDUCE", _OPTIMIZER_IN_BACKWARD)
 
 
 def hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
-    """Follow the reducers of all DDP modules.
+    """Follow the reducers of all DDP modules, and tell `traffic` what they send.
 
-    Args:
-        steps: whose steps the reductions are of.
-        guard: keeps what fails in here.
-        traffic: told by `add(op, group, size_bytes, count=1, source="ddp")` what the reducers send.
+    It is told by `add(op, group, size_bytes, count=1, source="ddp")`.
     """
     reductions = _Reductions(steps, guard, traffic)
     # First of the meters: the one that takes the step's traffic has to find the last reduction in it.
@@ -77,9 +74,7 @@ class _Reduced:
     Attributes:
         iterations: begun, as DDP counts them.
         is_open: whether what the last one sends has yet to be added.
-        is_rebuilt: whether the buckets have been rebuilt.
         ended: iterations that had begun when a step ended, and the last such step in which there was one.
-        samples: of the step that has not ended.
         started: when the last iteration that was measured had begun, by torch's clock.
         done: CUDA event after an iteration's backward pass, and that iteration.
     """
@@ -204,7 +199,6 @@ class _Timing(NamedTuple):
 
     Attributes:
         is_reduced: whether it had a backward pass; what torch says of one that had not is of an earlier one.
-        fields: of a sample.
     """
 
     is_reduced: bool

@@ -24,11 +24,7 @@ Hooks = List[Tuple[str, Callable[[Any], None]]]
 
 
 class Guard:
-    """Wraps functions so that nothing that is ours gets out of them.
-
-    Args:
-        recorder: where a failure is noted.
-    """
+    """Wraps functions so that nothing that is ours gets out of them."""
 
     def __init__(self, recorder: multinode_recorder.Recorder) -> None:
         self._recorder = recorder
@@ -63,10 +59,8 @@ class Guard:
     ) -> Callable[..., Any]:
         """A function of the user's libraries, with ours around it; it gets and gives what it ever did.
 
-        Args:
-            function: theirs.
-            before: ours, called with the same arguments; where it says False, `after` is not called.
-            after: ours, called however theirs ends.
+        `before` is called with the same arguments; where it says False, `after` is not called. Else that is called
+        however theirs ends.
         """
 
         @functools.wraps(function)
@@ -137,12 +131,9 @@ class AfterImport(MetaPathFinder):
 
 
 def add_trainer_callback(guard: Guard, module: Any, handlers: Dict[str, Callable[..., None]]) -> None:
-    """Have each Trainer that is made call us.
+    """Have each Trainer that is made call us, once transformers.trainer, the module, has been imported.
 
-    Args:
-        guard: keeps what fails in a handler.
-        module: transformers.trainer.
-        handlers: by the callback's method; called with the Trainer's arguments and its state, `logs` by name.
+    The handlers are named by the callback's method, and called with the Trainer's arguments, its state and its logs.
     """
     methods = {name: _method(guard.quietly(handler)) for name, handler in handlers.items()}
     callback = type("MultinodeCallback", (module.TrainerCallback,), methods)

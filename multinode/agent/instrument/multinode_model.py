@@ -35,12 +35,7 @@ _DEEPSPEED_SETTINGS = {
 
 
 def hooks(steps: Steps, guard: Guard) -> Hooks:
-    """What to do once which module has been imported.
-
-    Args:
-        steps: told what the model is, when the first step ends.
-        guard: keeps what fails in here.
-    """
+    """What to do once which module has been imported."""
     seen = _Seen()
     steps.meters.append(_Teller(steps, seen).end_step)
 
@@ -64,12 +59,8 @@ class _Seen:
     """Who may say what is trained, in the order in which they were made; none of them is kept alive.
 
     Attributes:
-        ddp: DistributedDataParallel modules.
-        engines: of DeepSpeed.
         fsdp: FullyShardedDataParallel modules, the inner ones too.
         sharded: modules given to `fully_shard`, the first given first, and with what arguments.
-        optimizers: that have stepped.
-        trainers: of transformers.
     """
 
     def __init__(self) -> None:

@@ -31,11 +31,7 @@ _NO_FORWARD_IN = ("forward", "backward")
 
 
 class PhaseClock:
-    """Adds up the time between `enter` and `leave`, by phase.
-
-    Args:
-        guard: keeps what fails in here.
-    """
+    """Adds up the time between `enter` and `leave`, by phase."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

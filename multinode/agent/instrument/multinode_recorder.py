@@ -34,7 +34,6 @@ class Recorder:
 
     Args:
         folder: the run directory's `samples`; need not be there yet.
-        rank: of this worker.
         most_queued: records that wait to be written; what comes beyond is dropped, and counted in a note.
     """
 

@@ -30,14 +30,9 @@ Meter = Callable[[int], Dict[str, Any]]
 class Steps:
     """Listens to the best source that has spoken.
 
-    Args:
-        recorder: where records go.
-        guard: keeps what fails in here.
-
     Attributes:
         meters: asked at each step; one that raises is told and dropped.
         phases: the clock whose phases are recorded with each step.
-        count: steps that have ended.
     """
 
     def __init__(self, recorder: multinode_recorder.Recorder, guard: multinode_guard.Guard) -> None:

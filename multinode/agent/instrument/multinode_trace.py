@@ -62,9 +62,6 @@ class Tracer:
     """Starts and stops the profiler as the steps go by.
 
     Args:
-        steps: what is recorded goes there.
-        guard: keeps what fails in here.
-        length: steps of the window.
         after: steps before the profiler starts; fewer where the training is known to be short.
     """
 

@@ -31,8 +31,6 @@ class Traffic:
     """Counts what this worker calls.
 
     Args:
-        steps: closes a step, and takes the records.
-        guard: keeps what fails in here.
         device: times waits on a GPU; by default with CUDA's events.
     """
 
@@ -52,14 +50,9 @@ class Traffic:
         return CollectiveHooks(self._steps, self._guard, self.add, self._device).hooks()
 
     def add(self, op: str, group: Any, size_bytes: float, count: int = 1, source: str = "call") -> None:
-        """Count calls, from any thread.
+        """Count calls, from any thread; `size_bytes` is S of one, other fields are as CallCount has them.
 
-        Args:
-            op: which, as CallCount names them.
-            group: the process group; None is the default one. Not counted where this worker is not in it.
-            size_bytes: S of one.
-            count: how many.
-            source: as CallCount has it.
+        The group None is the default one. Where this worker is not in the group, nothing is counted.
         """
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         if group is None:

@@ -53,9 +53,7 @@ class Follower:
     """One reader of a run.
 
     Args:
-        run_dir: the run.
         offsets: bytes of each file that the reader has already, by name relative to the run directory.
-        channel: to the reader.
     """
 
     def __init__(self, run_dir: RunDir, offsets: dict[str, int], channel: Channel) -> None:
@@ -142,7 +140,6 @@ class Tail:
     """The part of a file that has not been sent yet.
 
     Args:
-        run_dir: whose file.
         name: relative to the run directory.
         offset: bytes that were sent before.
     """

@@ -38,12 +38,6 @@ class Job(NamedTuple):
     """What is going to be executed.
 
     Attributes:
-        program: absolute path.
-        argv: arguments, the program's name first.
-        env: the whole environment.
-        cwd: absolute.
-        log: where stdout and stderr go.
-        umask: for the files it makes.
         handed: what it can read from `_HANDED_FD`; empty is nothing.
     """
 
@@ -117,10 +111,7 @@ def become_job() -> NoReturn:
 def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
     """Why a job that has ended never began: its prelude failed, or left no program to start; None where it did begin.
 
-    Args:
-        request: the supervise request.
-        run: the run.
-        how: how the process ended, in words.
+    `how` is how the process ended, in words.
     """
     if not request.get("prelude"):
         return None

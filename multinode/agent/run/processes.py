@@ -40,8 +40,6 @@ class Process(NamedTuple):
     """One process.
 
     Attributes:
-        pid: its id.
-        ppid: its parent's.
         start_ticks: when it started, in clock ticks since boot.
         alive: False for a zombie, which only waits to be reaped.
     """

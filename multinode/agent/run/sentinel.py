@@ -25,13 +25,9 @@ _STDERR = "agent.err"
 
 
 def start_sentinel(run: RunDir, request: Record, job: Job, started: int) -> int:
-    """Fork the sentinel and through it the supervisor; returns the sentinel's pid.
+    """Fork the sentinel and through it the supervisor, which starts the job; returns the sentinel's pid.
 
-    Args:
-        run: the run's directory.
-        request: the supervise request.
-        job: what the supervisor starts.
-        started: the write end of a pipe; it is closed once the job runs, or gets the reason why it does not.
+    `started` is the write end of a pipe; it is closed once the job runs, or gets the reason why it does not.
     """
 
     def watch() -> None:

@@ -124,7 +124,6 @@ class Recovery:
     """The end of a run whose supervisor is dead. Call `step` until it returns True.
 
     Args:
-        run: the run.
         family: its processes, as far as the caller can see them.
         message: what became of the supervisor.
 

@@ -63,8 +63,6 @@ class Supervisor:
     """Watches one run. `start`, then `watch` until all is over.
 
     Args:
-        run: its directory.
-        request: the supervise request.
         sentinel_pid: our parent, which ends the run should we be killed.
     """
 

@@ -26,9 +26,7 @@ class Ticks(NamedTuple):
     """Clock ticks of all cores since boot.
 
     Attributes:
-        all: of every kind.
         idle: in which nothing ran; `iowait` those of them in which a disk was waited for.
-        iowait: see `idle`.
         steal: taken by the hypervisor.
     """
 

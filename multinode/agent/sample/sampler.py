@@ -43,12 +43,7 @@ _MOST_KERNEL_CHARACTERS = 300
 
 
 class SampleFile:
-    """A JSONL file of samples that one process appends to.
-
-    Args:
-        run: whose samples.
-        name: of the file.
-    """
+    """A JSONL file of samples that one process appends to."""
 
     def __init__(self, run: RunDir, name: str) -> None:
         self._path = os.path.join(run.samples, name)
@@ -131,7 +126,6 @@ class NodeSampler:
         ifnames: the network cards to read; RDMA ports that are active are read as well.
         interval_s: from one sample of the cards to the next.
         spared: children of the caller that are none of the job's.
-        memory: reads what the job may have.
 
     Attributes:
         job_pid: the job, once it has been started.
