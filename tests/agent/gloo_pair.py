@@ -9,7 +9,7 @@ from typing import Any
 
 import multinode
 from multinode.core.run.samples import Sample, parse_samples
-from tests.warm import WarmProcess
+from tests.warm import ColdProcess, WarmProcess
 
 INSTRUMENT = Path(multinode.__file__).parent / "agent" / "instrument"
 DEADLINE_S = 110.0
@@ -51,25 +51,45 @@ class Told:
     """What one worker told.
 
     Attributes:
-        said: by the script itself, through `tell`.
-        samples: by the instrumentation.
+        said: by the script itself, through `tell`; None where it said nothing.
+        records: by the instrumentation.
+        samples: the same, as the controller reads them.
         stderr: all that it wrote.
     """
 
     def __init__(self, folder: Path, rank: int, stderr: str) -> None:
-        self.said: Any = json.loads((folder / f"told-{rank}.json").read_bytes())
-        path = folder / f"rank-{rank}.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        said, recorded = folder / f"told-{rank}.json", folder / f"rank-{rank}.jsonl"
+        self.said: Any = json.loads(said.read_bytes()) if said.exists() else None
+        lines = recorded.read_bytes().splitlines() if recorded.exists() else []
+        self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.samples: list[Sample] = list(parse_samples(lines))
         # One that could not be read would be passed over.
         assert len(self.samples) == len(lines)
         self.stderr = stderr
 
 
-def run_pair(folder: Path, script: str, workers: int = 2, **environ: str) -> list[Told]:
-    """Run a script, after the prelude, in each worker; what they told, by rank."""
+def run_pair(folder: Path, script: str, workers: int = 2, *, warm: bool = True, **environ: str) -> list[Told]:
+    """Run a script, after the prelude, in each worker; what they told, by rank.
+
+    `warm`: where torch costs nothing (tests/warm.py); not for what keeps functions of torch.distributed in tables.
+    """
     folder.mkdir(parents=True)
-    started = [_start(folder, PRELUDE + script + _END, rank, environ) for rank in range(workers)]
+    common = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": str(folder.parent / "modules"),
+        "INSTRUMENT": str(INSTRUMENT),
+        "FOLDER": str(folder),
+        "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        **environ,
+    }
+    start = WarmProcess if warm else ColdProcess
+    started = [
+        start(["-c", PRELUDE + script + _END], {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(workers)
+    ]
     told = []
     try:
         for rank, process in enumerate(started):
@@ -82,22 +102,3 @@ def run_pair(folder: Path, script: str, workers: int = 2, **environ: str) -> lis
             process.kill()
             process.wait(DEADLINE_S)
     return told
-
-
-def _start(folder: Path, script: str, rank: int, environ: dict[str, str]) -> WarmProcess:
-    return WarmProcess(
-        ["-c", script],
-        {
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder),
-            "PYTHONPATH": str(folder.parent / "modules"),
-            "INSTRUMENT": str(INSTRUMENT),
-            "FOLDER": str(folder),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            **environ,
-        },
-    )

@@ -57,10 +57,9 @@ STATEMENTS = {
     "what was called before": "dist.all_reduce(x)",
 }
 CALL_ALL = """
-import hashlib, json, threading, time, warnings
+import threading, time
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
-warnings.simplefilter("ignore")
 alone = [dist.new_group([0]), dist.new_group([1])][rank]
 others = [dist.new_group([1]), dist.new_group([0])]
 others = [group for group in others if group == dist.GroupMember.NON_GROUP_MEMBER][0]
@@ -92,7 +91,7 @@ for statement in STATEMENTS:
     exec(statement)
     results.append([x.tolist(), both.tolist()])
     steps.step("optimizer")
-print(hashlib.sha256(json.dumps(results).encode()).hexdigest())
+tell(results)
 """
 SCRIPT = f"STATEMENTS = {list(STATEMENTS.values())!r}\n{CALL_ALL}"
 S, BOTH = 40, 80
@@ -197,5 +196,5 @@ def test_what_the_collectives_compute_is_the_same_without_hooks(
     called: list[Recorded], tmp_path: Path, archive: Path
 ) -> None:
     bare = train(tmp_path, archive, MEET + SCRIPT, watched=False, warm=True)
-    assert [worker.stdout for worker in called] == [worker.stdout for worker in bare]
+    assert [worker.said for worker in called] == [worker.said for worker in bare]
     assert bare[0].of("traffic") == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from .traffic_workers import MEET, train
 pytestmark = pytest.mark.torch
 
 FSDP2 = """
-import hashlib
 from torch.distributed.fsdp import fully_shard
 model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False))
 mesh = dist.init_device_mesh("cpu", (2,))
@@ -25,10 +23,10 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
     steps.step("optimizer")
-print(hashlib.sha256(repr([p.to_local().tolist() for p in model.parameters()]).encode()).hexdigest())
+tell([p.to_local().tolist() for p in model.parameters()])
 """
 ZERO2 = """
-import hashlib, logging
+import logging
 logging.disable(logging.CRITICAL)
 import deepspeed
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first, for a minute
@@ -45,11 +43,9 @@ for _ in range(3):
     engine.backward(engine(torch.ones(2, 8) * (rank + 1)).sum())
     engine.step()
     steps.step("deepspeed")
-print(hashlib.sha256(repr([p.tolist() for p in model.parameters()]).encode()).hexdigest())
 """
 # Graphs as the compiler cuts them, and how many calls were counted, of functions that a compiler knows, or breaks at.
 COMPILED = """
-import json
 import torch.distributed._functional_collectives as functional
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -90,7 +86,7 @@ for function in (rewritten, gathered, broken, asynchronous, inlined):
     for size in (3, 3, 4, 5):
         assert compiled(torch.ones(size)).tolist() == [3.0] * size
     steps.step("optimizer")
-print(json.dumps(graphs))
+tell(graphs)
 """
 # A stream whose events come to pass three steps later, 0.5 ms after each other; and a tensor that says it is on a GPU.
 FAKE_STREAM = """
@@ -137,14 +133,14 @@ stream.current = True
 step(*[lambda: dist.all_reduce(x)] * 600)
 for _ in range(4):
     step()
-print(len(Event.made))
+tell(len(Event.made))
 """
 
 
 def test_fsdp2_gathers_twice_and_reduces_once_and_its_clipping_is_seen(tmp_path: Path, archive: Path) -> None:
     watched = train(tmp_path, archive, MEET + FSDP2, warm=True)
     bare = train(tmp_path, archive, MEET + FSDP2, watched=False, warm=True)
-    assert [worker.stdout for worker in watched] == [worker.stdout for worker in bare]
+    assert [worker.said for worker in watched] == [worker.said for worker in bare]
     first, second = 4 * 8 * 16, 4 * 16 * 4
     assert watched[0].calls("op", "size_bytes", "count")[1:] == 2 * [
         [
@@ -169,7 +165,7 @@ def test_deepspeed_takes_the_functions_that_count(tmp_path: Path, archive: Path)
 def test_what_is_compiled_is_compiled_as_ever_and_what_is_not_is_counted(tmp_path: Path, archive: Path) -> None:
     (watched,) = train(tmp_path, archive, COMPILED, workers=1)
     (bare,) = train(tmp_path, archive, COMPILED, watched=False, workers=1, warm=True)
-    assert json.loads(watched.stdout) == json.loads(bare.stdout)
+    assert watched.said == bare.said
     rewritten, gathered, broken, asynchronous, inlined = watched.calls("op", "count")
     assert (rewritten, gathered, inlined) == ([], [], [])
     assert sum(count for _op, count in broken) == sum(count for _op, count in asynchronous) == 4
@@ -188,4 +184,4 @@ def test_waits_of_the_computing_stream_are_recorded_when_they_are_over(tmp_path:
     recorded = [sample["kind"] for sample in worker.samples if sample["kind"] in {"step", "device_wait"}]
     assert recorded.index("device_wait") == 2
     # Of 515 pairs of events, the first step's two are used again in the fourth.
-    assert int(worker.stdout) == 2 * 513
+    assert worker.said == 2 * 513
