@@ -47,8 +47,7 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
         window = json.loads(asked)
         if rank not in window["ranks"]:
             return []
-        tracer = Tracer(steps, guard, int(window["steps"]), int(window["after"]))
-        tracer.keep_in(os.path.join(os.environ["MULTINODE_RUN_DIR"], "traces"), rank)
+        tracer = Tracer(steps, guard, window, os.environ["MULTINODE_RUN_DIR"], rank)
     except (KeyError, TypeError, ValueError) as error:
         guard.tell("tracing", error)
         return []
@@ -62,14 +61,17 @@ class Tracer:
     """Starts and stops the profiler as the steps go by.
 
     Args:
-        after: steps before the profiler starts; fewer where the training is known to be short.
+        window: `steps` of it, and how many steps come `after` which the profiler starts; fewer where the training is
+            known to be short.
     """
 
-    def __init__(self, steps: Steps, guard: Guard, length: int, after: int) -> None:
+    def __init__(self, steps: Steps, guard: Guard, window: Dict[str, Any], run_dir: str, rank: int) -> None:
         self._steps = steps
         self._guard = guard
-        self._length = max(1, length)
-        self._after = max(1, after)
+        self._length = max(1, int(window["steps"]))
+        self._after = max(1, int(window["after"]))
+        self._folder = os.path.join(run_dir, "traces")
+        self._rank = rank
         self._left: Optional[int] = None
         self._ended = 0
         self._number = 0
@@ -80,13 +82,6 @@ class Tracer:
         self._exporting: Optional[threading.Thread] = None
         self._over = False
         self._owner = (os.getpid(), 0)
-        self._folder = ""
-        self._rank = 0
-
-    def keep_in(self, folder: str, rank: int) -> None:
-        """Where the trace goes, and whose it is."""
-        self._folder = folder
-        self._rank = rank
 
     def meter(self, number: int) -> Dict[str, Any]:
         """A step has ended."""
