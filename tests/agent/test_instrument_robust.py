@@ -120,25 +120,16 @@ def test_whatever_of_ours_raises_is_told_and_the_training_goes_on(worker: Worker
     assert "made to fail" in done.stderr
 
 
-@pytest.mark.parametrize("trouble", ["a folder that is a file", "a full disk", "no room for half a line"])
-def test_records_that_cannot_be_written_are_lost_and_nothing_else(worker: Worker, trouble: str) -> None:
+def test_records_for_which_there_is_no_room_are_lost_and_nothing_else(worker: Worker) -> None:
     folder = worker.samples / "none"
-    script = PLAIN
-    if trouble == "a folder that is a file":
-        folder.write_text("")
-    elif trouble == "a full disk":
-        folder.mkdir()
-        (folder / "rank-3.jsonl").symlink_to("/dev/full")
-    else:
-        folder.mkdir()
-        # A file that may not grow beyond this size is as good as a disk that has no more.
-        limit = "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        script = f"{limit}resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n{PLAIN}"
+    folder.mkdir()
+    # A file that may not grow beyond this size is as good as a disk that has no more; the last line is cut in half.
+    limit = "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    script = f"{limit}resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n{PLAIN}"
     done = run_both(worker, script, MULTINODE_SAMPLES=str(folder))
     assert done.returncode == 0
     assert done.stderr.count("records are lost") == 1
-    if trouble == "no room for half a line":
-        assert whole_lines(folder / "rank-3.jsonl")
+    assert whole_lines(folder / "rank-3.jsonl")
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -79,27 +79,20 @@ def test_packages_come_from_the_jobs_interpreter(node: LocalNode) -> None:
     assert facts["python"] == wrapper
     assert facts["python_version"] == sys.version.split()[0]
     assert "packages" not in facts["missing"]
-    assert set(facts["packages"]) <= {
-        "torch",
-        "llamafactory",
-        "transformers",
-        "accelerate",
-        "deepspeed",
-        "peft",
-        "trl",
-    } | {
-        "datasets",
-        "bitsandbytes",
-        "flash-attn",
-    }
-
-
-def test_an_installed_package_is_reported_with_its_version(node: LocalNode) -> None:
-    site = node.home / "site" / "torch-2.99.0.dist-info"
-    site.mkdir(parents=True)
-    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n")
-    facts = probe(node, env={"PYTHONPATH": str(site.parent)}, python=sys.executable, packages=True)
-    assert facts["packages"]["torch"] == "2.99.0"
+    assert set(facts["packages"]) <= set(
+        [
+            "torch",
+            "llamafactory",
+            "transformers",
+            "accelerate",
+            "deepspeed",
+            "peft",
+            "trl",
+            "datasets",
+            "bitsandbytes",
+            "flash-attn",
+        ]
+    )
 
 
 def test_why_there_is_no_interpreter(node: LocalNode) -> None:

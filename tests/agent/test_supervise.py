@@ -3,12 +3,11 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 
-from .localnode import PYTHON, SLEEPER, LocalNode
+from .localnode import SLEEPER, LocalNode
 
 
 def test_a_job_runs_and_its_output_and_exit_code_arrive_exactly(node: LocalNode) -> None:
@@ -183,8 +182,3 @@ def test_the_last_sample_is_taken_after_the_end_of_the_job(node: LocalNode) -> N
     records = node.samples("node.jsonl", ["sleep", "0.3"], sample_ifnames=["lo"], sample_interval_s=60.0)
     times = [record["mono_ns"] for record in records if record["kind"] == "nic"]
     assert times[-1] - times[0] >= 0.3e9
-
-
-def test_the_interpreter_of_these_tests_is_bare() -> None:
-    assert PYTHON[0] == sys.executable
-    assert "-S" in PYTHON

@@ -61,8 +61,7 @@ class Tracer:
     """Starts and stops the profiler as the steps go by.
 
     Args:
-        window: `steps` of it, and how many steps come `after` which the profiler starts; fewer where the training is
-            known to be short.
+        window: of so many `steps`, `after` so many; fewer where the training is known to be short.
     """
 
     def __init__(self, steps: Steps, guard: Guard, window: Dict[str, Any], run_dir: str, rank: int) -> None:
