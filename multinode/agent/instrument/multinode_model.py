@@ -79,13 +79,13 @@ def _notice_made(guard: Guard, kind: Any, noticed: Callable[[Any], None]) -> Non
     kind.__init__ = guard.followed(kind.__init__, notice)
 
 
-def _notice_sharded(guard: Guard, seen: _Seen, module: Any) -> None:
-    def note(target: Any, *_: Any, **arguments: Any) -> None:
+def _notice_sharded(guard: Guard, seen: _Seen, library: Any) -> None:
+    def note(module: Any, *_: Any, **arguments: Any) -> None:
         settings = _fully_shard_settings(arguments)
-        for each in target if isinstance(target, (list, tuple)) else [target]:
+        for each in module if isinstance(module, (list, tuple)) else [module]:
             seen.sharded[each] = settings
 
-    module.fully_shard = guard.followed(module.fully_shard, note)
+    library.fully_shard = guard.followed(library.fully_shard, note)
 
 
 def _notice_optimizers(guard: Guard, seen: _Seen, module: Any) -> None:
