@@ -75,7 +75,7 @@ def with_pynvml(tmp_path: Path, archive: Path) -> Iterator[Callable[[str], Local
     home.mkdir()
 
     def make(source: str) -> LocalNode:
-        return with_pynvml(source)
+        return LocalNode(home, put_pynvml(archive, source, home / "agent.pyz"))
 
     yield make
     LocalNode(home, archive).expect_empty()

@@ -48,7 +48,7 @@ WHOLE: dict[str, Any] = {
 
 def models_of(folder: Path, script: str, workers: int = 2, **environ: str) -> list[ModelSample]:
     """The records of the first worker, which must be those of the second, too."""
-    told = run_pair(folder / "run", BEGIN + script, workers, **environ)
+    told = run_pair(folder / "run", BEGIN + script, workers, warm=True, **environ)
     records = [[each for each in worker.samples if isinstance(each, ModelSample)] for worker in told]
     assert [worker.stderr for worker in told if "multinode:" in worker.stderr] == []
     for rank, samples in enumerate(records):
