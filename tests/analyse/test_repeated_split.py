@@ -37,6 +37,12 @@ def test_a_part_that_one_repeat_lacks_is_not_that_of_the_others() -> None:
     assert "exposed_ms" in found.missing
 
 
+@pytest.mark.parametrize("step_ms", [0.0, 1e300])
+def test_a_step_that_cannot_be_is_none(step_ms: float) -> None:
+    wrong = summary_of(split=StepSplit(mean=WorkerSplit(rank=-1, step_ms=step_ms, exposed_ms=0.0)))
+    assert average_splits([wrong]).split is None
+
+
 def test_nodes_that_any_repeat_finds_late_are_named_the_latest_first() -> None:
     found = average_splits([split_summary(0.0, late) for late in ({"n2": 30.0}, {"n2": 50.0, "n3": 100.0})])
     assert found.stragglers == ("n3", "n2")

@@ -13,6 +13,8 @@ from multinode.analyse.steps.summary import Summary
 
 __all__ = ["RepeatedSplit", "average_splits"]
 
+# Eleven days, and a nanosecond, in ms: what a step can take. Summaries may be of stored runs, whoever wrote them.
+_LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms", "overlap")
 _EXPOSED = ("exposed_ms", "exposed_share", "late_ms")
 
@@ -38,7 +40,7 @@ class RepeatedSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 def average_splits(summaries: Sequence[Summary]) -> RepeatedSplit:
     """The mean of the repeats, of which there is at least one."""
-    splits = [mean for one in summaries if (mean := one.split.mean) is not None]
+    splits = [mean for one in summaries if (mean := one.split.mean) is not None and _is_plausible(mean)]
     if len(splits) < len(summaries):
         return RepeatedSplit(missing=dict.fromkeys(("split", *_EXPOSED), _reason(summaries)))
     split = WorkerSplit(
@@ -59,11 +61,17 @@ def average_splits(summaries: Sequence[Summary]) -> RepeatedSplit:
     )
 
 
+def _is_plausible(split: WorkerSplit) -> bool:
+    parts = [value for name in _PARTS if (value := getattr(split, name)) is not None]
+    return _SHORTEST_MS <= split.step_ms <= _LONGEST_MS and all(abs(value) <= _LONGEST_MS for value in parts)
+
+
 def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
     """What the others wait for each node that a repeat names, in the mean of all repeats."""
     late_ms: dict[str, float] = {}
     for straggler in (straggler for summary in summaries for straggler in summary.stragglers):
-        late_ms[straggler.node] = late_ms.get(straggler.node, 0.0) + straggler.late_ms / len(summaries)
+        if 0 <= straggler.late_ms <= _LONGEST_MS:
+            late_ms[straggler.node] = late_ms.get(straggler.node, 0.0) + straggler.late_ms / len(summaries)
     return late_ms
 
 

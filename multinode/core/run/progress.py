@@ -406,7 +406,7 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
 
 def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
     """A test that was gone through; how many there will be is for the worker to find out."""
-    if sample.rank not in node.ranks or not sample.times_us:
+    if sample.rank not in node.ranks or node.test is not None or not sample.times_us:
         return node
     return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(sample.times_us),))
 
