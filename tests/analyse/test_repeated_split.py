@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.steps.repeated_split import average_splits
-from multinode.analyse.steps.step_split import StepSplit
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from tests.analyse.made_up_sides import split_of, split_summary, summary_of
 
 
