@@ -14,7 +14,7 @@ import pytest
 from multinode.analyse.job.workload import read_settings
 from multinode.core.job.deepspeed import parse_deepspeed, require_known
 from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.run.engines import parse_accelerate
+from multinode.core.run.engine_commands import parse_accelerate
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import JobError
 from multinode.store.job import load_job

@@ -13,7 +13,7 @@ import typer
 from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
-from multinode.core.run.engines import Engine, choose_engine, parse_accelerate
+from multinode.core.run.engine_commands import Engine, choose_engine, parse_accelerate
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 

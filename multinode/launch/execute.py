@@ -29,8 +29,6 @@ Observer = Callable[[RunProgress], None]
 
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.25
-# A lease is renewed when this part of it has passed: three renewals may be lost before it runs out.
-_RENEWED_AFTER = 1 / 4
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -105,7 +103,7 @@ class Execution:
         return run
 
     def _follow(self) -> None:
-        renewed = observed = time.monotonic()
+        observed = time.monotonic()
         while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave():
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=_TICK_S))
@@ -113,12 +111,9 @@ class Execution:
                 # Shown at once: the run may get on again before the next look.
                 self.observe(self._progress())
             self._react()
+            for session in self._sessions:
+                session.renew_lease()
             now = time.monotonic()
-            lease_s = self.options.lease_s
-            if lease_s is not None and now - renewed >= lease_s * _RENEWED_AFTER:
-                renewed = now
-                for session in self._sessions:
-                    session.renew_lease(lease_s)
             if now - observed >= _OBSERVE_EVERY_S:
                 observed = now
                 self.observe(self._progress())

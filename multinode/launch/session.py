@@ -80,6 +80,8 @@ def parse_record(record: Record, node: str) -> Message | None:
 _START_DEADLINE_S = 30.0
 # A run without a lease goes on without us; so long we seek it before we say that it is lost.
 _DETACHED_S = 300.0
+# A lease is renewed when this part of it has passed: three renewals may be lost before it runs out.
+_RENEWED_AFTER = 1 / 4
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 # How soon a session notices that it is over.
 _LOOK_S = 0.2
@@ -123,6 +125,7 @@ class NodeSession:
         self._left = False
         self._end = math.inf
         self._heard_s = time.time()
+        self._renewed = time.monotonic()
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follow-{self.node.name}", daemon=True)
@@ -132,9 +135,12 @@ class NodeSession:
         self._heard_s = time.time()
         self._thread.start()
 
-    def renew_lease(self, lease_s: float) -> None:
-        """Tell the node that the controller lives."""
-        self._send({"op": "lease", "lease_s": lease_s})
+    def renew_lease(self, *, now: bool = False) -> None:
+        """Tell the node that the controller lives, when it is time to or `now`; a run without a lease needs no word."""
+        lease_s = self.request.get("lease_s")
+        if lease_s is not None and (now or time.monotonic() - self._renewed >= lease_s * _RENEWED_AFTER):
+            self._renewed = time.monotonic()
+            self._send({"op": "lease", "lease_s": lease_s})
 
     def stop(self, grace_s: float, *, end: float) -> None:
         """Ask the node to stop the run, now or as soon as it can be reached again.
@@ -222,8 +228,7 @@ class NodeSession:
         try:
             self._stream = stream
             # What was asked for, or fell due, while there was no contact.
-            if self.request.get("lease_s") is not None:
-                self.renew_lease(self.request["lease_s"])
+            self.renew_lease(now=True)
             if self._wanted is not None:
                 self._send(self._wanted)
             if self._left:

@@ -22,7 +22,7 @@ import msgspec
 
 import multinode
 from multinode.core.cluster.cluster import Node
-from multinode.core.run.command import quote_path
+from multinode.core.run.quoting import quote_path
 from multinode.decoding import convert, decode_json
 from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.base import Completed, Stream, Transport

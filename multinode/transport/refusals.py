@@ -7,7 +7,7 @@ import shlex
 import msgspec
 
 from multinode.core.cluster.cluster import Node
-from multinode.core.run.command import destination, ssh_words
+from multinode.core.run.quoting import destination, ssh_words
 from multinode.errors import AuthError, ConnectError, HostKeyError, NodeError, ResolveError
 
 __all__ = [

@@ -18,8 +18,8 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.core.measure.benchmark import CollectiveTest
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.run.quoting import Command
 from multinode.core.text.strict_yaml import dump_yaml
 from multinode.units import goodput_gb_per_s
 from tests.analyse.trainings import TINY

@@ -13,8 +13,8 @@ from multinode.analyse.job.workload import Settings, Whole
 from multinode.analyse.stats.spread import Ranged
 from multinode.core.cluster.facts import Gpu, NodeFacts
 from multinode.core.grid.grid import Cell, CellRecord
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
 from tests.analyse.made_up_sides import node_use, run_of, split_summary, summary_of
 
 CELL = Cell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from tests.report.contrasts import CONTRAST, CONTRAST_RUN

@@ -11,7 +11,7 @@ from multinode.core.grid.grid import Grid
 from multinode.core.grid.grid_fingerprint import fingerprint
 from multinode.core.job.job import Job, ScriptJob, override_job, parse_llamafactory
 from multinode.core.job.job_environment import JobEnvironment
-from multinode.core.run.engines import Engine
+from multinode.core.run.engine_commands import Engine
 from multinode.core.run.planning import LaunchOptions
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")

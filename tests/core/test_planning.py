@@ -12,7 +12,7 @@ from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import CollectiveTest, DeviceTest, Message
-from multinode.core.run.engines import ENGINES, Engine
+from multinode.core.run.engine_commands import ENGINES, Engine
 from multinode.core.run.plan import LaunchPlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
 from multinode.core.run.synthetic import with_synthetic

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from multinode.core.measure.benchmark import CollectiveTest, scan_messages
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.progress import (
     RECENT_STEPS,
@@ -17,6 +16,7 @@ from multinode.core.run.progress import (
     advance_node,
     start_progress,
 )
+from multinode.core.run.quoting import Command
 from multinode.core.run.samples import (
     CollectiveSample,
     DdpSample,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.core.run.command import Command, render_command, shown_environment
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, redact_plan
+from multinode.core.run.quoting import Command, render_command, shown_environment
 from multinode.core.text.secret_values import FORWARDED, REDACTED
 
 ENV = {"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "db_password": "s3cret", "NCCL_DEBUG": "INFO"}

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.progress import RunProgress
+from multinode.core.run.quoting import Command
 from multinode.core.run.run import Run
 from multinode.errors import ContactLost
 from multinode.launch import execute

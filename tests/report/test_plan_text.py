@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.run.quoting import Command
 from multinode.report.run.plan_text import plan_text
 
 

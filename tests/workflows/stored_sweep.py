@@ -11,8 +11,8 @@ from multinode.analyse.grid.cell_rows import MeasuredCell
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, NodeFacts
 from multinode.core.grid.grid import Grid, GridRecord
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
 from multinode.store.run_directory import RunDirectory
 from tests.report.cells import GPU, SWEEP_RUN, measured_cell
 

@@ -19,8 +19,8 @@ from multinode.analyse.telemetry.gpus import GpuUse
 from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.cli.main import build_app
 from multinode.core.cluster.hostfile import parse_hostfile
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.core.run.quoting import Command
 from multinode.core.run.run import Run
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory

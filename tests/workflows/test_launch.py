@@ -9,7 +9,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
 from multinode.core.job.job_environment import JobEnvironment
-from multinode.core.run.engines import Engine
+from multinode.core.run.engine_commands import Engine
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import NodeFailed
 from multinode.launch.request import ExecuteOptions

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.run.command import Command
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
 from multinode.core.run.samples import SpeedSample
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import observe_run

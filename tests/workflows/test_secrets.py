@@ -12,7 +12,7 @@ import pytest
 from multinode.core.cluster.cluster import local_cluster
 from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
 from multinode.core.job.job_environment import JobEnvironment
-from multinode.core.run.engines import Engine
+from multinode.core.run.engine_commands import Engine
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.local import LocalTransport

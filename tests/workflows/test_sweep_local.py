@@ -15,7 +15,7 @@ from multinode.core.cluster.cluster import local_cluster
 from multinode.core.grid.grid import Grid, GridRecord
 from multinode.core.grid.grid_plan import plan_grid
 from multinode.core.job.job import ScriptJob
-from multinode.core.run.engines import Engine
+from multinode.core.run.engine_commands import Engine
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from multinode.core.measure.benchmark import Benchmark
-from multinode.core.run.command import Command, shown_environment
+from multinode.core.run.quoting import Command, shown_environment
 from multinode.core.text.secret_values import redact, redact_file
 from multinode.decoding import convert
 
@@ -65,7 +65,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, laid out over the nodes.
 
     Attributes:
-        engine: what starts the workers, by its name (core/run/engines.py).
+        engine: what starts the workers, by its name (core/run/engine_commands.py).
         job: the job in a few words, for people.
         profile: whether the workers record their steps.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.

@@ -13,8 +13,7 @@ from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
-from multinode.core.run.command import Command
-from multinode.core.run.engines import (
+from multinode.core.run.engine_commands import (
     JOB_FILE,
     Engine,
     Place,
@@ -24,6 +23,7 @@ from multinode.core.run.engines import (
     engine_files,
 )
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
+from multinode.core.run.quoting import Command
 from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.errors import UsageError
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from multinode.core.cluster.facts import NodeFacts, PathFact
-from multinode.core.run.command import destination, ssh_words
 from multinode.core.run.job_files import job_files
+from multinode.core.run.quoting import destination, ssh_words
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
 

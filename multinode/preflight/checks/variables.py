@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.measure.benchmark import CollectiveTest
-from multinode.core.run.engines import STRAY_VARIABLES
+from multinode.core.run.engine_commands import STRAY_VARIABLES
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.nccl_sockets import select_interfaces, takes_by_prefix
 from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check, listed

@@ -9,7 +9,7 @@ from collections import Counter
 from multinode.core.grid.grid import Cell, CellRecord, GridRecord
 from multinode.core.grid.grid_plan import cell_overrides, measuring_order
 from multinode.core.grid.grid_state import due_turns, give_up
-from multinode.core.run.command import quote_path
+from multinode.core.run.quoting import quote_path
 from multinode.units import format_count
 
 __all__ = ["about", "cell_line", "end_line", "left_s", "plan_lines", "state_line"]

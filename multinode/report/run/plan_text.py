@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from multinode.core.run.command import render_command
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import render_command
 
 __all__ = ["plan_text"]
 

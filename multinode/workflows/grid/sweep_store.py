@@ -12,7 +12,7 @@ from multinode.core.grid.grid import BATCH, CellRecord, GridRecord
 from multinode.core.grid.grid_fingerprint import fingerprint
 from multinode.core.grid.grid_state import without_runs
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job
-from multinode.core.run.engines import choose_engine
+from multinode.core.run.engine_commands import choose_engine
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory

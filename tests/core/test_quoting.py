@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.run.command import Command, quote_path, render_command
+from multinode.core.run.quoting import Command, quote_path, render_command
 from multinode.core.text.secret_values import REDACTED, is_secret
 
 # A program that says what it was given.

@@ -1,4 +1,4 @@
-"""Engine: what starts the workers on a node, and from there to the command and the files of each node.
+"""Engine: what starts the workers on a node, and the command and files of each node that follow from it.
 
 Every engine gets the node's place in the job and makes its workers' ranks of it. The user's own variables win.
 """
@@ -14,8 +14,8 @@ import msgspec
 
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import Benchmark, DeviceTest
-from multinode.core.run.command import Command
 from multinode.core.run.plan import PlanFile
+from multinode.core.run.quoting import Command
 from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 from multinode.errors import UsageError
 

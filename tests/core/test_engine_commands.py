@@ -10,8 +10,7 @@ import pytest
 
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import CollectiveTest, Message
-from multinode.core.run.command import Command
-from multinode.core.run.engines import (
+from multinode.core.run.engine_commands import (
     ENGINES,
     STRAY_VARIABLES,
     Engine,
@@ -23,6 +22,7 @@ from multinode.core.run.engines import (
     parse_accelerate,
     reads_rank,
 )
+from multinode.core.run.quoting import Command
 from multinode.core.text.strict_yaml import parse_yaml
 from multinode.errors import UsageError
 
