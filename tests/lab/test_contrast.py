@@ -91,6 +91,10 @@ class TestLlamaFactoryOverASlowLink:
             # 30 steps of 4 samples are what the file asks for, whatever --steps has made of it.
             whole_s = 30 * 4 / side["samples_per_s"]["value"]
             assert side["whole_s"]["value"] == pytest.approx(whole_s, rel=0.1)
+            # The Trainer counts from its own begin to its own end; over the same steps we must see the same speed.
+            (run_id,) = side["run_ids"]
+            found = contrasted.command.document("show", run_id, "--json")["summary"]
+            assert found["all_steps_samples_per_s"] == pytest.approx(found["trainer_samples_per_s"], rel=0.02)
         runs = contrasted.command.runs
         assert {path.name for path in runs.iterdir()} >= {*baseline["run_ids"], *candidate["run_ids"]}
         listed = contrasted.command.document("runs", "--json")["runs"]

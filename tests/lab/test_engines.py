@@ -119,8 +119,6 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     assert nodes == [("node0", 0, 0), ("node1", 1, 0)]
     assert document["last_loss"] < document["first_loss"] - 1
     assert 0 < document["step_time_ms"]["median"] <= document["step_time_ms"]["p95"]
-    # The Trainer counts from its own begin to its own end; over the same steps we must see the same speed.
-    assert document["all_steps_samples_per_s"] == pytest.approx(document["trainer_samples_per_s"], rel=0.02)
     # Each rank has an optimizer's share of its own: that is ZeRO at work.
     for rank in (0, 1):
         listed = ssh(f"node{rank}", f"ls {output}/checkpoint-16/global_step16").stdout
