@@ -89,7 +89,7 @@ def test_a_node_held_to_thirty_percent_is_named_with_its_quota(command: Command,
     assert slow["ratios"]["alone"]["matmul"] < 0.6
     assert "node1 had used up its cgroup's processor limit (0.30 cores)" in document["verdict"][0]
     assert shown.stdout.startswith("node1 is slow: ")
-    assert "hint: raise the processor limit of jobs on node1" in shown.stdout
+    assert "hint: raise the processor limit of the job on node1" in shown.stdout
 
 
 @pytest.mark.timing
