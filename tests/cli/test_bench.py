@@ -129,8 +129,10 @@ def test_a_stored_bench_is_reported_with_its_verdict_and_its_tables(stored: str,
 
 
 @pytest.mark.torch
-def test_a_device_that_hangs_ends_its_run(stored: str, tmp_path: Path) -> None:
+def test_a_device_that_hangs_ends_its_run(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored
+    # Nothing is left in the home of whoever runs the tests.
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\nif os.environ.get('LOCAL_RANK'):\n    time.sleep(1000)\n"
     )

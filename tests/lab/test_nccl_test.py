@@ -147,7 +147,11 @@ def test_the_messages_of_a_training_are_tested(command: Command) -> None:
     assert {row["collective"] for row in document["rows"]} == {"all_reduce"}
 
 
-def test_workers_of_this_machine_need_no_node(command: Command) -> None:
+def test_workers_of_this_machine_need_no_node(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is left in the home of whoever runs the tests.
+    monkeypatch.setenv("HOME", str(tmp_path))
     code, document = command.code_and_document("nccl-test", "--local", "2", "-b", "1M", "-e", "1M", "-n", "2", "--json")
     assert (code, document["nodes"], document["world_size"]) == (0, ["localhost"], 2)
     assert document["rows"][0]["num_wrong"] == 0
