@@ -43,7 +43,7 @@ class RunDir:
         return os.path.isdir(self.path)
 
     def created_s(self) -> float:
-        """When it was made, as the file system has it; 0 where it cannot be told."""
+        """When it was made, as the file system has it; 0 if unknown."""
         try:
             return os.stat(os.path.join(self.path, "request.json")).st_mtime
         except OSError:

@@ -161,7 +161,7 @@ def say_none(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
 
 
 def say_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
-    """What is lost, and why its cause cannot be told; or what neither the network nor a node explains."""
+    """What is lost, and why its cause is inconclusive; or what neither the network nor a node explains."""
     candidate = case.candidate
     lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
     lost = f"a step takes {milliseconds(lost_ms)} more than with {_ideal(reference)}"

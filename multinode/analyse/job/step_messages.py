@@ -189,7 +189,7 @@ def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | N
 
     Args:
         step: what a step sends.
-        time_of: what a collective of so many bytes takes, in us; None where that cannot be told.
+        time_of: what a collective of so many bytes takes, in us; None if unknown.
 
     Returns:
         None where the time of a message cannot be told.

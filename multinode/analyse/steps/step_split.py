@@ -35,7 +35,7 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
         data_ms: waiting for batches; of a GPU's step likewise `optimizer_ms`: by the host's clock, as far as the GPU
             was not computing or communicating all the same, hence no more than that.
         host_ms: the rest.
-        overlap: part of the communication that computation hid; None where that cannot be told.
+        overlap: part of the communication that computation hid; None if unknown.
     """
 
     rank: int

@@ -198,7 +198,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_s(self) -> float | None:
-        """A guess of how long the rest takes at the recent pace; None where that cannot be told."""
+        """A guess of how long the rest takes at the recent pace; None if unknown."""
         if self.step is None or self.total_steps is None or self.step_time_us is None:
             return None
         if self.test is not None:
