@@ -39,13 +39,13 @@ def main() -> None:
 
 
 def _measure(runs: Path, count: int, follow_s: float) -> dict[str, float]:
-    options = ["--hosts", "lab", "--nodes", str(count), "--engine", "command", "--detach", "--json"]
+    options = ["--hosts", "lab", "--nodes", str(count), "--engine", "exec", "--detach", "--json"]
     began = time.monotonic()
     run = json.loads(_run(runs, "launch", *options, "--", *JOB))
     launch_s = time.monotonic() - began
     follow = _follow(runs, run["run_id"], follow_s)
     began = time.monotonic()
-    stopped = json.loads(_run(runs, "stop", run["run_id"], "--grace", "2", "--json"))
+    stopped = json.loads(_run(runs, "stop", run["run_id"], "--grace-period", "2", "--json"))
     stop_s = time.monotonic() - began
     left = sum(node["processes_left"] or 0 for node in stopped["nodes"])
     if stopped["status"] != "stopped" or left:

@@ -33,7 +33,7 @@ def main() -> None:
     swept, launched = [], []
     for _ in range(arguments.repeats):
         # In turns, so that whatever else this machine does hits both alike.
-        cells = _call("sweep", JOB, "--steps", str(arguments.steps), "--new", *SHAPE)["cells"]
+        cells = _call("sweep", JOB, "--steps", str(arguments.steps), "--fresh", *SHAPE)["cells"]
         swept.append(cells[0]["step_time_ms"]["value"])
         plain = _call("launch", JOB, "--set", f"max_steps={arguments.steps + _WARM_UP}", *SHAPE)
         launched.append(plain["step_time_ms"]["median"])

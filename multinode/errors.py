@@ -41,13 +41,13 @@ def printable(text: str) -> str:
 
 
 class MultinodeError(Exception):
-    """Something expected went wrong: what, on which node, while running what, and what mends it.
+    """Something expected went wrong: what, on which node, while running what, and what fixes it.
 
     Args:
         message: what is wrong, one sentence.
         node: the node's name in the hostfile, where one node is concerned.
         ran: what was being run or read, as a person would type it.
-        hint: what mends it: a command, a key of the hostfile, an option.
+        hint: what fixes it: a command, a key of the hostfile, an option.
         detail: further lines, such as the end of a log.
     """
 

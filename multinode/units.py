@@ -24,7 +24,7 @@ __all__ = [
 _TCP_IP_HEADER_BYTES = 52
 _ETHERNET_FRAMING_BYTES = 38
 
-_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?bit)", re.IGNORECASE)
+_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?bit)?", re.IGNORECASE)
 _RATE_GBIT = {"bit": 1e-9, "kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
 _SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmg]?)i?b?", re.IGNORECASE)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -42,7 +42,9 @@ _CENTURY_S = 100 * 365 * 86400
 
 
 def parse_rate(text: str) -> float:
-    """A link rate such as `100mbit`, `2.5gbit`, in Gbit/s (as `tc` reads it: decimal multiples of bits a second).
+    """A link rate such as `100mbit`, `2.5gbit`, in Gbit/s (as `tc` reads it: decimal multiples of bits per second).
+
+    A bare number is in Gbit/s.
 
     Raises:
         ValueError: it is not a rate, or it is zero; the message says how to write one.
@@ -50,7 +52,7 @@ def parse_rate(text: str) -> float:
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match["number"]) == 0:
         raise ValueError(f"{text!r} is not a link rate; write it as 100mbit, 1gbit or 2.5gbit")
-    return float(match["number"]) * _RATE_GBIT[match["unit"].lower()]
+    return float(match["number"]) * _RATE_GBIT[(match["unit"] or "gbit").lower()]
 
 
 def parse_size(text: str) -> int:

@@ -44,7 +44,9 @@ def main() -> int:
 def known_options() -> Options:
     """The spellings of the options of every command."""
     return {
-        name: frozenset(["--help", *(spelling for option in command.params for spelling in parameter_names(option))])
+        name: frozenset(
+            ["--help", "-h", *(spelling for option in command.params for spelling in parameter_names(option))]
+        )
         for name, command in walk_commands()
     }
 
@@ -59,7 +61,7 @@ def check_documents(documents: Iterable[Path], options: Options) -> Iterator[str
                 yield from (f"{where}: {problem}" for problem in _check_links(document, line))
             for words in _commands(line, in_code=in_code):
                 name = _command_name(words, options)
-                if document.name != "cli.md":
+                if not document.name.startswith("cli"):
                     mentioned.add(name)
                 yield from (f"{where}: {problem}" for problem in _check_command(name, words, options))
     for name in options:

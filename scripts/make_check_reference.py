@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from reference_pages import write_or_check
 
 from multinode.core.check.finding import SEVERITIES
 from multinode.preflight.catalogue import CHECK_NAMES, CHECKS, RULES
@@ -29,18 +30,8 @@ reported all the same.
 
 
 def main() -> int:
-    """Write the reference, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file is not current")
-    arguments = parser.parse_args()
-    text = render_reference()
-    if not arguments.check:
-        REFERENCE.write_text(text)
-        return 0
-    if REFERENCE.is_file() and REFERENCE.read_text() == text:
-        return 0
-    print("docs/reference/checks.md is not current; write it anew: .venv/bin/python scripts/make_check_reference.py")
-    return 1
+    """Write what is not current, or name it."""
+    return write_or_check({REFERENCE: render_reference()}, __doc__)
 
 
 def render_reference() -> str:

@@ -1,63 +1,69 @@
-"""Writes docs/reference/cli.md from the command itself; with --check, says whether the file is as it would be written.
+"""Writes docs/reference/cli.md and cli-lab-fault.md from the command itself; with --check, says if they are current.
 
 Reads the parameters, not the help text: that depends on the terminal's width and on the release of Typer.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer.main
+from reference_pages import write_or_check
 
-from multinode.cli.main import build_app
+from multinode.cli.main import VERBS, build_app, load_verb
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
 _HEADER = """\
 # The command line
 
 Written by `scripts/make_cli_reference.py` from the command itself; `scripts/check` sees that it is current.
 
-stdout is data, stderr is talk. Exit codes:
+Results go to stdout; progress, notes and errors to stderr. Every verb also takes `-h` (`--help`), `-q` and `-v`. Exit
+codes:
 
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | the job, the check or the test failed |
+| 1 | the job, the check or the test failed, or a limit was missed (`--strict`, `--min-busbw`, `--min-efficiency`) |
 | 2 | the command line or a configuration is wrong |
 | 3 | a node could not be reached |
 | 130 | interrupted |
+
+`multinode lab fault` has [a page of its own](cli-lab-fault.md).
+"""
+
+_FAULT = "multinode lab fault"
+_FAULT_HEADER = """\
+# Faults of the lab
+
+Written by `scripts/make_cli_reference.py` from the command itself; `scripts/check` sees that it is current. All other
+commands: [the command line](cli.md). What each fault does, and what a run makes of it: [the
+lab](../explanation/lab.md), [faults](../explanation/faults.md).
 """
 
 
 def main() -> int:
-    """Write the reference, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file is not current")
-    arguments = parser.parse_args()
-    text = render_reference()
-    if not arguments.check:
-        REFERENCE.parent.mkdir(parents=True, exist_ok=True)
-        REFERENCE.write_text(text)
-        return 0
-    if REFERENCE.is_file() and REFERENCE.read_text() == text:
-        return 0
-    print("docs/reference/cli.md is not current; write it anew: .venv/bin/python scripts/make_cli_reference.py")
-    return 1
+    """Write what is not current, or name it."""
+    return write_or_check(render_files(), __doc__)
 
 
-def render_reference() -> str:
-    """The whole document."""
-    return _HEADER + "".join(_render(name, command) for name, command in walk_commands())
+def render_files() -> dict[Path, str]:
+    """The reference, and that of the lab's faults, by their paths."""
+    pages = {"cli.md": [_HEADER], "cli-lab-fault.md": [_FAULT_HEADER]}
+    for name, command in walk_commands():
+        pages["cli-lab-fault.md" if name.startswith(_FAULT) else "cli.md"].append(_render(name, command))
+    return {REFERENCE / name: "".join(parts) for name, parts in pages.items()}
 
 
 def walk_commands() -> Iterator[tuple[str, Any]]:
     """Every command as a person types it, parents before children."""
-    yield from _walk("multinode", typer.main.get_command(build_app()))
+    yield "multinode", typer.main.get_command(build_app())
+    for name in VERBS:
+        yield from _walk(f"multinode {name}", load_verb(name))
 
 
 def parameter_names(parameter: Any) -> list[str]:
@@ -72,16 +78,24 @@ def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _render(name: str, command: Any) -> str:
-    visible = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    common = {"quiet", "verbose"} if " " in name else set()
+    visible = [one for one in command.params if not getattr(one, "hidden", False) and one.name not in common]
     arguments = [parameter for parameter in visible if parameter.param_type_name == "argument"]
     options = [parameter for parameter in visible if parameter.param_type_name == "option"]
     lines = ["", f"## `{name}`", "", _usage(name, command, arguments, options)]
     lines += ["", _plain(command.help)] if command.help else []
+    lines += _verbs() if " " not in name else []
     for title, parameters in (("argument", arguments), ("option", options)):
         if parameters:
             lines += ["", f"| {title} | meaning | default |", "|---|---|---|", *map(_row, parameters)]
     lines += ["", _plain(command.epilog)] if command.epilog else []
     return "\n".join(lines) + "\n"
+
+
+def _verbs() -> list[str]:
+    """All verbs, by what one wants to do."""
+    lines = ["", "| to | verb | does |", "|---|---|---|"]
+    return lines + [f"| {verb.panel.lower()} | `{name}` | {verb.summary} |" for name, verb in VERBS.items()]
 
 
 def _usage(name: str, command: Any, arguments: list[Any], options: list[Any]) -> str:

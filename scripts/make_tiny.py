@@ -3,7 +3,7 @@
 Nothing is downloaded, and the same bytes come out each time. Where the assets are whole already nothing is done: then
 every file has the hash that `complete.json`, written last, has on record.
 
-    python scripts/make_tiny.py [FOLDER]     (default: assets/tiny)
+    python scripts/make_tiny.py [FOLDER [SHAPE]]     (default: assets/tiny tiny)
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ SEED = 20240501
 VOCABULARY = 2000
 COMPLETE = "complete.json"
 RECIPE = {"version": 2, "samples": SAMPLES, "seed": SEED, "vocabulary": VOCABULARY}
+DEFAULTS = ("assets/tiny", "tiny")
+# What is other than in the model that write_model describes; `wide` has nearly all its parameters in the embedding.
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {},
+    "wide": {"vocab_size": 16384, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 1},
+}
 
 # Qwen2's own chat markers, so that LLaMA-Factory's qwen template fits.
 MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -26,24 +32,27 @@ MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 def main() -> None:
     """Make the assets, unless they are there."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "assets/tiny")
-    if is_complete(folder):
+    asked = sys.argv[1:]
+    name, shape_name = (*asked, *DEFAULTS[len(asked) :])
+    folder, shape = Path(name), SHAPES[shape_name]
+    recipe = RECIPE | shape
+    if is_complete(folder, recipe):
         print(f"{folder}: complete")
         return
     folder.mkdir(parents=True, exist_ok=True)
     samples = make_samples()
     write_dataset(folder / "data", samples)
     write_tokenizer(folder / "model", samples)
-    count = write_model(folder / "model")
-    (folder / COMPLETE).write_text(json.dumps({"recipe": RECIPE, "files": hash_files(folder)}, indent=1) + "\n")
+    count = write_model(folder / "model", shape)
+    (folder / COMPLETE).write_text(json.dumps({"recipe": recipe, "files": hash_files(folder)}, indent=1) + "\n")
     print(f"{folder}: {count / 1e6:.1f} M parameters, {len(samples)} samples")
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete(folder: Path, recipe: dict[str, int]) -> bool:
     """Whether an earlier run of this recipe ended, and its files are as it left them."""
     try:
         record = json.loads((folder / COMPLETE).read_text())
-        return bool(record["recipe"] == RECIPE and record["files"].items() <= hash_files(folder).items())
+        return bool(record["recipe"] == recipe and record["files"].items() <= hash_files(folder).items())
     except (FileNotFoundError, ValueError, KeyError):
         return False
 
@@ -99,25 +108,25 @@ def write_tokenizer(folder: Path, samples: list[dict[str, str]]) -> None:
     fast.save_pretrained(folder)
 
 
-def write_model(folder: Path) -> int:
+def write_model(folder: Path, shape: dict[str, int]) -> int:
     """A Qwen2 with random weights; returns its parameters."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(SEED)
-    config = Qwen2Config(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+    usual = {
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    config = Qwen2Config(tie_word_embeddings=True, **(usual | shape))
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
     return int(sum(parameter.numel() for parameter in model.parameters()))

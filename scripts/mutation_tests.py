@@ -46,7 +46,7 @@ _AREAS = (
     ),
     (r"agent/bench/device_", ("agent/test_{name}*", "agent/test_device_bench", "lab/test_bench")),
     (r"agent/(?:\w+/)?(diagnose|stacks)", ("agent/test_{name}*", "agent/test_diagnose", "lab/test_stall")),
-    (r"agent/(?:\w+/)?(meet|door|talks)", ("agent/test_{name}*", "agent/test_meet", "lab/test_meeting")),
+    (r"agent/(?:\w+/)?connect", ("agent/test_{name}*", "agent/test_connectivity", "lab/test_connectivity")),
     (
         r"agent/(?:\w+/)?(main|channel|follow|sampler|fetch)",
         ("agent/test_{name}*", "agent/test_main", "agent/test_follow", "agent/test_sampler", "lab/test_launch"),

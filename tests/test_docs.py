@@ -22,8 +22,9 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_the_cli_reference_is_current() -> None:
-    checked = _run("make_cli_reference.py", "--check")
+@pytest.mark.parametrize("script", sorted(path.name for path in (_ROOT / "scripts").glob("make_*_reference.py")))
+def test_a_generated_reference_is_current(script: str) -> None:
+    checked = _run(script, "--check")
     assert checked.stdout == ""
     assert checked.returncode == 0
 
@@ -124,6 +125,29 @@ def test_a_document_that_is_right_is_not_complained_about(tmp_path: Path, text: 
     files = {"README.md": text, "docs/a.md": "## Some heading, and more\n", "multinode/core/a.py": ""}
     checked = _run("check_docs.py", _tree(tmp_path, files))
     assert "README.md:" not in checked.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "90 s/it",
+        "slower with more nodes",
+        "tailscale0",
+        "environment variable RANK expected, but not set",
+        "store->get('0') got error",
+        "is killed by signal: Bus error",
+        "Watchdog caught collective operation timeout",
+        "bandwidth is not the bottleneck",
+        "Bootstrap : no socket interface found",
+        "connect returned Connection timed out",
+        "Connection refused, remote=[127.0.1.1]",
+        "Connection closed by peer",
+    ],
+)
+def test_a_question_is_found_by_its_error_text(text: str) -> None:
+    sections = (_ROOT / "docs" / "faq.md").read_text().split("\n## ")
+    (found,) = (section for section in sections if f"    {text}" in section or f"{text}\n" in section)
+    assert "multinode" in found
 
 
 def test_a_command_that_no_document_speaks_of_is_named(tmp_path: Path) -> None:

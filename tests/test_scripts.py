@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parent.parent
-_SCRIPTS = ("scripts/setup", "scripts/test", "scripts/isolate", "scripts/check", "scripts/demo", ".ci/run")
+_SCRIPTS = (
+    "scripts/setup",
+    "scripts/test",
+    "scripts/isolate",
+    "scripts/check",
+    "scripts/demo",
+    "scripts/gpu-report",
+    ".ci/run",
+)
 
 # Stands in for python3.11, for .venv/bin/python, and for the pip inside it.
 _PYTHON = """\
@@ -47,7 +55,7 @@ class Checkout:
         self.programs = root / "programs"
         self._calls = root / "calls"
         (self.root / "scripts").mkdir(parents=True)
-        for name in ("scripts/setup", "scripts/demo", "scripts/test", "scripts/isolate"):
+        for name in ("scripts/setup", "scripts/demo", "scripts/test", "scripts/isolate", "scripts/gpu-report"):
             shutil.copy(_ROOT / name, self.root / name)
         (self.root / "pyproject.toml").write_text("[project]\n")
         self.programs.mkdir()
@@ -147,6 +155,22 @@ def test_setup_with_a_gpu_pins_and_removes_nothing(checkout: Checkout) -> None:
     [install] = checkout.installs()
     assert install.endswith("-e .[dev,train]")
     assert not any("uninstall" in call for call in checkout.calls("python"))
+
+
+def test_a_gpu_report_without_a_gpu_is_one_line(checkout: Checkout) -> None:
+    done = checkout.run("scripts/gpu-report")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "gpu-report: no NVIDIA GPU answers here (nvidia-smi -L); there is nothing to report on"
+    ]
+    assert checkout.installs() == []
+
+
+def test_a_gpu_report_runs_in_the_interpreter_that_is_named_and_makes_no_environment(checkout: Checkout) -> None:
+    checkout.add("own-python", '#!/bin/bash\necho "$PYTHONPATH $@"\n')
+    done = checkout.run("scripts/gpu-report", "--output", "page.md", NO_GPU="0", PYTHON="own-python")
+    assert done.stdout.strip() == f"{checkout.root} scripts/gpu_report.py --output page.md"
+    assert checkout.installs() == []
 
 
 def test_a_second_setup_does_nothing_and_says_nothing(checkout: Checkout) -> None:

@@ -29,13 +29,14 @@ from multinode.units import (
         ("8bit", 8e-9),
         ("10GBIT", 10.0),
         (" 10 Gbit ", 10.0),
+        ("0.1", 0.1),
     ],
 )
 def test_rates_are_read_as_tc_reads_them(text: str, gbit_per_s: float) -> None:
     assert parse_rate(text) == pytest.approx(gbit_per_s)
 
 
-@pytest.mark.parametrize("text", ["", "1", "gbit", "0gbit", "0.0mbit", "-1gbit", "1gbps", "1GB", "1e3mbit", "1,5gbit"])
+@pytest.mark.parametrize("text", ["", "0", "gbit", "0gbit", "0.0mbit", "-1gbit", "1gbps", "1GB", "1e3mbit", "1,5gbit"])
 def test_what_is_no_rate_is_told_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match=r"write it as 100mbit, 1gbit or 2\.5gbit"):
         parse_rate(text)

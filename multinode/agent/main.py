@@ -22,7 +22,7 @@ _VERBS = {
     "diagnose": ".hang.diagnose:run",
     "fetch": ".run.fetch:run",
     "follow": ".run.follow:run",
-    "meet": ".meet.meet:run",
+    "connectivity": ".connectivity.connectivity:run",
     "probe": ".facts.probe:run",
     "runs": ".run.runs:run",
     "stop": ".run.stop:run",

@@ -37,6 +37,8 @@ class Query:
         self._deadline = time.monotonic() + deadline_s
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._trouble = ""
+        self.waited_s: Optional[float] = None
+        """Seconds since its start when it answered, where it had to be waited for."""
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -57,11 +59,14 @@ class Query:
         """
         if self._process is None:
             raise QueryFailed(self._trouble)
+        late = self._process.poll() is None
         try:
             stdout, stderr = self._process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired as error:
             self._kill(self._process)
             raise QueryFailed(f"{self._name} did not answer within {self._deadline_s:.0f} s") from error
+        if late:
+            self.waited_s = self._deadline_s - (self._deadline - time.monotonic())
         text = stdout.decode(errors="replace")
         if self._process.returncode != 0:
             lines = (stderr.decode(errors="replace").strip() or text.strip()).splitlines()

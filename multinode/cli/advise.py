@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multinode.cli.inputs import read_cluster, read_job
+from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
+    Check,
+    HangTimeout,
     Hosts,
     Json,
     Nodes,
+    OnHang,
     Overrides,
+    RunIds,
     ScriptCommand,
     TrainingOptions,
     expand_options,
@@ -25,6 +29,7 @@ from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
+from multinode.units import parse_rate
 
 if TYPE_CHECKING:
     from multinode.analyse.advice.advice import Recommendations
@@ -40,6 +45,9 @@ _FOR_TRYING = (
     "hosts",
     "nodes",
     "set_",
+    "check",
+    "hang_timeout",
+    "on_hang",
     *(field.name for field in dataclasses.fields(TrainingOptions)),
 )
 
@@ -58,15 +66,14 @@ def register(app: typer.Typer) -> None:
 def advise(
     ctx: typer.Context,
     *,
-    run_ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Measured runs: an id, the beginning of one, or `last`."),
-    ] = None,
+    run_ids: RunIds = None,
     link: Annotated[
-        float | None, typer.Option(metavar="GBIT", help="As if the nodes had this link, in Gbit/s.")
+        str | None,
+        typer.Option(metavar="RATE", help="As if the nodes had this link: 10gbit; a bare number is in Gbit/s."),
     ] = None,
     link_measured: Annotated[
-        float | None, typer.Option(metavar="GBIT", help="The link that they did have, where their cards do not say it.")
+        str | None,
+        typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
     ] = None,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Show the best N; else 10, and in JSON all.")
@@ -89,6 +96,9 @@ def advise(
     nodes: Nodes = None,
     set_: Overrides = None,
     training: TrainingOptions,
+    check: Check = True,
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "stop",
     as_json: Json = False,
 ) -> None:
     """Say which change of a measured training pays, by how much, what it costs, and how to make it."""
@@ -111,7 +121,8 @@ def advise(
     what_job = _job(recommendations, (job, script), overrides, training.deepspeed_set)
     grad_compress = training.grad_compress or recommendations.settings.grad_compress
     training = dataclasses.replace(training, grad_compress=grad_compress)
-    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), ExecuteOptions(kind="advise"))
+    execute = ExecuteOptions(kind="advise", stall_s=hang_timeout or None, on_stall=on_hang)
+    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), execute, check=check)
     with open_context(what.cluster) as context:
         attempt = try_advice(
             what, context, recommendations, Trials(count=try_, repeats=repeats, picks=tuple(pick or ()))
@@ -129,14 +140,29 @@ def _given(ctx: typer.Context) -> str:
     return next((f"--{name.rstrip('_').replace('_', '-')}" for name in names), "")
 
 
-def _recommendations(run_ids: list[str] | None, link: float | None, link_measured: float | None) -> Recommendations:
-    from multinode.analyse.prediction.run_selection import is_rate
+def _recommendations(run_ids: list[str] | None, link: str | None, link_measured: str | None) -> Recommendations:
     from multinode.workflows.advice.advise import advise_runs
 
-    for option, rate in (("--link", link), ("--link-measured", link_measured)):
-        if rate is not None and not is_rate(rate):
-            raise UsageError(f"{option} {rate:g} cannot be", hint="Gbit/s, for example 10")
-    return advise_runs(runs_root(), run_ids or ["last"], link_gbit_per_s=link, link_measured=link_measured)
+    return advise_runs(
+        runs_root(),
+        run_ids or ["last"],
+        link_gbit_per_s=_rate("--link", link),
+        link_measured=_rate("--link-measured", link_measured),
+    )
+
+
+def _rate(option: str, text: str | None) -> float | None:
+    """A link's rate in Gbit/s.
+
+    Raises:
+        UsageError: it is none, or none that a link can have.
+    """
+    from multinode.analyse.prediction.run_selection import is_rate
+
+    rate = parse_option(option, text, parse_rate) if text is not None else None
+    if rate is not None and not is_rate(rate):
+        raise UsageError(f"{option} {text}: no link has that rate", hint="for example 10gbit")
+    return rate
 
 
 def _job(

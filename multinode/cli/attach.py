@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.inputs import read_cluster
-from multinode.cli.options import Fetch, Grace, Hosts, Json, OnStall, RunId, StallAfter
+from multinode.cli.options import (
+    Fetch,
+    GracePeriod,
+    HangTimeout,
+    Hosts,
+    Json,
+    OnHang,
+    RunId,
+    RunIds,
+    complete_hosts,
+)
 from multinode.cli.output import print_document
+from multinode.cli.panels import PanelCommand
 from multinode.cli.running import fetch_results, open_agent, open_context, tell_result
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
@@ -21,14 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
-Elsewhere = Annotated[str | None, typer.Option("--hosts", help="Hostfile, for a run that another machine launched.")]
+Elsewhere = Annotated[
+    str | None,
+    typer.Option("--hosts", autocompletion=complete_hosts, help="Hostfile, for a run that another machine launched."),
+]
 
 _SECONDS_PER_DAY = 86400.0
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""
-    app.command()(attach)
+    app.command(cls=PanelCommand)(attach)
     app.command()(stop)
     app.command()(clean)
 
@@ -36,51 +50,51 @@ def register(app: typer.Typer) -> None:
 def attach(
     run_id: RunId = "last",
     hosts: Elsewhere = None,
-    stall: StallAfter = 300.0,
-    on_stall: OnStall = "report",
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "report",
     fetch: Fetch = None,
     as_json: Json = False,
 ) -> None:
-    """Follow a run that goes on, from where it was left; Ctrl-C stops it, or leaves it alone if it is detached."""
+    """Follow a run that is still running, from where it was left; Ctrl-C stops it, or leaves it running if detached."""
     from multinode.workflows.run.attach import attach as follow
 
     known = None if hosts is not None else _known(run_id)
     leaves = known is None or known.run.detached
     with open_context(known.cluster if known else read_cluster(hosts)[0], leaves=leaves) as context:
         known = known or _known_elsewhere(context, hosts, run_id)
-        options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=stall or None, on_stall=on_stall)
+        options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
         launched = follow(known, context, options)
         not_fetched = fetch_results(context, launched, known.cluster, fetch)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 
-def stop(run_id: RunId = "last", hosts: Elsewhere = None, grace: Grace = 10.0, as_json: Json = False) -> None:
-    """Stop a run on all its nodes: TERM, after the grace KILL, and then see that nothing of it is left."""
+def stop(
+    run_id: RunId = "last", hosts: Elsewhere = None, grace_period: GracePeriod = 10.0, as_json: Json = False
+) -> None:
+    """Stop a run on all its nodes: TERM, after the grace period KILL, and then see that nothing of it is left."""
     from multinode.workflows.run.attach import stop as stop_run
 
     known = None if hosts is not None else _known(run_id)
     with open_context(known.cluster if known else read_cluster(hosts)[0]) as context:
         known = known or _known_elsewhere(context, hosts, run_id)
-        launched = stop_run(known, context, grace)
+        launched = stop_run(known, context, grace_period)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
 
 
 def clean(
-    run_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; without one, all that are old enough.")
-    ] = None,
+    run_ids: RunIds = None,
     hosts: Hosts = None,
-    older: Annotated[
-        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN: only those begun so many days ago.")
+    older_than: Annotated[
+        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN: all that began so many days ago.")
     ] = 7.0,
     as_json: Json = False,
 ) -> None:
-    """Remove what runs that have ended left on their nodes; logs and figures on this machine stay."""
+    """Remove what runs that have ended left on their nodes; logs and results on this machine stay."""
     cluster, _ = read_cluster(hosts)
     with open_agent(cluster) as agent:
         from multinode.workflows.run.attach import clean as clean_nodes
 
-        cleaned = clean_nodes(agent, cluster, run_ids or None, older * _SECONDS_PER_DAY)
+        cleaned = clean_nodes(agent, cluster, run_ids or None, older_than * _SECONDS_PER_DAY)
     if as_json:
         print_document({"schema": "multinode.clean/1", "nodes": cleaned})
     for one in cleaned if not as_json else ():

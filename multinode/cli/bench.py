@@ -1,4 +1,4 @@
-"""`multinode bench`: how fast each worker's device is, against its data sheet and its like, and why one is slow."""
+"""`multinode bench`: how fast each worker's device is, against its data sheet and its peers, and why one is slow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.inputs import read_nodes
-from multinode.cli.options import Hosts, Json, NodeOptions, Nodes, WorkersPerNode, expand_options
+from multinode.cli.options import (
+    Check,
+    HangTimeout,
+    Hosts,
+    Json,
+    NodeOptions,
+    Nodes,
+    OnHang,
+    WorkersPerNode,
+    expand_options,
+)
 from multinode.cli.output import print_document, print_table
+from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
@@ -29,7 +40,7 @@ _SAMPLE_INTERVAL_S = 0.25
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(expand_options(bench))
+    app.command(cls=PanelCommand)(expand_options(bench))
 
 
 def bench(
@@ -58,17 +69,14 @@ def bench(
     ] = False,
     together: Annotated[bool, typer.Option("--together", help="Only all workers of all nodes at once.")] = False,
     common: NodeOptions,
-    stall: Annotated[
-        float,
-        typer.Option(
-            min=0.0, metavar="SECONDS", help="End a node's run without a result of any worker for so long; 0: never."
-        ),
-    ] = 300.0,
+    check: Check = True,
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "stop",
     as_json: Json = False,
 ) -> None:
     """Measure every worker's device: matrix products, memory and transformer layers; name a slow one and why it is.
 
-    Each is measured alone, and then all at once, which heat, power and shared processors may slow down.
+    Each is measured alone, and then all at once, which heat, power and shared CPUs may slow down.
     """
     from multinode.core.measure.benchmark import PHASES, make_device_test
     from multinode.transport.agent import load_archive
@@ -89,9 +97,10 @@ def bench(
         ExecuteOptions(
             kind="bench",
             lease_s=_LEASE_S,
-            stall_s=stall + _SILENT_TESTS * seconds if stall else None,
-            on_stall="stop",
+            stall_s=hang_timeout + _SILENT_TESTS * seconds if hang_timeout else None,
+            on_stall=on_hang,
         ),
+        check=check,
     )
     with open_context(what.cluster, local=local is not None) as context:
         report = run_bench(what, phases, context)

@@ -1,4 +1,4 @@
-"""`multinode check`: what would break a training on these nodes, and what mends it."""
+"""`multinode check`: what would break a training on these nodes, and what fixes it."""
 
 from __future__ import annotations
 
@@ -9,51 +9,92 @@ import typer
 
 from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.live import show_stage
-from multinode.cli.options import Hosts, Json, MasterPort, Nodes
-from multinode.cli.output import print_document, print_table
+from multinode.cli.options import (
+    SCRIPT,
+    Hosts,
+    Json,
+    Nodes,
+    Overrides,
+    ScriptCommand,
+    Synthetic,
+    TrainingOptions,
+    WorkersPerNode,
+    expand_options,
+    given_options,
+)
+from multinode.cli.output import fail_gate, print_document, print_table
 from multinode.cli.running import open_agent
+from multinode.core.run.planning import LaunchOptions
+from multinode.units import format_count
 
 if TYPE_CHECKING:
+    from multinode.core.job.job import Job
     from multinode.workflows.check.check import CheckReport
 
 __all__ = ["register"]
 
+# What `launch` does not take.
+_OWN = frozenset({"bandwidth", "strict", "as_json"})
+
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(check)
+    app.command(
+        cls=ScriptCommand, epilog="A plain script: multinode check --hosts H [OPTIONS] -- train.py --its --arguments"
+    )(expand_options(check))
 
 
 def check(
-    job: Annotated[Path | None, typer.Argument(help="LLaMA-Factory YAML; its paths are checked too.")] = None,
+    ctx: typer.Context,
+    *,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; without one, what any training needs is checked."),
+    ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
-    master_port: MasterPort = 29500,
+    workers_per_node: WorkersPerNode = None,
+    set_: Overrides = None,
+    synthetic: Synthetic = False,
+    training: TrainingOptions,
     bandwidth: Annotated[
         bool | None,
         typer.Option(help="Stream for a moment between all pairs; by default up to 8 nodes.", show_default=False),
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for a warning, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at every node and at the network between them; say what would break a training, and what mends it."""
+    """Look at every node and at the network between them; say what would break a training, and what fixes it."""
     cluster, _ = read_cluster(hosts, nodes)
-    what = read_job(job, None, []) if job is not None else None
+    options = training.with_environment(LaunchOptions(workers_per_node=workers_per_node))
+    what: Job | None = None
+    if job is not None or ctx.meta[SCRIPT] is not None or set_ or synthetic or training.concerns_job:
+        from multinode.core.run.synthetic import with_synthetic
+
+        what = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
+        what = with_synthetic(what) if synthetic else what
+        options = training.with_engine(what, options)
     with open_agent(cluster) as agent, show_stage() as say:
+        from multinode.report.check.check_report import next_step
         from multinode.workflows.check.check import CheckOptions, check_cluster
 
-        report = check_cluster(agent, cluster, what, CheckOptions(master_port=master_port, bandwidth=bandwidth), say)
+        report = check_cluster(agent, cluster, what, CheckOptions(launch=options, bandwidth=bandwidth), say)
+    severities = {"error", "warning"} if strict else {"error"}
+    failures = [finding for finding in report.findings if finding.severity in severities]
     if as_json:
         print_document(report)
     else:
-        _print_report(report, f"{f' --hosts {hosts}' if hosts else ''}{f' {job}' if job else ''}")
-    raise typer.Exit(3 if report.unreached else 0 if report.ok else 1)
+        _print_report(report)
+        typer.echo(next_step(failures, given_options(ctx), given_options(ctx, ctx.params.keys() - _OWN)))
+    if strict and report.ok and failures:
+        fail_gate(f"{format_count(len(failures), 'warning')}, and --strict allows none")
+    raise typer.Exit(3 if report.unreached else 1 if failures else 0)
 
 
-def _print_report(report: CheckReport, arguments: str) -> None:
-    from multinode.report.check.check_table import check_matrix, findings_text, next_step
+def _print_report(report: CheckReport) -> None:
+    from multinode.report.check.check_report import check_matrix, findings_text
 
     nodes = [(node.name, node.reached) for node in report.nodes]
     print_table(check_matrix(nodes, report.checks, report.findings))
     if report.findings:
         typer.echo(findings_text(report.findings))
-    typer.echo(next_step(report.findings, f"multinode check{arguments}", f"multinode launch{arguments}"))

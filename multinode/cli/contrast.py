@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
+    Check,
+    HangTimeout,
     Hosts,
     JobFile,
     Json,
+    OnHang,
     Overrides,
     ScriptCommand,
     Synthetic,
     TrainingOptions,
+    WorkersPerNode,
+    complete_runs,
     expand_options,
+    given_options,
 )
-from multinode.cli.output import print_directory, print_document, print_table
+from multinode.cli.output import fail_gate, note, print_directory, print_document, print_table
 from multinode.cli.running import open_context
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
@@ -26,8 +33,12 @@ from multinode.store.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.analyse.comparison.contrast_figures import Contrast
+    from multinode.workflows.comparison.contrast import ContrastRequest
+    from multinode.workflows.run.context import Launch
 
 __all__ = ["print_contrast", "register"]
+
+_FOR_ADVISE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +57,7 @@ def contrast(
         typer.Option(metavar="1,2,4", help="How many of the hostfile's first nodes, each in turn; else one and all."),
     ] = None,
     mode: Annotated[
-        str | None,
+        Literal["same-workers", "scale-out", "fixed-global-batch"] | None,
         typer.Option(
             help="same-workers, scale-out (every node full, the same batch a worker) or fixed-global-batch (every node "
             "full, the same samples a step); else what node 0's slots allow, and it says why."
@@ -55,6 +66,7 @@ def contrast(
     baseline_gpus: Annotated[
         str | None, typer.Option(metavar="1,2,3,5", help="GPUs of node 0 for the baseline: same workers.")
     ] = None,
+    workers_per_node: WorkersPerNode = None,
     each_node: Annotated[
         bool, typer.Option("--each-node", help="Measure each node alone, too: a slow node is not a slow network.")
     ] = False,
@@ -64,50 +76,98 @@ def contrast(
             min=3, help="Steps that count on each side, warm-up apart (max_steps); else 30, or all there are."
         ),
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Train the whole job on each side.")] = False,
+    full_run: Annotated[bool, typer.Option("--full-run", help="Train the full run on each side.")] = False,
     repeats: Annotated[
-        int, typer.Option(min=1, max=20, help="Measure each side so often, in turns: what drifts hits all alike.")
+        int, typer.Option(min=1, max=20, help="Measure each side so often, in turns: drift affects all sides alike.")
     ] = 1,
     set_: Overrides = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
+    check: Check = True,
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "stop",
+    min_efficiency: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Exit 1 where the efficiency is below this, such as 0.8, for scripts."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each side with each node's command, and start nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
     from multinode.core.run.synthetic import with_synthetic
-    from multinode.workflows.comparison.contrast import Wish, cut_job
+    from multinode.workflows.comparison.contrast import ContrastRequest, cut_job
     from multinode.workflows.comparison.contrast import contrast as measure
 
     nodes_and_text = read_cluster(hosts)
-    what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set), steps, whole=whole)
+    what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set), steps, whole=full_run)
     if synthetic:
         what_job = with_synthetic(what_job)
-    wish = Wish(
+    request = ContrastRequest(
         mode=mode,
         counts=parse_option("--nodes", nodes, _parse_numbers) if nodes is not None else (),
+        workers=workers_per_node,
         each_node=each_node,
         baseline_gpus=parse_option("--baseline-gpus", baseline_gpus, _parse_numbers) if baseline_gpus else None,
     )
-    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), ExecuteOptions(kind="contrast"))
+    execute = ExecuteOptions(kind="contrast", stall_s=hang_timeout or None, on_stall=on_hang)
+    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), execute, check=check)
+    if dry_run:
+        _print_plan(what, request, as_json=as_json)
+        return
     with open_context(what.cluster) as context:
-        contrasted = measure(what, context, wish, repeats=repeats)
+        contrasted = measure(what, context, request, repeats=repeats)
     _tell(contrasted.contrast, as_json=as_json)
     print_directory(contrasted.directory)
-    typer.echo(f"the same as a page: multinode report {contrasted.directory.name}", err=True)
+    name = contrasted.directory.name
+    note(f"as a page: multinode report {name}")
+    if contrasted.contrast.advice:
+        note(f"next: multinode advise {name} --try 2{given_options(ctx, _FOR_ADVISE)}")
+    if min_efficiency is not None and contrasted.contrast.efficiency < min_efficiency:
+        fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
+
+
+def _print_plan(what: Launch, request: ContrastRequest, *, as_json: bool) -> None:
+    from multinode.core.run.plan import redact_plan
+    from multinode.report.run.plan_text import plan_text
+    from multinode.workflows.comparison.contrast import plan_offline_sides
+
+    sides, plans = plan_offline_sides(what, request)
+    if as_json:
+        told = [
+            {"role": side.role, "label": side.label, "plan": redact_plan(plan)}
+            for side, plan in zip(sides.sides, plans, strict=True)
+        ]
+        print_document({"schema": "multinode.contrast-plan/1", "mode": sides.mode, "why": sides.why, "sides": told})
+        return
+    typer.echo(f"{sides.mode}: {sides.why}")
+    for side, plan in zip(sides.sides, plans, strict=True):
+        typer.echo(f"\n{side.label}: {side.description}\n{plan_text(plan)}")
 
 
 def compare(
-    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The baseline: an id, or the beginning of one.")],
-    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="What is held against it; `last` is the newest run.")],
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare runs that did not train the same; what differs is marked.")
+    run_a: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_A", autocompletion=complete_runs, help="The baseline: an id, or the beginning of one."
+        ),
+    ],
+    run_b: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_B", autocompletion=complete_runs, help="What is held against it; `last` is the newest run."
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare runs that did not train the same; what differs is marked.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare two stored runs as `contrast` compares its sides."""
     from multinode.workflows.comparison.compare import compare_runs
 
-    _tell(compare_runs(runs_root(), run_a, run_b, anyway=anyway), as_json=as_json)
+    _tell(compare_runs(runs_root(), run_a, run_b, anyway=force), as_json=as_json)
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

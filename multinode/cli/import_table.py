@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or YAML of figures, a row a training.")],
+    path: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or YAML of benchmarks, one row per training.")],
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What GPUs cost, a YAML; the table's own prices come first.")
     ] = None,
@@ -36,7 +36,7 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Import a table of figures measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
+    """Import a table of benchmarks measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
     from multinode.core.grid.imported_table import Extras
     from multinode.workflows.grid.import_table import import_table
 

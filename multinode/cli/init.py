@@ -9,7 +9,7 @@ import typer
 
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json
-from multinode.cli.output import print_document
+from multinode.cli.output import note, print_document
 from multinode.cli.running import open_agent
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
@@ -48,4 +48,5 @@ def init(
         print_document({"schema": "multinode.init/1", "hostfile": str(output), "nodes": nodes_found})
     else:
         typer.echo(described.text, nl=False)
-        typer.echo(f"written to {output}; next: multinode check --hosts {output}", err=True)
+        note(f"written to {output}")
+        note(f"next: multinode check --hosts {output}")

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import typer
 
+from multinode.cli.output import note
 from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
@@ -25,6 +26,8 @@ T = TypeVar("T")
 def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, str]:
     """The cluster that `--hosts` or its stand-ins name, cut to `--nodes`, and the hostfile's text.
 
+    A hostfile that `--hosts` did not name is told on stderr.
+
     Raises:
         UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
     """
@@ -32,7 +35,9 @@ def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, 
     from multinode.store.hostfile import find_hosts, load_hostfile
     from multinode.store.settings import load_settings
 
-    path = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
+    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
+    if hosts is None:
+        note(f"hostfile: {path} ({named_by})")
     cluster, text = load_hostfile(path)
     if nodes is not None and nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes were asked for, and {path} has {len(cluster.nodes)}")
@@ -120,13 +125,13 @@ def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
     return choose_engine(job, name, config)
 
 
-def read_job_environment(variables: list[str] | None, prelude: str | None) -> JobEnvironment:
-    """What `--env` and `--prelude` put around the job; an empty `--prelude` switches the settings' off.
+def read_job_environment(variables: list[str] | None, setup: str | None) -> JobEnvironment:
+    """What `--env` and `--setup` put around the job; an empty `--setup` switches the settings' off.
 
     Raises:
         UsageError: one cannot be understood, or a variable is not set here.
     """
     from multinode.store.settings import load_settings
 
-    text = prelude if prelude is not None else load_settings(Path.cwd()).defaults.prelude
+    text = setup if setup is not None else load_settings(Path.cwd()).defaults.setup
     return parse_job_environment(variables or [], text, os.environ)

@@ -10,7 +10,8 @@ import typer
 from multinode.cli import lab_fault
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
-from multinode.cli.output import print_document
+from multinode.cli.output import note, print_document
+from multinode.cli.panels import PanelGroup
 from multinode.errors import MultinodeError, UsageError
 from multinode.lab.cluster import (
     LabSpec,
@@ -32,9 +33,10 @@ from multinode.units import parse_size
 __all__ = ["register"]
 
 app = typer.Typer(
+    cls=PanelGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Virtual nodes on this machine, each with its own sshd, disk, hostname and shaped network card.",
+    help="Virtual nodes on this machine, each with its own sshd, disk, hostname and shaped NIC.",
 )
 
 app.add_typer(lab_fault.app, name="fault")
@@ -77,12 +79,12 @@ def up(
         network=network,
     )
     links: list[LinkSpeed] = []
-    lab = up_lab(spec, _say, links.append if as_json else lambda link: _print_link(link, links))
+    lab = up_lab(spec, note, links.append if as_json else lambda link: _print_link(link, links))
     if as_json:
         status = describe_lab(lab)
         print_document(LabUp(hostfile=status.hostfile, nodes=status.nodes, links=tuple(links)))
     _warn_of_slow_links(links)
-    _say(f"{len(lab.nodes)} nodes are up: {lab.hostfile}")
+    note(f"{len(lab.nodes)} nodes are up: {lab.hostfile}")
 
 
 @app.command()
@@ -98,12 +100,12 @@ def status(as_json: Json = False) -> None:
     if not as_json:
         _print_status(described)
     if faults := list_faults():
-        _say(f"faults in force: {len(faults)}; see them with: multinode lab fault list")
+        note(f"faults in force: {len(faults)}; see them with: multinode lab fault list")
 
 
 @app.command()
 def rate(
-    node: Annotated[str, typer.Argument(metavar="NODE|all", help="The node whose card changes.")],
+    node: Annotated[str, typer.Argument(metavar="NODE|all", help="The node whose NIC changes.")],
     line_rate: Annotated[str, typer.Argument(metavar="RATE", help="100mbit, 2.5gbit, none.")],
     as_json: Json = False,
 ) -> None:
@@ -142,11 +144,7 @@ def down(as_json: Json = False) -> None:
         print_document({"schema": "multinode.lab/1", "removed": removed})
     elif removed:
         typer.echo(f"removed {removed.count()}")
-    _say("nothing of the lab is left" if removed else "no lab stood here; nothing is left of one")
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    note("nothing of the lab is left" if removed else "no lab stood here; nothing is left of one")
 
 
 def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
@@ -163,8 +161,8 @@ def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
 def _warn_of_slow_links(links: list[LinkSpeed]) -> None:
     slow = [f"{link.source} -> {link.target}" for link in links if link.is_slow]
     if slow:
-        _say(f"warning: more than 5 % below what the line rate leaves for TCP: {', '.join(slow)}")
-        _say("  hint: this machine may be busy, or too slow for this rate: ask for a lower --rate")
+        typer.echo(f"warning: more than 5 % below what the line rate leaves for TCP: {', '.join(slow)}", err=True)
+        typer.echo("  hint: this machine may be busy, or too slow for this rate: ask for a lower --rate", err=True)
 
 
 def _print_status(lab: LabStatus) -> None:

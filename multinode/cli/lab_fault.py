@@ -6,14 +6,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec.structs import replace
 
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
-from multinode.cli.output import print_document
+from multinode.cli.output import note, print_document
+from multinode.cli.panels import PanelGroup
 from multinode.errors import UsageError
 from multinode.lab.cluster import require_lab
 from multinode.lab.faults import (
@@ -44,6 +45,7 @@ from multinode.units import parse_rate, parse_size
 __all__ = ["app"]
 
 app = typer.Typer(
+    cls=PanelGroup,
     invoke_without_command=True,
     rich_markup_mode=None,
     help="Take one thing of the lab away at a time, until `multinode lab fault clear`; without a verb: list.",
@@ -91,7 +93,7 @@ def list_(as_json: Json = False) -> None:
         return
     _print_faults(faults)
     if not faults:
-        typer.echo("no fault is in force", err=True)
+        note("no fault is in force")
 
 
 @app.command()
@@ -105,7 +107,7 @@ def clear(
         print_document({"schema": _SCHEMA, "cleared": cleared, "faults": list_faults()})
         return
     _print_faults(cleared)
-    typer.echo(f"faults cleared: {len(cleared)}" if cleared else "no fault was in force", err=True)
+    note(f"faults cleared: {len(cleared)}" if cleared else "no fault was in force")
 
 
 @_fault_command()
@@ -116,13 +118,14 @@ def link(
         str | None, typer.Option(metavar="RATE", help="Carry this at most, and say otherwise: 100mbit.")
     ] = None,
     way: Annotated[
-        str, typer.Option(metavar="send|receive|both", help="With --rate: slow what the node sends, receives, or both.")
+        Literal["send", "receive", "both"],
+        typer.Option(metavar="send|receive|both", help="With --rate: slow what the node sends, receives, or both."),
     ] = "both",
-    interface: Annotated[str, typer.Option(metavar="IFNAME", help="The card: ens1f0, or eth0 for management.")] = (
+    interface: Annotated[str, typer.Option(metavar="IFNAME", help="The NIC: ens1f0, or eth0 for management.")] = (
         "ens1f0"
     ),
 ) -> Fault:
-    """Pull a cable, or have a link carry less than its card says."""
+    """Pull a cable, or have a link carry less than its NIC reports."""
     _require_one({"--down": down or None, "--rate": rate}, f"multinode lab fault link {node} --down")
     if rate is None:
         if way != "both":
@@ -137,7 +140,7 @@ def mtu(
     node: Node,
     size: Annotated[int, typer.Argument(metavar="MTU", help="Larger than the 1500 of the switch, such as 9000.")],
 ) -> Fault:
-    """Let the training card send frames that its switch port drops: large ones vanish, small ones arrive.
+    """Let the training NIC send frames that its switch port drops: large ones vanish, small ones arrive.
 
     A TCP stream suffers where both ends have the fault: take `all`.
     """
@@ -150,17 +153,20 @@ def ports(
     drop: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer nothing: 30000-60999 or 29500.")] = None,
     reject: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer with a refusal.")] = None,
 ) -> Fault:
-    """Turn away TCP connections to these ports that come in on the training card, as a firewall does."""
+    """Turn away TCP connections to these ports that come in on the training NIC, as a firewall does."""
     _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
-    action, given = ("reject", reject or "") if drop is None else ("drop", drop)
-    first, last = parse_option(f"--{action}", given, _parse_ports)
+    action: Literal["drop", "reject"] = "reject" if drop is None else "drop"
+    first, last = parse_option(f"--{action}", drop or reject or "", _parse_ports)
     return Ports(node=node, first=first, last=last, action=action)
 
 
 @_fault_command()
 def sshd(
     node: Node,
-    how: Annotated[str, typer.Argument(metavar="stop|freeze|new-host-key|refuse-key|crowded", help="What it does.")],
+    how: Annotated[
+        Literal["stop", "freeze", "new-host-key", "refuse-key", "crowded"],
+        typer.Argument(metavar="stop|freeze|new-host-key|refuse-key|crowded", help="What it does."),
+    ],
 ) -> Fault:
     """Have the SSH daemon stop, hang, change its host key, refuse this client's key, or take no further client.
 
@@ -172,7 +178,9 @@ def sshd(
 @_fault_command(name="node")
 def node_(
     node: Node,
-    how: Annotated[str, typer.Argument(metavar="kill|freeze", help="No power, or no process that runs.")],
+    how: Annotated[
+        Literal["kill", "freeze"], typer.Argument(metavar="kill|freeze", help="No power, or no process that runs.")
+    ],
 ) -> Fault:
     """Kill the node without a farewell, or freeze all its processes."""
     return NodeState(node=node, how=how)
@@ -203,11 +211,9 @@ def memory(
 @_fault_command()
 def disk(
     node: Node,
-    how: Annotated[str, typer.Argument(metavar="full", help="To the last byte.")],
+    how: Annotated[Literal["full"], typer.Argument(metavar="full", help="To the last byte.")],  # noqa: ARG001 - the one that there is
 ) -> Fault:
     """Leave no room on the node's disk."""
-    if how != "full":
-        raise UsageError(f"a disk cannot be {how!r}", hint=f"multinode lab fault disk {node} full")
     return DiskFull(node=node)
 
 
@@ -263,7 +269,7 @@ def address(
     node: OneNode,
     network: Annotated[str, typer.Argument(metavar="ADDRESS/PREFIX", help="Such as 10.213.1.100/24.")],
 ) -> Fault:
-    """Add a second card ens1f1 with this address: two cards in one subnet."""
+    """Add a second NIC ens1f1 with this address: two NICs in one subnet."""
     return Address(node=node, address=network)
 
 
@@ -284,7 +290,7 @@ def route(
     node: OneNode,
     peer: Annotated[str, typer.Argument(metavar="PEER", help="The node that it then sends to through eth0.")],
 ) -> Fault:
-    """Send to a peer's training address through the management card; the answers come as before."""
+    """Send to a peer's training address through the management NIC; the answers come as before."""
     return Route(node=node, peer=peer)
 
 

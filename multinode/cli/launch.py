@@ -10,17 +10,18 @@ import typer
 from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
+    Check,
     Fetch,
-    Grace,
+    GracePeriod,
+    HangTimeout,
     Hosts,
     Json,
     Nodes,
-    OnStall,
+    OnHang,
     Overrides,
     Profile,
     SampleHz,
     ScriptCommand,
-    StallAfter,
     Synthetic,
     Trace,
     TraceRanks,
@@ -52,7 +53,8 @@ def launch(
     ctx: typer.Context,
     *,
     job: Annotated[
-        Path | None, typer.Argument(help="LLaMA-Factory YAML; without one, the settings' or configs/default.yaml.")
+        Path | None,
+        typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; without one, the settings' or configs/default.yaml."),
     ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
@@ -60,15 +62,28 @@ def launch(
     set_: Overrides = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
+    check: Check = True,
     lease: Annotated[
-        float, typer.Option(min=5.0, help="Seconds that the nodes go on without word from this command.")
+        float,
+        typer.Option(
+            min=5.0,
+            metavar="SECONDS",
+            rich_help_panel="Run control",
+            help="How long the nodes keep running without contact to this command.",
+        ),
     ] = 120.0,
-    grace: Grace = 10.0,
+    grace_period: GracePeriod = 10.0,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave once the job runs on every node; it needs no lease then.")
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            rich_help_panel="Run control",
+            help="Leave once the job runs on every node; it needs no lease then.",
+        ),
     ] = False,
-    stall: StallAfter = 300.0,
-    on_stall: OnStall = "report",
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "report",
     fetch: Fetch = None,
     profile: Profile = True,
     trace: Trace = None,
@@ -93,12 +108,12 @@ def launch(
     )
     execute = ExecuteOptions(
         lease_s=None if detach else lease,
-        grace_s=grace,
+        grace_s=grace_period,
         leave_when_running=detach,
-        stall_s=stall or None,
-        on_stall=on_stall,
+        stall_s=hang_timeout or None,
+        on_stall=on_hang,
     )
-    what = training.make_training(nodes_and_text, what_job, options, execute)
+    what = training.make_training(nodes_and_text, what_job, options, execute, check=check)
     if dry_run:
         _print_plan(what, as_json=as_json)
         return

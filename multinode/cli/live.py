@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +13,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from multinode.cli.output import is_quiet
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Stall
 from multinode.report.run.progress_table import progress_line, progress_table, stall_line
 
 __all__ = ["LiveView", "live_view", "show_stage"]
 
+_LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 5.0
 
 
@@ -30,10 +33,12 @@ class LiveView(NamedTuple):
 
 @contextlib.contextmanager
 def live_view(*, quiet: bool = False) -> Iterator[LiveView]:
-    """A view for the time of a run; `quiet` shows nothing at all."""
+    """A view for the time of a run; `quiet` shows nothing at all, and --quiet nothing but that it hangs."""
     console = Console(stderr=True)
     if quiet:
         yield LiveView(lambda _: None, lambda _: None)
+    elif is_quiet():
+        yield _telling_stalls(_PlainLines().say, lambda _: None)._replace(say=lambda _: None)
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield _telling_stalls(
@@ -54,7 +59,7 @@ def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], No
         if progress.stall is not None and progress.stall is not told:
             say(stall_line(progress.stall))
         elif progress.stall is None and told is not None and not _is_over(progress):
-            say("the run gets on again")
+            say("the run has resumed")
         told = progress.stall
         show(progress)
 
@@ -74,7 +79,7 @@ def _never_failing(show: Callable[[RunProgress], None], say: Callable[[str], Non
         except Exception as error:  # noqa: BLE001 - whoever follows a run stops it when its own code fails
             shows = False
             with contextlib.suppress(Exception):
-                say(f"the view failed, and the run goes on unseen: {error!r}")
+                say(f"the view failed; the run is still running: {error!r}")
 
     return show_or_leave
 
@@ -105,10 +110,10 @@ class _PlainLines:
 
 @contextlib.contextmanager
 def show_stage() -> Iterator[Callable[[str], None]]:
-    """Shows what is being done: one line that changes on a terminal, nothing elsewhere."""
+    """Shows what is being done: one line that changes on a terminal, and lines with --verbose."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
+    if not console.is_terminal or is_quiet() or _LOG.isEnabledFor(logging.DEBUG):
+        yield _LOG.debug
         return
     with console.status("") as status:
         yield lambda text: status.update(escape(text))

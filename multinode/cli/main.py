@@ -1,35 +1,99 @@
-"""The multinode command: mounts the verbs, and is the one place that prints an error."""
+"""The multinode command: lists the verbs, imports the one that is asked for, and alone prints errors."""
 
 from __future__ import annotations
 
+import copy
 import importlib
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
+import typer.core
+import typer.main
 
+from multinode.cli.panels import PanelGroup
 from multinode.errors import Interrupted, MultinodeError
 
-__all__ = ["VERBS", "build_app", "print_error", "run"]
+__all__ = ["VERBS", "Verb", "build_app", "load_verb", "print_error", "run"]
 
-# By the module that has them: what one verb imports, the others need not wait for.
+
+class Verb(NamedTuple):
+    """Where a verb is, and how `multinode --help` lists it: nothing of it needs to be imported for that."""
+
+    module: str
+    panel: str
+    summary: str
+
+
+# In the order of `multinode --help`; a summary fits a line of 80 columns.
 VERBS = {
-    "lab": ("lab",),
-    "init": ("init",),
-    "check": ("check",),
-    "nccl_test": ("nccl-test",),
-    "bench": ("bench",),
-    "launch": ("launch",),
-    "contrast": ("contrast", "compare"),
-    "predict": ("predict",),
-    "advise": ("advise",),
-    "sweep": ("sweep",),
-    "table": ("table",),
-    "import_table": ("import",),
-    "runs": ("runs", "show", "logs"),
-    "report": ("report",),
-    "attach": ("attach", "stop", "clean"),
+    "init": Verb("init", "Prepare", "Probe the nodes and write a hostfile."),
+    "check": Verb("check", "Prepare", "Find what would break a training, before it starts."),
+    "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
+    "launch": Verb("launch", "Run", "Run a training on every node and follow it to its end."),
+    "attach": Verb("attach", "Run", "Follow a run that is still running."),
+    "stop": Verb("attach", "Run", "Stop a run on all its nodes."),
+    "clean": Verb("attach", "Run", "Remove what old runs left on their nodes."),
+    "nccl-test": Verb("nccl_test", "Measure", "Measure all-reduce and other collectives over the network."),
+    "bench": Verb("bench", "Measure", "Measure every GPU or CPU, and name a slow one."),
+    "contrast": Verb("contrast", "Measure", "Measure one node against many: which is faster, and why."),
+    "sweep": Verb("sweep", "Measure", "Measure a job over a grid of settings, nodes and workers."),
+    "compare": Verb("contrast", "Decide", "Compare two stored runs."),
+    "predict": Verb("predict", "Decide", "Predict other networks, nodes and settings."),
+    "advise": Verb("advise", "Decide", "Rank the changes that would make a training faster."),
+    "table": Verb("table", "Decide", "Show sweeps as a table: sorted, filtered, priced."),
+    "import": Verb("import_table", "Decide", "Import benchmarks measured elsewhere, as a table."),
+    "runs": Verb("runs", "Inspect", "List the runs."),
+    "show": Verb("runs", "Inspect", "Show a run: how it ended, and where its time went."),
+    "logs": Verb("runs", "Inspect", "Print a run's logs."),
+    "report": Verb("report", "Inspect", "Write a run as a page with charts, Markdown or CSV."),
+    "lab": Verb("lab", "Lab", "Make virtual nodes on this machine."),
 }
+
+_COMPLETE = "_MULTINODE_COMPLETE"
+
+
+class _Verbs(PanelGroup):
+    """Lists the verbs from `VERBS`, and imports one when it is run or completed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, verb in VERBS.items():
+            self.add_command(typer.core.TyperCommand(name, short_help=verb.summary, rich_help_panel=verb.panel))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb itself in the place of its listing."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and load_verb(listed.name or ""), rest
+
+
+def load_verb(name: str) -> Any:
+    """The command of a verb, from its module, with the options that all have."""
+    app = typer.Typer(rich_markup_mode=None)
+    importlib.import_module(f"multinode.cli.{VERBS[name].module}").register(app)
+    command = typer.main.get_group(app).commands[name]
+    _add_common(command)
+    return command
+
+
+def _add_common(command: Any) -> None:
+    """-q and -v, whether they stand before the verb or after it."""
+    for inner in getattr(command, "commands", {}).values():
+        _add_common(inner)
+    if not hasattr(command, "commands"):
+        for option in typer.main.get_group(build_app()).params:
+            if option.name in {"quiet", "verbose"}:
+                command.params.append(copy.copy(option))
+                command.params[-1].expose_value = False
+
+
+def _set_verbosity(param: typer.CallbackParam, value: bool) -> bool:
+    if value:
+        from multinode.cli.output import set_verbosity
+
+        set_verbosity(**{str(param.name): True})
+    return value
 
 
 def _version(value: bool) -> None:
@@ -41,34 +105,53 @@ def _version(value: bool) -> None:
 
 
 def _main(
-    version: Annotated[
+    *,
+    version: Annotated[  # noqa: ARG001 - its callback has done it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", callback=_set_verbosity, help="Only results, warnings and errors.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", callback=_set_verbosity, help="Also each step and request, with its time."),
+    ] = False,
 ) -> None:
-    pass
+    if not (quiet or verbose):
+        from multinode.cli.output import set_verbosity
+
+        set_verbosity()
 
 
-def build_app(asked: str | None = None) -> typer.Typer:
-    """The command with all its verbs, or with those of the one module that has the verb that is asked for."""
+def build_app() -> typer.Typer:
+    """The command with all its verbs."""
     app = typer.Typer(
+        cls=_Verbs,
         name="multinode",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
         help="Launch a training on several nodes over SSH, and measure what the network costs it.",
+        epilog="Options of a verb: multinode VERB --help",
     )
     app.callback()(_main)
-    for module in [name for name, verbs in VERBS.items() if asked in verbs] or VERBS:
-        importlib.import_module(f"multinode.cli.{module}").register(app)
     return app
 
 
 def run() -> None:
     """Entry point: run the command, print what went wrong, exit with its code."""
+    if _COMPLETE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
     try:
-        build_app(sys.argv[1] if sys.argv[1:] else None)()
+        build_app()()
     except MultinodeError as error:
+        from multinode.cli.output import print_traceback
+
+        print_traceback(error)
         print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
@@ -77,7 +160,7 @@ def run() -> None:
 
 
 def print_error(error: MultinodeError) -> None:
-    """One clear message on stderr: what, where, what was run, what mends it; detail above it, as it came first."""
+    """One clear message on stderr: what, where, what was run, what fixes it; detail above it, as it came first."""
     lines = []
     if error.detail:
         lines += [f"  {line}" for line in error.detail.splitlines()]

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from multinode.cli.inputs import parse_option, read_job, read_nodes
-from multinode.cli.options import Check, Hosts, Json, MasterPort, NodeOptions, Nodes, Overrides, Variables
-from multinode.cli.output import print_document, print_table
+from multinode.cli.options import Check, HangTimeout, Hosts, Json, NodeOptions, Nodes, OnHang, Overrides, expand_options
+from multinode.cli.output import choose_form, fail_gate, note, print_document, print_table
+from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
-from multinode.store.text_file import require_directory, write_text
+from multinode.store.text_file import write_text
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ _LEASE_S = 30.0
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command("nccl-test")(nccl_test)
+    app.command("nccl-test", cls=PanelCommand)(expand_options(nccl_test))
 
 
 def nccl_test(
+    *,
     collectives: Annotated[
         list[str] | None,
         typer.Argument(
@@ -73,23 +75,32 @@ def nccl_test(
         Path | None,
         typer.Option(metavar="JOB.yaml", help="The messages that this training will send, instead of -b, -e and -f."),
     ] = None,
-    overrides: Overrides = None,
-    tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes first.")] = True,
+    set_: Overrides = None,
+    tcp: Annotated[
+        bool, typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes, in turns with the largest size.")
+    ] = True,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Measure every pair of nodes too, and name an odd one.")
     ] = False,
     compare: Annotated[
         str | None, typer.Option(metavar="RUN", help="Say what has changed since this earlier nccl-test.")
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the chart of busbw over size there.")
-    ] = None,
     form: Annotated[
         Literal["table", "nccl-tests"], typer.Option("--format", help="How the rows are printed.")
     ] = "table",
-    variables: Variables = None,
-    master_port: MasterPort = 29500,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the chart of busbw over size there: .html.")
+    ] = None,
+    min_busbw: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="GB/S", help="Exit 1 where the best busbw of a collective is below this, for scripts."
+        ),
+    ] = None,
+    common: NodeOptions,
     check: Check = True,
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "report",
     as_json: Json = False,
 ) -> None:
     """Measure collectives over the nodes with their own torch: what the network gives, whether that is normal, and why.
@@ -127,14 +138,13 @@ def nccl_test(
         backend=check_choice("backend", backend, BACKENDS) if backend is not None else None,
     )
     check_reduction(op, dtype)
-    training = read_job(like, None, overrides or []) if like is not None else None
-    if overrides and training is None:
+    training = read_job(like, None, set_ or []) if like is not None else None
+    if set_ and training is None:
         raise UsageError("--set changes the job of --like, and none was given", hint="--like JOB.yaml")
     if local is not None and workers_per_node is not None:
         raise UsageError("--local says how many workers there are already", hint="leave --workers-per-node out")
-    if page is not None:
-        require_directory(page.parent)
-    what = NodeOptions(env=variables, master_port=master_port, check=check).make_launch(
+    choose_form(None, output, {".html": "html", ".htm": "html"})
+    what = common.make_launch(
         _cluster(hosts, nodes, local),
         test,
         # A training uses all slots; bare sizes are of the network between the nodes.
@@ -142,16 +152,21 @@ def nccl_test(
             workers_per_node=local or workers_per_node or (None if training is not None else 1),
             agent=load_archive().path,
         ),
-        ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S),
+        ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
+        check=check,
     )
     with open_context(what.cluster, local=local is not None) as context:
         report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), context)
-    if page is not None:
-        _write_page(report, page)
+    if output is not None:
+        _write_page(report, output)
     if as_json:
         print_document(report)
     else:
         _print_report(report, form)
+    for collective in dict.fromkeys(row.collective for row in report.rows):
+        best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
+        if min_busbw is not None and best < min_busbw:
+            fail_gate(f"{collective} reaches {best:.4g} GB/s busbw, below --min-busbw {min_busbw:g}")
     raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
 
 
@@ -188,4 +203,4 @@ def _write_page(report: ScanReport, path: Path) -> None:
     from multinode.report.nccl_test.scan_text import scan_lines
 
     write_text(path, scan_page(report.rows, report.levels, report.title, "\n".join(scan_lines(report))))
-    typer.echo(f"chart: {path}", err=True)
+    note(f"chart: {path}")

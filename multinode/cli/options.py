@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import typer
-import typer.core
+
+from multinode.cli.panels import PanelCommand
 
 if TYPE_CHECKING:
     from multinode.core.cluster.cluster import Cluster
@@ -29,23 +32,24 @@ __all__ = [
     "DeepspeedSet",
     "EngineName",
     "Fetch",
-    "Grace",
+    "GracePeriod",
     "GradCompress",
+    "HangTimeout",
     "Hosts",
     "JobFile",
     "Json",
     "MasterPort",
     "NodeOptions",
     "Nodes",
-    "OnStall",
+    "OnHang",
     "Overrides",
-    "Prelude",
     "PricesFile",
     "Profile",
     "RunId",
+    "RunIds",
     "SampleHz",
     "ScriptCommand",
-    "StallAfter",
+    "Setup",
     "Synthetic",
     "Trace",
     "TraceRanks",
@@ -53,22 +57,59 @@ __all__ = [
     "Variables",
     "Where",
     "WorkersPerNode",
+    "complete_hosts",
+    "complete_runs",
     "expand_options",
+    "given_options",
 ]
 
-JobFile = Annotated[Path | None, typer.Argument(help="LLaMA-Factory YAML; else the default job.")]
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Ids of runs, the newest first, for a shell's completion."""
+    from multinode.store.run_directory import list_runs, runs_root
+
+    with contextlib.suppress(OSError):
+        names = ("last", *(path.name for path in reversed(list_runs(runs_root()))))
+        return [name for name in names if name.startswith(incomplete)]
+    return []
+
+
+def complete_hosts(incomplete: str) -> list[str]:
+    """`lab`, and files that are called as hostfiles are; where none of them fits, a shell completes any file."""
+    found = [
+        str(path) for pattern in ("*host*", "hostfiles/*") for path in sorted(Path().glob(pattern)) if path.is_file()
+    ]
+    return [name for name in ("lab", *found) if name.startswith(incomplete)]
+
+
+# Sections of a verb's help.
+_NODES, _JOB, _RUN, _MEASURE = "Nodes", "Job", "Run control", "Measurement"
+
+JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; else the default job.")]
 Hosts = Annotated[
-    str | None, typer.Option(help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.")
+    str | None,
+    typer.Option(
+        autocompletion=complete_hosts,
+        rich_help_panel=_NODES,
+        metavar="HOSTFILE",
+        help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.",
+    ),
 ]
-Nodes = Annotated[int | None, typer.Option(min=1, metavar="K", help="Use the first K nodes of the hostfile.")]
-WorkersPerNode = Annotated[int | None, typer.Option(min=1, help="Workers on each node; else its slots.")]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, metavar="K", rich_help_panel=_NODES, help="Use the first K nodes of the hostfile.")
+]
+WorkersPerNode = Annotated[
+    int | None, typer.Option(min=1, rich_help_panel=_NODES, metavar="N", help="Workers on each node; else its slots.")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job. Repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_JOB, help="Override a key of the job. Repeatable."),
 ]
 DeepspeedSet = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
+        rich_help_panel=_JOB,
         help="Change the DeepSpeed JSON of the job for this run alone, and show the diff; a.b is b in the group a. "
         "Repeatable.",
     ),
@@ -77,79 +118,124 @@ Synthetic = Annotated[
     bool,
     typer.Option(
         "--synthetic",
-        help="Train on made-up data, for the figures alone: every sample has exactly cutoff_len tokens.",
+        rich_help_panel=_JOB,
+        help="Train on synthetic data, for benchmarks: every sample has exactly cutoff_len tokens.",
     ),
 ]
-MasterPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of the rendezvous on node 0.")]
-Check = Annotated[bool, typer.Option("--check/--no-check", help="Check first what would break the run.")]
+MasterPort = Annotated[
+    int,
+    typer.Option(min=1, max=65535, rich_help_panel=_NODES, metavar="PORT", help="Port of the rendezvous on node 0."),
+]
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", rich_help_panel=_RUN, help="Check first what would break the run.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Grace = Annotated[float, typer.Option(min=0.0, help="Seconds between TERM and KILL when the run is stopped.")]
+GracePeriod = Annotated[
+    float,
+    typer.Option(
+        min=0.0, metavar="SECONDS", rich_help_panel=_RUN, help="Time between TERM and KILL when the run is stopped."
+    ),
+]
 Fetch = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATH", help="Copy this file or directory of node 0 home at the end. Repeatable."),
+    typer.Option(
+        metavar="PATH", rich_help_panel=_RUN, help="Copy this file or directory of node 0 here at the end. Repeatable."
+    ),
 ]
 EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="torchrun, llamafactory, deepspeed, accelerate or command; else llamafactory for a YAML, torchrun for a "
+        rich_help_panel=_JOB,
+        help="torchrun, llamafactory, deepspeed, accelerate or exec; else llamafactory for a YAML, torchrun for a "
         "script.",
     ),
 ]
 AccelerateConfig = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A configuration for --engine accelerate; what places a node is set anew."),
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=_JOB,
+        help="A configuration for --engine accelerate; what places a node is set anew.",
+    ),
 ]
 Variables = Annotated[
     list[str] | None,
     typer.Option(
         "--env",
         metavar="NAME[=VALUE]",
+        rich_help_panel=_JOB,
         help="Set a variable on every node; NAME alone takes its value from here, and shows it nowhere. Repeatable.",
     ),
 ]
-Prelude = Annotated[
+Setup = Annotated[
     str | None,
     typer.Option(
         metavar="SHELL",
-        help="Shell text to run on every node before the job: conda, modules; else the settings'.",
+        rich_help_panel=_JOB,
+        help="Shell commands to run on every node before the job: conda, modules; else the settings'.",
     ),
 ]
-StallAfter = Annotated[
+HangTimeout = Annotated[
     float,
     typer.Option(
-        "--stall", min=0.0, metavar="SECONDS", help="Without a step or log on any node for so long, it hangs; 0: never."
+        min=0.0,
+        metavar="SECONDS",
+        rich_help_panel=_RUN,
+        help="Without a step, result or log on any node for so long, it hangs; 0: never.",
     ),
 ]
-OnStall = Annotated[
+OnHang = Annotated[
     Literal["report", "stop"],
-    typer.Option(metavar="HOW", help="When it hangs: `report` says which rank is behind, `stop` also stops the run."),
+    typer.Option(
+        metavar="HOW",
+        rich_help_panel=_RUN,
+        help="When it hangs: `report` says which rank is behind, `stop` also stops the run.",
+    ),
 ]
 GradCompress = Annotated[
     str | None,
-    typer.Option(metavar="DTYPE", help="Send DDP's gradients as fp16 or bf16: half the bytes of fp32 ones."),
+    typer.Option(
+        metavar="DTYPE", rich_help_panel=_JOB, help="Send DDP's gradients as fp16 or bf16: half the bytes of fp32 ones."
+    ),
 ]
 Profile = Annotated[
     bool,
-    typer.Option("--profile/--no-profile", help="Record in the workers where the time of their steps goes."),
+    typer.Option(
+        "--profile/--no-profile",
+        rich_help_panel=_MEASURE,
+        help="Record in the workers where the time of their steps goes.",
+    ),
 ]
 Trace = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="STEPS", help="Record so many steps with torch.profiler after the warm-up, and bring them home."
+        min=1,
+        metavar="STEPS",
+        rich_help_panel=_MEASURE,
+        help="Record so many steps with torch.profiler after the warm-up, and fetch the traces.",
     ),
 ]
 TraceRanks = Annotated[
     list[int] | None,
     typer.Option(
-        "--trace-rank", min=0, metavar="RANK", help="Trace this worker; else the first of each node. Repeatable."
+        "--trace-rank",
+        min=0,
+        metavar="RANK",
+        rich_help_panel=_MEASURE,
+        help="Trace this worker; else the first of each node. Repeatable.",
     ),
 ]
 SampleHz = Annotated[
     float,
     typer.Option(
-        "--sample-hz", min=1.0, max=10.0, help="Samples a second of network cards, processors and GPUs on each node."
+        "--sample-hz",
+        min=1.0,
+        max=10.0,
+        rich_help_panel=_MEASURE,
+        metavar="HZ",
+        help="Samples per second of NICs, CPUs and GPUs on each node.",
     ),
 ]
 Where = Annotated[
@@ -160,14 +246,22 @@ PricesFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What GPUs or nodes cost, a YAML; else the hostfile's prices.")
 ]
 Deadline = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Name the cheapest cell that ends the whole job in 8h, 2d, ...")
+    str | None, typer.Option(metavar="TIME", help="Name the cheapest cell that ends the full run in 8h, 2d, ...")
 ]
-RunId = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")]
+RunId = Annotated[
+    str, typer.Argument(autocompletion=complete_runs, help="A run's id, the beginning of one, or `last`.")
+]
+RunIds = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...", autocompletion=complete_runs, help="Runs: an id, the beginning of one, or `last`."
+    ),
+]
 
 SCRIPT = "multinode.script"
 
 
-class ScriptCommand(typer.core.TyperCommand):
+class ScriptCommand(PanelCommand):
     """Keeps everything behind the first `--` in `ctx.meta[SCRIPT]`: a tuple, or None where there was no `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -185,24 +279,38 @@ class NodeOptions:
     """How any job is started on its nodes."""
 
     env: Variables = None
-    prelude: Prelude = None
+    setup: Setup = None
     master_port: MasterPort = 29500
-    check: Check = True
 
     def make_launch(
-        self, nodes: tuple[Cluster, str], job: Job | Benchmark, options: LaunchOptions, execute: ExecuteOptions
+        self,
+        nodes: tuple[Cluster, str],
+        job: Job | Benchmark,
+        options: LaunchOptions,
+        execute: ExecuteOptions,
+        *,
+        check: bool,
     ) -> Launch:
         """The launch of a job on the cluster of a hostfile, whose text comes with it.
 
         Raises:
             UsageError: as `read_engine` and `read_job_environment`.
         """
-        from multinode.cli.inputs import read_job_environment
         from multinode.workflows.run.context import Launch
 
-        environment = read_job_environment(self.env, self.prelude)
-        options = msgspec.structs.replace(options, master_port=self.master_port, environment=environment)
-        return Launch(cluster=nodes[0], hostfile=nodes[1], job=job, options=options, execute=execute, check=self.check)
+        options = self.with_environment(options)
+        return Launch(cluster=nodes[0], hostfile=nodes[1], job=job, options=options, execute=execute, check=check)
+
+    def with_environment(self, options: LaunchOptions) -> LaunchOptions:
+        """With the port, the variables and the setup that were given.
+
+        Raises:
+            UsageError: as `read_job_environment`.
+        """
+        from multinode.cli.inputs import read_job_environment
+
+        environment = read_job_environment(self.env, self.setup)
+        return msgspec.structs.replace(options, master_port=self.master_port, environment=environment)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,15 +322,33 @@ class TrainingOptions(NodeOptions):
     engine: EngineName = None
     accelerate_config: AccelerateConfig = None
 
+    @property
+    def concerns_job(self) -> bool:
+        """Whether something was given that changes how a job starts."""
+        return any((self.deepspeed_set, self.grad_compress, self.engine, self.accelerate_config))
+
     def make_training(
-        self, nodes: tuple[Cluster, str], job: Job, options: LaunchOptions, execute: ExecuteOptions
+        self,
+        nodes: tuple[Cluster, str],
+        job: Job,
+        options: LaunchOptions,
+        execute: ExecuteOptions,
+        *,
+        check: bool,
     ) -> Launch:
         """As of any job, with its engine and the compression of its gradients."""
+        return self.make_launch(nodes, job, self.with_engine(job, options), execute, check=check)
+
+    def with_engine(self, job: Job, options: LaunchOptions) -> LaunchOptions:
+        """With the engine and the compression that were given.
+
+        Raises:
+            UsageError: as `read_engine`.
+        """
         from multinode.cli.inputs import read_engine
 
         engine = read_engine(job, self.engine, self.accelerate_config)
-        options = msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress)
-        return self.make_launch(nodes, job, options, execute)
+        return msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress)
 
 
 def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -245,6 +371,34 @@ def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
+    """What was typed behind the verb, as it can be typed again, with a blank before it; secrets are redacted.
+
+    Args:
+        ctx: the verb's context.
+        only: names of the parameters that are meant; None means all.
+    """
+    from multinode.core.text.secret_values import redact_words
+
+    words: list[str] = []
+    arguments: list[str] = []
+    for parameter in ctx.command.params:
+        source, value = ctx.get_parameter_source(parameter.name), ctx.params.get(parameter.name)
+        if source is None or source.name != "COMMANDLINE" or (only is not None and parameter.name not in only):
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if parameter.param_type_name == "argument":
+            arguments += map(str, values)
+        elif parameter.is_flag:
+            words += parameter.opts[:1] if value else parameter.secondary_opts[:1]
+        else:
+            words += [word for one in values for word in (parameter.opts[0], str(one))]
+    script = ctx.meta.get(SCRIPT)
+    words += arguments
+    words += ["--", *script] if script is not None else []
+    return "".join(f" {shlex.quote(word)}" for word in redact_words(words))
 
 
 def _own_first(group: type) -> list[inspect.Parameter]:

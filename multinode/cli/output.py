@@ -1,9 +1,14 @@
-"""Printing what all verbs print alike: documents and tables on stdout, failures and places on stderr."""
+"""Printing what all verbs print alike: documents and tables on stdout, failures and notes on stderr."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import typer
@@ -11,14 +16,57 @@ from rich.console import Console
 from rich.table import Table
 
 from multinode.core.run.run import Failure
-from multinode.core.text.secret_values import redact
+from multinode.core.text.secret_values import redact, redact_text
 from multinode.decoding import decode_json
+from multinode.errors import UsageError, printable
 from multinode.store.run_directory import RunDirectory
+from multinode.store.text_file import require_directory
 
-__all__ = ["print_directory", "print_document", "print_failure", "print_table"]
+__all__ = [
+    "choose_form",
+    "fail_gate",
+    "is_quiet",
+    "note",
+    "print_directory",
+    "print_document",
+    "print_failure",
+    "print_table",
+    "print_traceback",
+    "set_verbosity",
+]
+
+# Notes are INFO, what --verbose adds is DEBUG.
+_LOG = logging.getLogger("multinode")
+_LOG.setLevel(logging.INFO)
 
 # A table in a file or a pipe is not cut to the width of a terminal that is not there.
 _WIDE = 200
+
+
+class _Stderr(logging.Handler):
+    """Writes to what stderr is at the time: a live table takes its place while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        shown = time.strftime("%H:%M:%S", time.localtime(record.created))
+        sys.stderr.write(f"{shown} {record.getMessage()}\n")
+
+
+def set_verbosity(*, quiet: bool = False, verbose: bool = False) -> None:
+    """What is told beside results, warnings and errors: nothing, notes, or each step and request with its time."""
+    _LOG.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+    if verbose and not _LOG.handlers:
+        _LOG.addHandler(_Stderr())
+
+
+def is_quiet() -> bool:
+    """Whether --quiet was given."""
+    return not _LOG.isEnabledFor(logging.INFO)
+
+
+def note(text: object) -> None:
+    """A line on stderr beside the results; none with --quiet."""
+    if not is_quiet():
+        typer.echo(text, err=True)
 
 
 def print_document(value: object) -> None:
@@ -41,18 +89,49 @@ def print_table(table: Table, prefix: str = "") -> None:
     typer.echo("\n".join((prefix + line).rstrip() for line in captured.get().splitlines()))
 
 
+def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:
+    """The form that `--format` names, else the one by the ending of `--output`; the first of `endings` without either.
+
+    Raises:
+        UsageError: nothing can be written to `output`, or its ending names no form.
+    """
+    if output is not None:
+        require_directory(output.parent)
+    if form is not None or output is None:
+        return form or next(iter(endings.values()))
+    found = endings.get(output.suffix.lower())
+    if found is None:
+        known = ", ".join(filter(None, endings))
+        raise UsageError(f"--output {output}: no format is called {output.suffix or 'that'}", hint=f"one of {known}")
+    return found
+
+
+def print_traceback(error: Exception) -> None:
+    """Where an expected error came from, with --verbose."""
+    if _LOG.isEnabledFor(logging.DEBUG):
+        sys.stderr.write(printable(redact_text("".join(traceback.format_exception(error)))))
+
+
+def fail_gate(text: str) -> NoReturn:
+    """A limit that was asked for was missed: say by what figure, and exit 1."""
+    typer.echo(f"error: {text}", err=True)
+    raise typer.Exit(1)
+
+
 def print_directory(directory: RunDirectory | Path) -> None:
     """Where all files of a run lie."""
-    typer.echo(f"everything of it: {directory}", err=True)
+    note(f"results: {directory}")
 
 
 def print_failure(failure: Failure, directory: str) -> None:
-    """The first failure: its last lines first, then the sentence and what mends it."""
+    """The first failure: its last lines first, then the sentence, its cause and what fixes it."""
+    from multinode.report.run.outcome import failure_notes
+
     for line in failure.log_tail.splitlines():
         typer.echo(f"  {failure.node} | {line}", err=True)
     typer.echo(f"error: {failure.node}: {failure.message}", err=True)
     for consequence in failure.consequences:
         typer.echo(f"  consequence: {consequence}", err=True)
-    if failure.hint:
-        typer.echo(f"  hint: {failure.hint}", err=True)
+    for name, text in failure_notes(failure):
+        typer.echo(f"  {name}: {text}", err=True)
     typer.echo(f"  log:  {directory}/logs/node-{failure.node_rank}.log", err=True)

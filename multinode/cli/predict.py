@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from multinode.cli.options import Json
+from multinode.cli.inputs import parse_option
+from multinode.cli.options import Json, complete_runs
 from multinode.cli.output import print_document, print_table
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
+from multinode.units import parse_rate
 
 if TYPE_CHECKING:
     from multinode.analyse.collectives.traffic import Strategy
@@ -33,15 +35,19 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
+            autocompletion=complete_runs,
             help="Runs of one training and an nccl-test: ids, their beginnings, or `last`; a contrast has its own.",
         ),
     ] = None,
-    figures: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Published figures (YAML) in the place of runs.")
+    benchmarks: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Published benchmarks (YAML) in the place of runs.")
     ] = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="0.1,1,10", help="Rates of a node's card in Gbit/s; else the usual and the measured one."),
+        typer.Option(
+            metavar="100mbit,10gbit",
+            help="Rates of a node's NIC; a bare number is in Gbit/s. Else the usual and the measured one.",
+        ),
     ] = None,
     nodes: Annotated[str | None, typer.Option(metavar="2,4", help="How many nodes; else as measured.")] = None,
     workers_per_node: Annotated[
@@ -66,8 +72,16 @@ def predict(
     ] = None,
     target: Annotated[float, typer.Option(help="Efficiency that the break-even is to reach.")] = 0.9,
     link_measured: Annotated[
-        float | None,
-        typer.Option(metavar="GBIT", help="Rate of the link that the runs used, where their cards did not tell it."),
+        str | None,
+        typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="What TCP was measured to carry between the nodes (iperf3), where that is less than their NICs' rate: "
+            "overlay networks, VPNs, Wi-Fi, shared uplinks. Else what the nccl-test measured.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +89,7 @@ def predict(
     from multinode.analyse.prediction.forecast import ForecastRequest
 
     request = ForecastRequest(
-        links=_read("--link", link, float),
+        links=_read("--link", link, parse_rate),
         nodes=_read("--nodes", nodes, int),
         workers_per_node=_read("--workers-per-node", workers_per_node, int),
         per_device_batches=_read("--batch", batch, float),
@@ -86,22 +100,27 @@ def predict(
         overlaps=_read("--overlap", overlap, _SWITCH.__getitem__),
         grad_compress=_read("--grad-compress", grad_compress, lambda word: None if word == "none" else word),
         target=target,
-        link_measured=link_measured,
+        link_measured=parse_option("--link-measured", link_measured, parse_rate) if link_measured is not None else None,
+        stream=parse_option("--stream", stream, parse_rate) if stream is not None else None,
     )
-    _tell(_forecast(run_ids, figures, request), as_json=as_json)
+    _tell(_forecast(run_ids, benchmarks, request), as_json=as_json)
 
 
-def _forecast(run_ids: list[str] | None, figures: Path | None, request: ForecastRequest) -> Forecast:
+def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: ForecastRequest) -> Forecast:
     from multinode.workflows.prediction.predict import forecast_benchmarks, forecast_runs
 
-    if figures is not None:
+    if benchmarks is not None:
         if run_ids:
-            raise UsageError("runs and --from are both given", hint="leave one of them out")
-        if request.link_measured is not None:
-            raise UsageError(
-                "--link-measured is of runs, and --from names a file", hint="network: {gbit_per_s: 10} in it"
-            )
-        return forecast_benchmarks(figures, request)
+            raise UsageError("runs and --benchmarks are both given", hint="leave one of them out")
+        for option, value, key in (
+            ("--link-measured", request.link_measured, "gbit_per_s: 10"),
+            ("--stream", request.stream, "payload_mb_per_s: 400"),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{option} is of runs, and --benchmarks names a file", hint=f"network: {{{key}}} in it"
+                )
+        return forecast_benchmarks(benchmarks, request)
     return forecast_runs(runs_root(), run_ids or ["last"], request)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from multinode.cli.options import Json
-from multinode.cli.output import print_document
+from multinode.cli.options import Json, RunIds
+from multinode.cli.output import choose_form, note, print_document
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
-from multinode.store.text_file import require_directory
 
 __all__ = ["register"]
+
+_ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown"}
+_SUFFIXES = {"html": "html", "markdown": "md"}
 
 
 def register(app: typer.Typer) -> None:
@@ -22,54 +24,59 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs: an id, the beginning of one, or `last`.")
+    run_ids: RunIds = None,
+    form: Annotated[
+        Literal["html", "markdown", "csv"] | None,
+        typer.Option(
+            "--format",
+            help="html: a page with charts; markdown: for an issue or a wiki; csv: samples, or a sweep's cells. Else "
+            "by the ending of --output, or html.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="The page; else RUN.html here. FILE.md is Markdown."),
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print it as Markdown for an issue or a wiki, and write no page.")
-    ] = False,
-    csv: Annotated[
-        Path | None,
-        typer.Option("--csv", metavar="DIR", help="Write the samples, or a sweep's cells, as CSV files there."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|DIR",
+            help="Where to; a directory for csv. Else a page is written to RUN.html here, and Markdown is printed.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one page with charts of a run, or of several; it needs nothing from outside and can be passed on."""
     from multinode.workflows.report import load_report, report_markdown, write_csv, write_markdown, write_page
 
-    _refuse(output, csv, markdown=markdown, as_json=as_json)
-    if output is not None:
-        require_directory(output.parent)
+    chosen = _choose_form(form, output, as_json=as_json)
     found = load_report(runs_root(), run_ids or ["last"])
     names = [one.run.run_id for one in found.runs]
-    if markdown and output is None:
+    if chosen == "csv" and output is not None:
+        written = write_csv(found, output)
+    elif chosen == "markdown" and output is None:
         typer.echo(report_markdown(found), nl=False)
         return
-    if csv is not None:
-        written = write_csv(found, csv)
     else:
-        written = (output or Path("-".join((names[0], *(["and-others"] if names[1:] else []))) + ".html"),)
-        write = write_markdown if markdown or written[0].suffix == ".md" else write_page
+        name = Path("-".join((names[0], *(["and-others"] if names[1:] else []))) + f".{_SUFFIXES[chosen]}")
+        written = (name if output is None else output / name if output.is_dir() else output,)
+        write = write_markdown if chosen == "markdown" else write_page
         write(found, written[0])
     sampled = [path for one, path in zip(found.runs, found.directories, strict=True) if one.cells is None]
     _tell(written, names, [path / "samples" for path in sampled], as_json=as_json)
 
 
-def _refuse(output: Path | None, csv: Path | None, *, markdown: bool, as_json: bool) -> None:
-    """What contradicts itself.
+def _choose_form(form: str | None, output: Path | None, *, as_json: bool) -> str:
+    """The form, before anything is read.
 
     Raises:
-        UsageError: it does.
+        UsageError: it contradicts itself.
     """
-    if csv is not None and (output is not None or markdown):
-        other = "-o names a page" if output is not None else "--markdown asks for text"
-        raise UsageError(f"{other} and --csv asks for none", hint="leave one of them out")
-    if markdown and as_json and output is None:
-        raise UsageError("--markdown and --json both print on stdout", hint="name a file for the text: -o FILE.md")
+    into = output is not None and (output.is_dir() or form == "csv")
+    form = choose_form(form, None if into else output, _ENDINGS)
+    if form == "csv" and not into:
+        raise UsageError("CSV files are written to a directory", hint="name it: --format csv --output DIR")
+    if form == "markdown" and as_json and output is None:
+        raise UsageError("--format markdown and --json both print on stdout", hint="name a file for one: -o FILE")
+    return form
 
 
 def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, as_json: bool) -> None:
@@ -82,4 +89,4 @@ def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, a
     for path in written:
         typer.echo(path)
     for path in samples:
-        typer.echo(f"raw samples, a JSON object a line: {path}", err=True)
+        note(f"raw samples, a JSON object a line: {path}")

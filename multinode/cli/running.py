@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from multinode.cli.output import print_directory, print_document, print_failure
+from multinode.cli.exit_codes import OF_RUNS
+from multinode.cli.output import note, print_directory, print_document, print_failure
 from multinode.errors import ContactLost, MultinodeError
 from multinode.launch.request import StopRequest
 from multinode.store.run_directory import runs_root
@@ -91,7 +92,7 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
     def ask(number: int, _frame: FrameType | None) -> None:
         stop.ask(signal.Signals(number).name)
         said = "stopping on all nodes; once more to kill at once" if stop.count == 1 else "killing at once"
-        said = "leaving; the run goes on" if leaves else said
+        said = "leaving; the run is still running" if leaves else said
         # A closed terminal takes stderr with it; the nodes must be stopped all the same.
         with contextlib.suppress(OSError):
             sys.stderr.write(f"\n{said}\n")
@@ -102,9 +103,6 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-_EXIT_CODES = {"running": 0, "succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}
 
 
 def fetch_results(
@@ -127,9 +125,7 @@ def fetch_results(
         fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
     except MultinodeError as error:
         return error
-    typer.echo(
-        f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}", err=True
-    )
+    note(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
     return None
 
 
@@ -155,7 +151,7 @@ def tell_result(
         if launched.run.status == "succeeded":
             raise not_fetched
         typer.echo(str(not_fetched), err=True)
-    raise typer.Exit((_EXIT_CODES | (codes or {}))[launched.run.status])
+    raise typer.Exit((OF_RUNS | (codes or {}))[launched.run.status])
 
 
 def _print_result(launched: Launched) -> None:
@@ -168,5 +164,5 @@ def _print_result(launched: Launched) -> None:
     for line in launch_verdict(launched.summary):
         typer.echo(line)
     if run.status == "running":
-        typer.echo(f"it goes on: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}", err=True)
+        note(f"still running: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}")
     print_directory(launched.directory)

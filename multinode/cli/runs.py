@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from multinode.cli.options import Json, RunId
-from multinode.cli.output import print_directory, print_document, print_table
+from multinode.cli.output import note, print_directory, print_document, print_table
 from multinode.cli.running import open_context
 from multinode.core.run.log import clean_log, only_rank
 from multinode.store.run_directory import RunDirectory, runs_root
@@ -33,7 +33,7 @@ def runs(as_json: Json = False) -> None:
     elif found:
         print_table(runs_table(found))
     else:
-        typer.echo(f"no runs in {runs_root()}")
+        typer.echo(f"there are no runs in {runs_root()} yet")
 
 
 def show(run_id: RunId = "last", as_json: Json = False) -> None:
@@ -74,7 +74,7 @@ def _show_results(directory: RunDirectory) -> None:
         typer.echo()
         print_cells(table)
         name = directory.run_id
-        typer.echo(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html", err=True)
+        note(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html")
     if (bench := load_bench(directory)) is not None:
         typer.echo()
         print_bench(bench)
@@ -112,7 +112,7 @@ def logs(
         print_document({"schema": "multinode.logs/1", "run_id": found.run.run_id, "nodes": records})
         return
     for part_id, name, data in texts:
-        typer.echo(f"--- {name}" if part_id == found.run.run_id else f"--- {part_id}: {name}", err=True)
+        note(f"--- {name}" if part_id == found.run.run_id else f"--- {part_id}: {name}")
         typer.get_binary_stream("stdout").write(data)
 
 

@@ -6,24 +6,28 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
+    Check,
+    HangTimeout,
     Hosts,
     JobFile,
     Json,
+    OnHang,
+    Overrides,
     ScriptCommand,
     Synthetic,
     TrainingOptions,
     expand_options,
 )
-from multinode.cli.output import print_directory, print_document
+from multinode.cli.output import note, print_directory, print_document
 from multinode.cli.running import open_context
-from multinode.cli.table import ViewOptions, print_cells
+from multinode.cli.table import FormOptions, ViewOptions
 from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.run import Run
 from multinode.errors import UsageError
@@ -44,15 +48,15 @@ __all__ = ["register"]
 class GridOptions:
     """What is measured, how long and how often."""
 
-    set_: Annotated[
+    grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
             metavar="KEY=A,B,...",
-            help="Values of a key to go through; with one, it is set in every cell. Each is read as YAML: [a,b] is one "
-            "value, and '\"a,b\"' a text with a comma. Repeatable.",
+            help="Values of a key to go through. Each is read as YAML: [a,b] is one value, and '\"a,b\"' a text with a "
+            "comma. Repeatable.",
         ),
     ] = None
+    set_: Overrides = None
     nodes: Annotated[
         str | None,
         typer.Option(metavar="1,2,4", help="How many of the hostfile's first nodes, each in turn; else all."),
@@ -71,7 +75,7 @@ class GridOptions:
     repeats: Annotated[int, typer.Option(min=1, max=20, help="Measure each cell so often, for a spread.")] = 1
     interleave: Annotated[
         bool,
-        typer.Option("--interleave/--no-interleave", help="Repeat in turns, so that what drifts hits all cells alike."),
+        typer.Option("--interleave/--no-interleave", help="Repeat in turns, so that drift affects all cells alike."),
     ] = True
     synthetic: Synthetic = False
 
@@ -110,38 +114,34 @@ def sweep(
     hosts: Hosts = None,
     grid: GridOptions,
     training: TrainingOptions,
-    stall: Annotated[
-        float,
+    check: Check = True,
+    hang_timeout: HangTimeout = 300.0,
+    on_hang: OnHang = "stop",
+    fresh: Annotated[
+        bool,
         typer.Option(
-            "--stall",
-            min=0.0,
-            metavar="SECONDS",
-            help="End a run without a step or log on any node for so long; 0: never.",
+            "--fresh", help="Measure all of it again, though the same command has measured some or all of it."
         ),
-    ] = 300.0,
-    new: Annotated[
-        bool, typer.Option("--new", help="Begin anew, though the same command has measured some or all of it.")
     ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Measure again what failed; what ran out of memory is not.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and start nothing.")] = False,
     look: ViewOptions,
-    form: Annotated[
-        Literal["table", "markdown", "csv"], typer.Option("--format", help="How the table is shown.")
-    ] = "table",
+    form: FormOptions,
     as_json: Json = False,
 ) -> None:
-    """Measure a job over a grid of settings, nodes and workers; interrupted, the same command goes on."""
+    """Measure a job over a grid of settings, nodes and workers; interrupted, the same command resumes it."""
     from multinode.workflows.grid.sweep import Resume
 
     if grid.steps is not None and grid.minutes is not None:
         raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")
-    if as_json and form != "table":
-        raise UsageError(f"--format {form} and --json both print on stdout", hint="give one of them")
-    asked = _read_grid(job, ctx.meta[SCRIPT], grid, training, stall, read_cluster(hosts))
+    form.validate(as_json=as_json)
+    # Nobody looks on: by default a cell that hangs does not hold up the others.
+    execute = ExecuteOptions(kind="sweep", stall_s=hang_timeout or None, on_stall=on_hang)
+    asked = _read_grid(job, ctx.meta[SCRIPT], grid, training, (read_cluster(hosts), execute, check))
     _require_fit(asked, look)
-    resume = Resume(anew=new, retry_failed=retry_failed)
+    resume = Resume(anew=fresh, retry_failed=retry_failed)
     if dry_run:
         _print_plan(asked, resume, as_json=as_json)
         return
@@ -153,10 +153,9 @@ def sweep(
 def _read_grid(
     path: Path | None,
     script: tuple[str, ...] | None,
-    wish: GridOptions,
+    options: GridOptions,
     training: TrainingOptions,
-    stall_s: float,
-    nodes_and_text: tuple[Cluster, str],
+    launch: tuple[tuple[Cluster, str], ExecuteOptions, bool],
 ) -> AskedGrid:
     """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured.
 
@@ -164,22 +163,29 @@ def _read_grid(
         UsageError: as `read_job`; a script has no keys; numbers of nodes or workers are none; a file that a setting
             names cannot be read, or a setting is wrong.
     """
+    nodes_and_text, execute, check = launch
     from multinode.core.grid.grid_plan import parse_axes, plan_grid
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 
-    axes, edits = parse_axes(wish.set_ or []), training.deepspeed_set or []
-    plain = read_job(path, script, list(axes) if script is not None else _fixed(axes), edits)
-    grid = wish.read(axes, len(nodes_and_text[0].nodes))
+    if script is not None and options.grid:
+        raise UsageError(
+            "--grid goes through keys of a YAML job, and this is a script", hint="give the script its own arguments"
+        )
+    axes, edits = parse_axes(options.grid or []), training.deepspeed_set or []
+    twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in options.set_ or ())), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is in --set and in --grid", hint="name it in one of them")
+    fixed = [*(options.set_ or ()), *_fixed(axes)]
+    plain = read_job(path, script, fixed, edits)
+    grid = options.read(axes, len(nodes_and_text[0].nodes))
     cells = plan_grid(grid, nodes_and_text[0])
-    # Nobody looks on: a cell that hangs would hold up all the others.
-    execute = ExecuteOptions(kind="sweep", stall_s=stall_s or None, on_stall="stop")
     return AskedGrid(
-        launch=training.make_training(nodes_and_text, plain, LaunchOptions(), execute),
+        launch=training.make_training(nodes_and_text, plain, LaunchOptions(), execute, check=check),
         job=plain,
         grid=grid,
         cells=cells,
-        jobs=_cell_jobs(plain, cells, axes, edits),
-        training=CellTraining(steps=wish.steps, minutes=wish.minutes, synthetic=wish.synthetic),
+        jobs=_cell_jobs(plain, cells, fixed, edits),
+        training=CellTraining(steps=options.steps, minutes=options.minutes, synthetic=options.synthetic),
     )
 
 
@@ -196,7 +202,7 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     if found is not None:
         directory, planned = found
         planned = again(planned) if resume.retry_failed else planned
-        typer.echo(f"sweep {directory.run_id} is of the same command, which goes on with it", err=True)
+        note(f"sweep {directory.run_id} is of the same command, which resumes it")
     if as_json:
         print_document(planned)
         return
@@ -215,10 +221,9 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
         run = RunDirectory(finished.directory).read("run.json", Run)
         ended_s = run.ended_s if run is not None else None
         until = "" if ended_s is None else time.strftime(", until %Y-%m-%d %H:%M", time.localtime(ended_s))
-        typer.echo(
-            f"sweep {finished.directory.name} measured it already{until}; --new measures all of it anew, "
-            "as after a change of the network, --retry-failed what failed",
-            err=True,
+        note(
+            f"sweep {finished.directory.name} measured it already{until}; --fresh measures all of it again, "
+            "as after a change of the network, --retry-failed what failed"
         )
         build_table(RunDirectory(finished.directory), finished.directory.parent)
         return finished
@@ -234,15 +239,15 @@ def _tell_end(swept: Swept) -> NoReturn:
     for cell in failed:
         typer.echo(end_line(cell, None), err=True)
     if failed:
-        typer.echo("to measure them again: the same command with --retry-failed", err=True)
+        note("to measure them again: the same command with --retry-failed")
     name = swept.directory.name
     print_directory(swept.directory)
-    typer.echo(f"sorted, filtered, priced, as a page: multinode table {name} -o {name}.html", err=True)
+    note(f"sorted, filtered, priced, as a page: multinode table {name} -o {name}.html")
     raise typer.Exit(1 if failed else 0)
 
 
 def _cell_jobs(
-    plain: Job, cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]], deepspeed_edits: Sequence[str]
+    plain: Job, cells: Sequence[Cell], fixed: Sequence[str], deepspeed_edits: Sequence[str]
 ) -> dict[str, Job]:
     """The job of each cell by its label, exactly as `launch` would make it of the same `--set`.
 
@@ -260,7 +265,7 @@ def _cell_jobs(
     for cell in cells:
         settings = cell_overrides(cell)
         if settings not in made:
-            made[settings] = load_job(path, (*_fixed(axes), *settings), edits)
+            made[settings] = load_job(path, (*fixed, *settings), edits)
     return {cell.label: made[cell_overrides(cell)] for cell in cells}
 
 
@@ -287,7 +292,7 @@ def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
         raise UsageError(f"--baseline {look.baseline}: there is no such cell", hint=f"one of {', '.join(labels)}")
 
 
-def _show(swept: Swept, look: ViewOptions, form: Literal["table", "markdown", "csv"], *, as_json: bool) -> None:
+def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
     """The stored table, on stdout; beside another baseline where the one has no speed."""
     from multinode.workflows.grid.sweep_table import load_tables
 
@@ -299,7 +304,4 @@ def _show(swept: Swept, look: ViewOptions, form: Literal["table", "markdown", "c
             raise
         typer.echo(f"warning: --baseline: {error.message}; the first row that has a speed is taken", err=True)
         found = load_tables(runs_root(), names, look.read(beside=False))
-    if as_json:
-        print_document(found)
-    else:
-        print_cells(found, look.sort, form)
+    form.show(found, look.sort, as_json=as_json)

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Deadline, Json, PricesFile, Where, expand_options
-from multinode.cli.output import print_document, print_table
+from multinode.cli.options import Deadline, Json, PricesFile, RunIds, Where, expand_options
+from multinode.cli.output import choose_form, print_document, print_table
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
-from multinode.store.text_file import require_directory, write_text
+from multinode.store.text_file import write_text
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.analyse.grid.cell_table import Look
     from multinode.analyse.grid.cells import CellTable
 
-__all__ = ["ViewOptions", "print_cells", "register"]
+__all__ = ["FormOptions", "ViewOptions", "print_cells", "register"]
 
 _Form = Literal["table", "markdown", "csv", "html"]
 
 # A table in a file or a pipe is not cut to the width of a terminal that is not there.
 _WIDE = 200
-_FORMS: dict[str, _Form] = {
+_ENDINGS = {
+    ".txt": "table",
+    "": "table",
     ".html": "html",
     ".htm": "html",
     ".md": "markdown",
     ".csv": "csv",
-    ".txt": "table",
-    "": "table",
 }
 
 
@@ -69,6 +69,43 @@ class ViewOptions:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FormOptions:
+    """In which form a table is shown, and where."""
+
+    form: Annotated[
+        _Form | None,
+        typer.Option("--format", help="How it is shown; else by the ending of --output, or as a table."),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it there: .html, .md, .csv or .txt."),
+    ] = None
+
+    def validate(self, *, as_json: bool) -> None:
+        """Refuse what contradicts itself, before anything is read.
+
+        Raises:
+            UsageError: it does.
+        """
+        form = choose_form(self.form, self.output, _ENDINGS)
+        if self.output is None and form == "html":
+            raise UsageError("a page is written to a file", hint="name it: --output table.html")
+        if self.output is None and form != "table" and as_json:
+            raise UsageError(f"--format {form} and --json both print on stdout", hint="name a file for one: -o FILE")
+
+    def show(self, found: CellTable, sort: str | None, *, as_json: bool) -> None:
+        """Write it, or print it."""
+        form = choose_form(self.form, self.output, _ENDINGS)
+        if self.output is not None:
+            write_text(self.output, _text(found, form))
+            typer.echo(self.output, err=as_json)
+        if as_json:
+            print_document(found)
+        elif self.output is None:
+            print_cells(found, sort, form)
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command()(expand_options(table))
@@ -76,36 +113,19 @@ def register(app: typer.Typer) -> None:
 
 def table(
     *,
-    run_ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Sweeps and imports: an id, the beginning of one, or `last`."),
-    ] = None,
+    run_ids: RunIds = None,
     look: ViewOptions,
-    form: Annotated[
-        _Form | None,
-        typer.Option("--format", help="How it is shown; else as the ending of -o says, or as a table."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it there: .html, .md, .csv or text.")
-    ] = None,
+    form: FormOptions,
     as_json: Json = False,
 ) -> None:
     """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
     from multinode.workflows.grid.sweep_table import load_tables
 
-    _refuse(form, output, as_json=as_json)
-    found = load_tables(runs_root(), run_ids or ["last"], look.read())
-    form = form or _FORMS[_ending(output)]
-    if output is not None:
-        write_text(output, _text(found, form))
-        typer.echo(output, err=as_json)
-    if as_json:
-        print_document(found)
-    elif output is None:
-        print_cells(found, look.sort, form)
+    form.validate(as_json=as_json)
+    form.show(load_tables(runs_root(), run_ids or ["last"], look.read()), look.sort, as_json=as_json)
 
 
-def print_cells(found: CellTable, sort: str | None = None, form: _Form = "table") -> None:
+def print_cells(found: CellTable, sort: str | None = None, form: str = "table") -> None:
     """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
     from rich.console import Console
 
@@ -120,28 +140,7 @@ def print_cells(found: CellTable, sort: str | None = None, form: _Form = "table"
     print_table(cells_terminal(found, width, our_name(sort.removeprefix("-")) if sort is not None else None))
 
 
-def _refuse(form: str | None, output: Path | None, *, as_json: bool) -> None:
-    """What contradicts itself, before anything is read.
-
-    Raises:
-        UsageError: it does.
-    """
-    if output is not None:
-        require_directory(output.parent)
-        if form is None and _ending(output) not in _FORMS:
-            known = ", ".join(filter(None, _FORMS))
-            raise UsageError(f"-o {output}: no form is called {output.suffix}", hint=f"{known}; or say which --format")
-    elif form == "html":
-        raise UsageError("a page is for a file", hint="name it: -o table.html")
-    elif form is not None and as_json:
-        raise UsageError(f"--format {form} and --json both print on stdout", hint="name a file for one: -o FILE")
-
-
-def _ending(output: Path | None) -> str:
-    return output.suffix.lower() if output is not None else ""
-
-
-def _text(found: CellTable, form: _Form) -> str:
+def _text(found: CellTable, form: str) -> str:
     if form == "html":
         from multinode.report.grid.cell_page import cell_page
 

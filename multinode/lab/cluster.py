@@ -178,7 +178,7 @@ def require_lab() -> Lab:
 
 
 def explain_missing() -> tuple[str, str]:
-    """Why no lab stands, or why we cannot tell, and what mends it."""
+    """Why no lab stands, or why we cannot tell, and what fixes it."""
     if not STATE_DIR.exists():
         return "no lab stands on this machine", "make one: multinode lab up"
     if not os.access(STATE_DIR, os.R_OK):

@@ -1,4 +1,4 @@
-"""What the lab needs of the machine, judged before anything is made: every lack in one error, with what mends it."""
+"""What the lab needs of the machine, judged before anything is made: every lack in one error, with what fixes it."""
 
 from __future__ import annotations
 

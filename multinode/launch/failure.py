@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,17 +13,10 @@ from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample
 from multinode.errors import MultinodeError
 from multinode.launch.failure_kinds import classify, find_worker_death, words_of_workers
+from multinode.launch.known_errors import find_error, is_of_peers
 from multinode.launch.machine_faults import MachineFault, explains
 
 __all__ = ["Evidence", "blame_machine", "first_failure"]
-
-
-# What gloo, NCCL and the rendezvous say when the other end has gone.
-_CONNECTION = re.compile(
-    r"gloo|NCCL|DistNetworkError|DistBackendError|DistStoreError|TCPStore"
-    r"|Connection (?:closed|reset|refused)|Broken pipe|Socket (?:Timeout|closed)",
-    re.IGNORECASE,
-)
 
 
 class Evidence(msgspec.Struct, kw_only=True):
@@ -80,7 +72,7 @@ def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool
         return False
     if failure.signal == "SIGABRT" and failure.kind != "timeout":
         # A process that lost its peers may abort itself.
-        return _CONNECTION.search(failure.log_tail) is not None
+        return is_of_peers(failure.log_tail)
     peer = _of(failure, nodes)
     own = peer.run.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
     return failure.kind in _OF_PEERS and not own
@@ -112,6 +104,8 @@ def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure
         signal=node.run.signal,
         message=fault.message,
         hint=fault.hint(node.run.name),
+        error_id=None,
+        cause=None,
         kind="hardware",
         time_s=time_s,
         consequences=(f"{failure.node}: {failure.message}", *failure.consequences),
@@ -182,7 +176,8 @@ _CLOCK_S = 1.0
 
 
 def _is_about_connection(sample: ExceptionSample) -> bool:
-    return _CONNECTION.search(f"{sample.type}: {sample.message}") is not None
+    error = find_error(f"{sample.type}: {sample.message}")
+    return error is not None and error.of_peers
 
 
 def _ended_at(node: Evidence) -> float:

@@ -1,4 +1,4 @@
-"""What kind of failure it is, and what mends it: by worker, log and signal, and by the run's own figures. Pure."""
+"""What kind of failure it is, and what fixes it: by worker, log and signal, and by the run's own figures. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import NicSample, Sample
+from multinode.launch.known_errors import ERRORS_BY_ID, KnownError, find_error
 
 __all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share", "words_of_workers"]
 
@@ -27,72 +28,7 @@ class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None = None
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    name: str
-    pattern: re.Pattern[str]
-    hint: str
-
-
-def _kind(name: str, pattern: str, hint: str) -> _Kind:
-    return _Kind(name, re.compile(pattern, re.IGNORECASE), hint)
-
-
-_DISK_HINT = "make room on {node}: ssh {node} df -h ~ /tmp /dev/shm"
 _FULL_BYTES = 1 << 20
-
-# In this order: a message that speaks of memory and of CUDA is about memory.
-_KINDS = (
-    _kind(
-        "out_of_gpu_memory",
-        r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory|CUDA (?:driver )?error: out of memory|OutOfMemoryError"
-        r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'",
-        "a smaller per_device_train_batch_size with more gradient_accumulation_steps, a shorter cutoff_len, or ZeRO; "
-        "see who else is on the GPU: nvidia-smi on {node}",
-    ),
-    _kind(
-        "out_of_memory",
-        r"MemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc",
-        "fewer data loader workers, a smaller batch, no offload; what is left: ssh {node} free -g; what is allowed: "
-        "ssh {node} ulimit -a",
-    ),
-    _kind(
-        "disk_full",
-        r"No space left on device|Disk quota exceeded|ENOSPC",
-        _DISK_HINT,
-    ),
-    _kind(
-        "version_mismatch",
-        r"Mismatched NCCL version|driver version is insufficient|undefined symbol|CUDA error: no kernel image"
-        r"|was compiled (?:with|for)|compiled against|requires .{1,60} version|but found .{1,40}==",
-        "compare the nodes' versions: multinode check",
-    ),
-    _kind(
-        "missing_module",
-        r"ModuleNotFoundError|ImportError|No module named|cannot import name|libcuda\S* : cannot open shared object",
-        "install it into the training environment of every node; compare them: multinode check",
-    ),
-    _kind(
-        "missing_file",
-        r"FileNotFoundError|No such file or directory|can't open file|is not a local folder|Undefined dataset"
-        r"|does not appear to have a file named|Cannot find valid samples",
-        "it must stand at the same path on every node; compare them: multinode check JOB",
-    ),
-    _kind(
-        "timeout",
-        r"Watchdog caught collective operation timeout|the collective timed out"
-        r"|timed out after|Timed out waiting|Socket Timeout"
-        r"|(?:DistStoreError|DistNetworkError).*(?:timed out|timeout)|wait timeout",
-        "a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --stall says who is behind",
-    ),
-    _kind(
-        "connection",
-        r"gloo|NCCL|DistNetworkError|DistBackendError|DistStoreError|TCPStore"
-        r"|Connection (?:closed|reset|refused)|Broken pipe|Socket closed|No route to host|address already in use"
-        # accelerate's, before it starts anything.
-        r"|Tried to launch distributed communication on port",
-        "the network between the nodes: multinode check",
-    ),
-)
 _SIGNALS = {
     "SIGKILL": "killed",
     "SIGTERM": "killed",
@@ -104,10 +40,8 @@ _SIGNALS = {
     "SIGILL": "crashed",
     "SIGFPE": "crashed",
 }
-_SIGNAL_HINTS = {
-    "SIGBUS": "a full /dev/shm is the usual cause: ssh {node} df -h /dev/shm",
-    "SIGKILL": "somebody on {node} killed it, or the kernel did for lack of memory: ssh {node} dmesg -T | tail",
-}
+# Signals that say as much as a message would.
+_SIGNAL_ERRORS = {"SIGBUS": ERRORS_BY_ID["bus-error"], "SIGKILL": ERRORS_BY_ID["killed"]}
 _REPORT = re.compile(
     r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
     re.DOTALL,
@@ -118,20 +52,13 @@ _TORCHRUN_SPEAKS = re.compile(r"^.*\bfailed \(exitcode: -?\d{1,6}\) local_rank: 
 _DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
 _DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
 _LOCAL_RANK = re.compile(r"'--local_rank=(\d{1,6})'")
-# Where only words tell of a process that was killed: a data loader's, a launcher's, Python's or a shell's exit code.
-_KILLED = re.compile(
-    r"killed by signal: Killed|died with <Signals\.SIGKILL|return code = -9\b|exitcode\s*:\s*-9\b"
-    r"|exit code (?:137|247)\b"
-)
 # What NCCL's watchdog says before it aborts the process.
 _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?OpType=(\w{1,40}),.{0,400}?"
     r"Timeout\(ms\)=(\d{1,15})"
 )
-_STARVED_HINT = (
-    "the kernel killed it: {node}, or the control group that it ran in, has too little memory. Fewer data loader "
-    "workers, a smaller batch, no offload; ssh {node} dmesg -T | grep -i oom"
-)
+# What the C++ runtime says before it aborts the process; the exception's own words follow.
+_CPP_EXCEPTION = "terminate called after throwing an instance of"
 _NUMBERS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _NUMBERS |= {11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -166,33 +93,47 @@ def _death(rank: int | None, code: int) -> WorkerDeath:
 
 
 def classify(failure: Failure, run: NodeRun | None = None, log: str = "") -> Failure:
-    """The same with its kind, and a hint where it has none; `run` is how the job ended on that node, `log` its log."""
+    """The same with its kind, and what the catalogue says of it where it has no hint of its own.
+
+    `run` is how the job ended on that node, `log` its log.
+    """
     gave_up = _WATCHDOG.search(log) if failure.signal == "SIGABRT" else None
     if gave_up is not None:
         said = f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
         failure = msgspec.structs.replace(failure, message=f"{failure.message}: {said}")
-    kind, hint = _find(failure, run.oom_kills if run is not None else None)
+    kind, error = _find(failure, run.oom_kills if run is not None else None)
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.
-        kind, hint = "disk_full", _DISK_HINT
-    hint = failure.hint or (hint.format(node=failure.node) if hint is not None else None)
-    return msgspec.structs.replace(failure, kind=kind, hint=hint)
+        kind, error = "disk_full", ERRORS_BY_ID["disk-full"]
+    failure = msgspec.structs.replace(failure, kind=kind)
+    if error is None or failure.hint:
+        return failure
+    return msgspec.structs.replace(
+        failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node)
+    )
 
 
-def _find(failure: Failure, oom_kills: int | None) -> tuple[str | None, str | None]:
+def _last_words(failure: Failure) -> str:
+    """What the log says of the failure: all of it, or of a worker that a signal ended the C++ exception behind that."""
+    if failure.signal is None:
+        return failure.log_tail
+    _, found, words = failure.log_tail.rpartition(_CPP_EXCEPTION)
+    return words if failure.signal == "SIGABRT" and found else ""
+
+
+def _find(failure: Failure, oom_kills: int | None) -> tuple[str | None, KnownError | None]:
+    """The kind, and the error of the catalogue."""
+    starved, killed = ERRORS_BY_ID["oom-killer"], ERRORS_BY_ID["killed"]
     if failure.signal == "SIGKILL" and oom_kills:
-        return "out_of_memory", _STARVED_HINT
+        return starved.kind, starved
     # The sentence first: the log may speak of much else.
-    for text in (failure.message, failure.log_tail):
-        if oom_kills and _KILLED.search(text):
-            return "out_of_memory", _STARVED_HINT
-        for kind in _KINDS:
-            if kind.pattern.search(text):
-                return kind.name, kind.hint
-        if failure.signal is not None:
-            return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_HINTS.get(failure.signal)
-    if _KILLED.search(failure.message):
-        return "killed", _SIGNAL_HINTS["SIGKILL"]
+    texts = (failure.message, _last_words(failure))
+    found = [starved if oom_kills and killed.matches(text) else find_error(text) for text in texts]
+    errors = sorted((error for error in found if error is not None), key=lambda error: error.is_general)
+    if errors:
+        return errors[0].kind, errors[0]
+    if failure.signal is not None:
+        return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_ERRORS.get(failure.signal)
     return None, None
 
 

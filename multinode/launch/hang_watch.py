@@ -12,12 +12,13 @@ import msgspec
 
 from multinode.analyse.hang.stall import explain_stall
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.plan import LaunchPlan, NodePlan, node_run_id
+from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.run import NodeDiagnosis, Stall, StallRecord
+from multinode.core.run.run_id import node_run_id
 from multinode.launch.session import Chunk, Event, Hello, Status
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
-from multinode.transport.outcomes import gather
+from multinode.transport.fan_out import gather
 
 __all__ = ["StallClock", "StallWatch", "diagnose"]
 

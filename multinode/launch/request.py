@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.core.run.plan import LaunchPlan, PlanFile, node_run_id, redact_plan
+from multinode.core.run.plan import LaunchPlan, PlanFile, redact_plan
+from multinode.core.run.run_id import node_run_id
 from multinode.core.text.secret_values import redact_file
+from multinode.launch.lease import LEASE_S
 
 __all__ = ["ExecuteOptions", "StopRequest", "supervise_requests"]
 
@@ -28,7 +30,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
         on_stall: whether a run that hangs is only reported or stopped, too.
     """
 
-    lease_s: float | None = 120.0
+    lease_s: float | None = LEASE_S
     grace_s: float = 10.0
     silence_s: float = 10.0
     verify_s: float = 20.0

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from multinode.core.cluster.cluster import Node
-from multinode.decoding import convert
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
-from multinode.transport.agent import AgentStream, AgentTransport, Record
+from multinode.launch.lease import LeaseRenewal
+from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 
 __all__ = ["Chunk", "Ended", "Event", "Hello", "Message", "NodeSession", "Status", "parse_record"]
 
@@ -70,18 +70,10 @@ def parse_record(record: Record, node: str) -> Message | None:
     """
     if record.get("kind") not in _OURS:
         return None
-    try:
-        message: Message = convert(record, Message)  # type: ignore[arg-type]  # a union is no type
-    except msgspec.ValidationError as error:
-        raise NodeFailed(f"it answered what is not a record: {error}", node=node) from None
-    return message
+    return read_answer(record, Message, node, "record")  # type: ignore[arg-type]  # a union is no type
 
 
 _START_DEADLINE_S = 30.0
-# A run without a lease goes on without us; so long we seek it before we say that it is lost.
-_DETACHED_S = 300.0
-# A lease is renewed when this part of it has passed: three renewals may be lost before it runs out.
-_RENEWED_AFTER = 1 / 4
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 # How soon a session notices that it is over.
 _LOOK_S = 0.2
@@ -125,7 +117,7 @@ class NodeSession:
         self._left = False
         self._end = math.inf
         self._heard_s = time.time()
-        self._renewed = time.monotonic()
+        self._lease = LeaseRenewal(self.request.get("lease_s"))
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follow-{self.node.name}", daemon=True)
@@ -137,10 +129,9 @@ class NodeSession:
 
     def renew_lease(self, *, now: bool = False) -> None:
         """Tell the node that the controller lives, when it is time to or `now`; a run without a lease needs no word."""
-        lease_s = self.request.get("lease_s")
-        if lease_s is not None and (now or time.monotonic() - self._renewed >= lease_s * _RENEWED_AFTER):
-            self._renewed = time.monotonic()
-            self._send({"op": "lease", "lease_s": lease_s})
+        order = self._lease.take_order(now=now)
+        if order is not None:
+            self._send(order)
 
     def stop(self, grace_s: float, *, end: float) -> None:
         """Ask the node to stop the run, now or as soon as it can be reached again.
@@ -211,7 +202,7 @@ class NodeSession:
             NodeFailed: the node knows nothing of the run.
         """
         self._tell(error=lost)
-        end = time.monotonic() + 2.0 * float(self.request.get("lease_s") or _DETACHED_S) + self.silence_s
+        end = time.monotonic() + self._lease.over_s + self.silence_s
         for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):
             due = time.monotonic() + wait_s
             while time.monotonic() < due and not self._over:

@@ -1,4 +1,4 @@
-"""The catalogue: every check, in the order in which a person mends things. Runs them; knows none of their rules."""
+"""The catalogue: every check, in the order in which a person fixes things. Runs them; knows none of their rules."""
 
 from __future__ import annotations
 

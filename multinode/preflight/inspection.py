@@ -13,7 +13,7 @@ from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
-from multinode.preflight.network.meeting import Meeting
+from multinode.preflight.network.connectivity import ConnectivityResult
 
 __all__ = ["Inspection"]
 
@@ -27,17 +27,19 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         cluster: all nodes of the hostfile.
         facts: by node name, of those that answered.
         job: what shall run; None is any training.
+        workers: on each node, where that is asked for; None is as hostfile and GPUs have it.
         master_port: port of the rendezvous on node 0.
         endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
-        meeting: how connections between them went; empty where none were tried.
+        connectivity: how connections between them went; empty where none were tried.
     """
 
     cluster: Cluster
     facts: dict[str, NodeFacts]
     job: Job | Benchmark | None = None
+    workers: int | None = None
     master_port: int = 29500
     endpoints: dict[str, Endpoint] = {}
-    meeting: Meeting = Meeting()
+    connectivity: ConnectivityResult = ConnectivityResult()
 
     @property
     def known(self) -> Iterator[tuple[Node, NodeFacts]]:
@@ -65,13 +67,13 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoints.get(node, _NOWHERE)
 
     def require_workers(self) -> int:
-        """Workers on each node, by hostfile and GPUs of the nodes that answered.
+        """Workers on each node: as asked for, else by hostfile and GPUs of the nodes that answered.
 
         Raises:
-            UsageError: the nodes differ.
+            UsageError: the nodes differ, or one has fewer slots.
         """
         nodes = tuple(node for node, _ in self.known) or self.cluster.nodes
-        return workers_per_node(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, None)
+        return workers_per_node(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, self.workers)
 
     def workers_per_node(self) -> int | None:
         """The same; None where the nodes differ, which is a finding of its own."""

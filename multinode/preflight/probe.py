@@ -10,16 +10,16 @@ import msgspec
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
-from multinode.decoding import convert
-from multinode.errors import MultinodeError, NodeFailed
+from multinode.errors import MultinodeError
 from multinode.preflight.rule import Rule
-from multinode.transport.agent import AgentTransport
-from multinode.transport.outcomes import Outcomes, gather
+from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.fan_out import Outcomes, gather
 from multinode.transport.refusals import REFUSALS
 
 __all__ = ["PROBE_DEADLINE_S", "UNANSWERED", "Questions", "check_ssh", "peer_addresses", "probe"]
 
-PROBE_DEADLINE_S = 30.0
+# nvidia-smi may take 30 s on a cold driver.
+PROBE_DEADLINE_S = 45.0
 # What the transport says of a node that cannot be asked, for the reference.
 UNANSWERED = (
     *(Rule("ssh", "error", one.catches, one.message, one.hint) for one in REFUSALS),
@@ -73,7 +73,7 @@ def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outc
 
 
 def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[Finding]:
-    """What kept nodes from answering, as findings; the transport has said why and what mends it."""
+    """What kept nodes from answering, as findings; the transport has said why and what fixes it."""
     for error in errors:
         yield Finding(severity="error", node=error.node, check="ssh", message=error.message, hint=error.hint)
 
@@ -88,10 +88,7 @@ def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> Node
     asked_s = time.time()
     record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)
     answered_s = time.time()
-    try:
-        facts = convert(record | {"node": node.name}, NodeFacts, strict=False)
-    except msgspec.ValidationError as error:
-        raise NodeFailed(f"its facts cannot be read: {error}", node=node.name) from error
+    facts = read_answer(record | {"node": node.name}, NodeFacts, node.name, "facts")
     return msgspec.structs.replace(facts, clock_offset_s=_clock_offset(facts.time_s, asked_s, answered_s))
 
 

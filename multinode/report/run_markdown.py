@@ -9,6 +9,7 @@ from multinode.report.comparison.contrast_table import contrast_markdown
 from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
+from multinode.report.run.outcome import failure_notes
 from multinode.report.run_page import ReportedRun
 from multinode.report.steps.summary_sheets import summary_sheets
 
@@ -27,6 +28,7 @@ def _parts(one: ReportedRun) -> Iterator[str]:
     yield f"## {text_markdown(run.job)}\n\n{text_markdown(told)}.\n\n"
     if run.first_failure is not None:
         yield f"**{text_markdown(f'{run.first_failure.node}: {run.first_failure.message}')}**\n\n"
+        yield "".join(f"- {name}: {text_markdown(text)}\n" for name, text in failure_notes(run.first_failure)) + "\n"
     if one.unread:
         yield f"{text_markdown(one.unread)}\n\n"
     if one.contrast is not None:

@@ -23,6 +23,7 @@ from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.escaping import html_text
 from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
+from multinode.report.run.outcome import failure_notes
 from multinode.report.steps.charts import loss_chart, split_chart, step_time_chart, timeline
 from multinode.report.steps.summary_sheets import summary_sheets, verdict_sheet
 from multinode.units import format_duration
@@ -145,6 +146,8 @@ def _head(run: Run) -> str:
     ]
     if run.first_failure is not None:
         lines.append(f"<p><b>{html_text(run.first_failure.node)}: {html_text(run.first_failure.message)}</b></p>\n")
+        notes = (f"<li>{name}: {html_text(text)}</li>" for name, text in failure_notes(run.first_failure))
+        lines.append(f"<ul>{''.join(notes)}</ul>\n")
     return "".join(lines)
 
 

@@ -29,21 +29,31 @@ def load_hostfile(path: Path) -> tuple[Cluster, str]:
     return parse_hostfile(text, str(path)), text
 
 
-def find_hosts(option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None) -> Path:
+def find_hosts(
+    option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None
+) -> tuple[Path, str]:
     """The hostfile: `--hosts`, else $MULTINODE_HOSTS, else multinode.toml, else the running lab's; `lab` names the lab.
+
+    Returns:
+        Its path, and which of these named it.
 
     Raises:
         UsageError: none of them says one, or the lab is named and none runs.
     """
-    named = option or environ.get("MULTINODE_HOSTS") or settings.defaults.hosts
+    ways = {
+        "--hosts": option,
+        "$MULTINODE_HOSTS": environ.get("MULTINODE_HOSTS"),
+        "multinode.toml": settings.defaults.hosts,
+    }
+    by, named = next(((by, named) for by, named in ways.items() if named), ("the running lab", None))
     if named == _LAB:
         if lab_hostfile is None:
             raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
-        return lab_hostfile
+        return lab_hostfile, by
     if named:
-        return Path(named).expanduser()
+        return Path(named).expanduser(), by
     if lab_hostfile is not None:
-        return lab_hostfile
+        return lab_hostfile, by
     raise UsageError(
         "no hostfile was given, and no lab is running",
         hint="--hosts FILE, or $MULTINODE_HOSTS, or hosts= under [defaults] in multinode.toml, or: multinode lab up",

@@ -86,7 +86,9 @@ class RunDirectory:
             matching = [name for name in matching if name == first]
         if len(matching) == 1:
             return cls(root / matching[0])
-        found = ", ".join(matching or names[-3:]) or "none"
+        if not names:
+            raise UsageError(f"there are no runs in {root} yet", hint="another directory: $MULTINODE_RUNS")
+        found = ", ".join(matching or names[-3:])
         raise UsageError(
             f"{'several runs begin' if matching else 'no run begins'} with {run_id!r} in {root} ({found})",
             hint="list them: multinode runs",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,11 +20,11 @@ _DEFAULT_JOB = "configs/default.yaml"
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[defaults]` table: a hostfile (or `lab`), a job, and shell text that runs before it on every node."""
+    """The `[defaults]` table: a hostfile (or `lab`), a job, and shell commands that run before it on every node."""
 
     hosts: str | None = None
     job: str | None = None
-    prelude: str | None = None
+    setup: str | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,13 +40,29 @@ def load_settings(cwd: Path) -> Settings:
         UsageError: the file is not TOML, or has a key that is none of ours.
     """
     path = cwd / _FILE
-    if not path.exists():
+    try:
+        found = path.stat()
+    except FileNotFoundError:
         return Settings()
+    return _read(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, _version: tuple[int, ...]) -> Settings:
+    """Once a command, however many of its options look there."""
     text = read_text(path, "the settings file")
     try:
-        return convert(tomllib.loads(text), Settings)
+        return convert(_renamed(tomllib.loads(text)), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
-        raise UsageError(f"{path}: {error}", hint="known are hosts, job and prelude under [defaults]") from None
+        raise UsageError(f"{path}: {error}", hint="known are hosts, job and setup under [defaults]") from None
+
+
+def _renamed(table: dict[str, Any]) -> dict[str, Any]:
+    """`setup` was called `prelude`, and files that have that are still read."""
+    defaults = table.get("defaults")
+    if isinstance(defaults, dict) and "prelude" in defaults:
+        defaults.setdefault("setup", defaults.pop("prelude"))
+    return table
 
 
 def default_job(settings: Settings, cwd: Path) -> Path:

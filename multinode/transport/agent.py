@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.util
 import io
+import logging
 import threading
 import time
 import zipfile
@@ -28,6 +29,8 @@ from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.base import Completed, Stream, Transport
 
 __all__ = ["AgentArchive", "AgentStream", "AgentTransport", "Record", "build_archive", "load_archive", "read_answer"]
+
+_LOG = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 _Kind = TypeVar("_Kind")
@@ -114,7 +117,9 @@ class AgentTransport:
             NodeError: the node cannot be reached or did not answer in time.
             NodeFailed: the verb failed, or the node cannot run the agent.
         """
+        began = time.monotonic()
         stream = self.open(node, verb, request | {"then": True}, deadline_s=deadline_s)
+        _LOG.debug("%s: %s answered after %.2f s", node.name, verb, time.monotonic() - began)
         if stream.first is None:
             raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
         self.keep(node, stream)

@@ -33,6 +33,8 @@ __all__ = ["KEEPALIVE_S", "close_connection", "closing_at", "make_connection", "
 # sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
 KEEPALIVE_S = 15
 
+_LOG = logging.getLogger(__name__)
+
 # Its threads log what they raise as well; without a handler Python would print that, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
@@ -115,15 +117,17 @@ def open_connection(
     """Open it, its jump hosts first; each has `connect_timeout_s` for every stage. `target` is what a jump host is for.
 
     Raises:
-        NodeError: it cannot be opened; the error says why, and what mends it.
+        NodeError: it cannot be opened; the error says why, and what fixes it.
     """
     if isinstance(connection.gateway, fabric.Connection):
         gateway = connection.gateway
         open_connection(gateway, node, connect_timeout_s=connect_timeout_s, target=target or connection)
-    end = time.monotonic() + _STAGES * connect_timeout_s
+    began = time.monotonic()
+    end = began + _STAGES * connect_timeout_s
     with closing_at(end, connection.client.get_transport) as passed:
         try:
             connection.open()
+            _LOG.debug("%s: connected to %s in %.2f s", node.name, _where(connection), time.monotonic() - began)
         except (OSError, EOFError, UnicodeError, paramiko.SSHException) as error:
             if passed.is_set():
                 raise refusals.NO_BANNER.error(node, where=_where(connection)) from error

@@ -1,4 +1,4 @@
-"""Why an SSH connection does not come about, and what mends it: one text for each reason."""
+"""Why an SSH connection does not come about, and what fixes it: one text for each reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         kind: the error that it becomes.
         catches: the trouble, in the words of a list.
         message: what is wrong, with `{names}` for what is known only when it happens.
-        hint: what mends it, likewise.
+        hint: what fixes it, likewise.
     """
 
     kind: type[NodeError]

@@ -1,6 +1,6 @@
 """SSH through Fabric: one connection a node, channels multiplexed on it, a deadline on every wait.
 
-Host keys are always verified: an unknown or changed key is an error that prints the command which mends it.
+Host keys are always verified: an unknown or changed key is an error that prints the command which fixes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multinode.transport.connection import (
     make_connection,
     open_connection,
 )
-from multinode.transport.outcomes import MAX_THREADS
+from multinode.transport.fan_out import MAX_THREADS
 
 __all__ = ["SshStream", "SshTransport"]
 

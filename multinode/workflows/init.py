@@ -67,8 +67,8 @@ def _endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[dict[s
 
 def _fill_in(node: Node, found: NodeFacts, place: Endpoint | None) -> Node:
     gpus = node.gpus
-    if gpus is None and node.slots is None and found.gpus:
-        gpus = tuple(gpu.index for gpu in found.gpus)
+    if gpus is None and node.slots is None and found.visible_gpus:
+        gpus = tuple(gpu.index for gpu in found.visible_gpus)
     return msgspec.structs.replace(
         node,
         gpus=gpus,

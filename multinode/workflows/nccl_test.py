@@ -1,4 +1,4 @@
-"""nccl-test: raw TCP between the nodes, then a size scan of collectives, run like any other job, and judged."""
+"""nccl-test: a size scan of collectives in turns with raw TCP between the nodes, run like any other job, and judged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.job.step_messages import StepMessages, messages_to_test, step_messages
-from multinode.analyse.nccl_test.pair_speeds import RawTcp
+from multinode.analyse.nccl_test.pair_speeds import PairSpeed
+from multinode.analyse.nccl_test.raw_ring import read_ring
 from multinode.analyse.nccl_test.scan_changes import compare_scans
 from multinode.analyse.nccl_test.scan_verdict import card_ceilings
 from multinode.analyse.nccl_test.size_scan import ScanReport, cards_of, estimate_step, summarise_scan
 from multinode.core.job.job import Job
+from multinode.core.measure.benchmark import CollectiveTest, in_turns
 from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, UsageError
 from multinode.lab.cluster import refresh_lab
-from multinode.preflight.network.raw_tcp import measure_raw_tcp, require_pairs
+from multinode.preflight.network.pairs import measure_pairs, require_pairs
 from multinode.preflight.probe import Questions, probe
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.run.context import Launch, Prepared, RunContext
@@ -37,7 +39,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured beside the collectives.
 
     Attributes:
-        tcp: raw TCP around the ring of nodes.
+        tcp: raw TCP around the ring of nodes, in turns with the largest message of each collective.
         pairs: raw TCP between every pair.
         compare: an earlier run of this kind to compare with: its id, the beginning of it, or `last`.
         like: a training whose messages are measured, instead of those of the test.
@@ -65,15 +67,18 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
         layout, model = _ask_for_model(extent.like, what, context)
         step = step_messages(extent.like, model, layout)
         what = _measuring(step, layout.workers, what)
+    if extent.tcp and len(what.cluster.nodes) > 1 and isinstance(what.job, CollectiveTest):
+        test = msgspec.structs.replace(what.job, messages=in_turns(what.job.messages))
+        what = msgspec.structs.replace(what, job=test)
     prepared = prepare(what, context)
     directory = prepared.directory
-    tcp = _measure_tcp(prepared, extent, context)
-    directory.write("raw-tcp.json", tcp)
+    pairs = _measure_pairs(prepared, context) if extent.pairs else ()
     launched = run_prepared(prepared, context)
     require_success(launched, context)
     samples = {
         node.node_rank: list(parse_samples(directory.sample_lines(node.node_rank))) for node in launched.plan.nodes
     }
+    tcp = msgspec.structs.replace(read_ring(launched.plan, samples), pairs=pairs)
     report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
     if step is not None:
         report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
@@ -113,13 +118,11 @@ def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:
     return msgspec.structs.replace(what, job=test)
 
 
-def _measure_tcp(prepared: Prepared, extent: Extent, context: RunContext) -> RawTcp:
-    nodes = prepared.what.cluster.nodes
-    if len(nodes) == 1 or not (extent.tcp or extent.pairs):
-        return RawTcp()
+def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, ...]:
     addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
-    pairs = card_ceilings(cards_of(prepared.plan.nodes, prepared.facts)) if extent.pairs else None
-    tcp = measure_raw_tcp(context.agent, nodes, addresses, pairs=pairs, say=context.say)
+    ceilings = card_ceilings(cards_of(prepared.plan.nodes, prepared.facts))
+    found = measure_pairs(context.agent, prepared.what.cluster.nodes, addresses, ceilings, context.say)
+    prepared.directory.write("pairs.json", found)
     if context.stop.count:
         raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")
-    return tcp
+    return found

@@ -13,20 +13,27 @@ DEADLINE_S = 100.0
 
 
 def run_workers(
-    archive: Path, verb: str, count: int, environ: Mapping[str, str], *, torchrun: bool = False
+    archive: Path,
+    verb: str,
+    count: int,
+    environ: Mapping[str, str],
+    *,
+    torchrun: bool = False,
+    first_of_nodes: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run so many workers to their end; all that they said, and the status of the first that failed."""
+    """Run so many workers to their end; all that they said, and the status of the first that failed.
+
+    Those that are `first_of_nodes` believe to be alone on a node each.
+    """
     port = free_port()
     if torchrun:
         launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={count}", f"--master-port={port}"]
         started: list[WarmProcess] = [ColdProcess([*launcher, archive, verb], environ)]
     else:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-        started = [
-            WarmProcess([archive, verb], {**environ, **meeting, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(count)
-        ]
+        sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": "1" if first_of_nodes else str(count)}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": "0" if first_of_nodes else str(rank)} for rank in range(count)]
+        started = [WarmProcess([archive, verb], {**environ, **meeting, **sizes, **mine}) for mine in ranks]
     try:
         statuses = [process.wait(DEADLINE_S) for process in started]
     finally:

@@ -27,6 +27,7 @@ DEFAULTS = {
     "warmup_iters": 1,
     "check": 1,
     "backend": "gloo",
+    "addr": "127.0.0.1",
 }
 
 
@@ -39,15 +40,22 @@ class Workers:
         (directory / "samples").mkdir()
 
     def run(
-        self, count: int, *, python_path: Path | None = None, torchrun: bool = False, **request: Any
+        self,
+        count: int,
+        *,
+        python_path: Path | None = None,
+        torchrun: bool = False,
+        first_of_nodes: bool = False,
+        **request: Any,
     ) -> subprocess.CompletedProcess[str]:
-        wanted = (
+        wanted: dict[str, Any] = (
             {
                 "messages": [{"collective": name, "size_bytes": size} for name in COLLECTIVES for size in SIZES],
             }
             | DEFAULTS
             | request
         )
+        wanted["messages"] = [{"turns": 0} | message for message in wanted["messages"]]
         env = os.environ | {
             "MULTINODE_REQUEST": json.dumps(wanted),
             "MULTINODE_RUN_DIR": str(self._directory),
@@ -56,7 +64,7 @@ class Workers:
         }
         if python_path is not None:
             env["PYTHONPATH"] = str(python_path)
-        return run_workers(self._archive, "collectives", count, env, torchrun=torchrun)
+        return run_workers(self._archive, "collectives", count, env, torchrun=torchrun, first_of_nodes=first_of_nodes)
 
     def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         lines = (self._directory / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
@@ -122,6 +130,42 @@ def test_long_iterations_are_fewer_and_what_is_not_verified_is_not_called_right(
     for rank in range(2):
         (record,) = workers.records("collective", rank)
         assert (len(record["times_us"]), record["num_wrong"]) == (4, None)
+
+
+def test_iterations_take_turns_with_raw_tcp_between_the_first_workers_of_nodes(workers: Workers) -> None:
+    """Two workers that each believe to be the first of a node of its own."""
+    messages = [
+        {"collective": "all_reduce", "size_bytes": 4096},
+        {"collective": "all_reduce", "size_bytes": 1 << 20, "turns": 3},
+    ]
+    assert workers.run(2, messages=messages, iters=8, first_of_nodes=True).returncode == 0
+    for rank in range(2):
+        (pinged,) = workers.records("ping", rank)
+        assert (pinged["error"], len(pinged["times_us"])) == (None, 50)
+        streams = workers.records("stream", rank)
+        assert [(one["index"], len(one["results"])) for one in streams] == [(1, 1), (1, 4)] * 3
+        for result in (result for one in streams for result in one["results"]):
+            assert result["error"] is None
+            assert result["size_bytes"] > 0
+            assert 0.05 < result["time_s"] < 10
+        first, last = workers.records("collective", rank)
+        assert (len(first["times_us"]), first["card_iters"]) == (8, 9)
+        # Each turn has one iteration that is not timed.
+        assert (len(last["times_us"]), last["card_iters"]) == (8, 11)
+
+
+@pytest.mark.timing  # whatever else uses loopback is counted, too
+def test_raw_tcp_is_not_counted_as_the_collective_s(workers: Workers) -> None:
+    messages = [{"collective": "all_reduce", "size_bytes": 4 << 20, "turns": 3}]
+    assert workers.run(2, messages=messages, first_of_nodes=True).returncode == 0
+    (record,) = workers.records("collective")
+    assert record["cards"]["lo"]["tx_bytes"] / record["card_iters"] == pytest.approx(8 << 20, rel=0.1)
+
+
+def test_workers_of_one_node_have_nobody_to_stream_to(workers: Workers) -> None:
+    messages = [{"collective": "all_reduce", "size_bytes": 1 << 20, "turns": 3}]
+    assert workers.run(2, messages=messages).returncode == 0
+    assert (workers.records("ping"), workers.records("stream")) == ([], [])
 
 
 def test_nccl_without_a_gpu_ends_and_says_why(workers: Workers) -> None:

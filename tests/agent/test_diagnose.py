@@ -178,7 +178,31 @@ def test_connections_are_shown_with_what_waits_in_them(node: LocalNode) -> None:
     ]
 
 
-@pytest.mark.parametrize("answer", [b"Job summary\n" + b"x" * 100_000, b""])
+# As torch counts; a group that only some workers are in does not say how far each of them is.
+COUNTING = """
+import sys, types
+class Group:
+    def __init__(self, size, count):
+        self.size, self._get_sequence_number_for_group = lambda: size, lambda: count
+c10d = types.ModuleType("torch.distributed.distributed_c10d")
+c10d.is_initialized, c10d.get_world_size = lambda: True, lambda: 2
+c10d._world = types.SimpleNamespace(pg_map=[Group(2, 41), Group(1, 7)])
+sys.modules[c10d.__name__] = c10d
+"""
+
+
+def test_collectives_that_a_worker_has_launched_are_told(node: LocalNode) -> None:
+    with running(node, COUNTING + SLEEPER):
+        kept = node.run_dir(RUN) / "stacks/rank-0.sequence"
+        wait_until(lambda: kept.is_file() and len(kept.read_bytes()) > 0)
+        rank, launcher = (of_rank(diagnose(node), number) for number in (0, None))
+        assert (rank["collectives"], launcher["collectives"], rank["gpu"]) == (41, None, False)
+        # Of another process, which had this rank before.
+        kept.write_text("1 99\n")
+        assert of_rank(diagnose(node), 0)["collectives"] is None
+
+
+@pytest.mark.parametrize("answer", [b"OK\nJob summary\n" + b"x" * 100_000, b""])
 def test_nccl_ras_is_asked_on_its_port_and_waited_for_in_vain_for_a_moment_only(node: LocalNode, answer: bytes) -> None:
     asked: list[bytes] = []
 
@@ -190,7 +214,9 @@ def test_nccl_ras_is_asked_on_its_port_and_waited_for_in_vain_for_a_moment_only(
                 connection.sendall(answer)
                 connection.recv(100)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    # NCCL takes the first address of localhost, whichever that is.
+    family, *_, address = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)[0]
+    with socket.create_server(address[:2], family=family) as server:
         thread = threading.Thread(target=serve)
         thread.start()
         worker = SLEEPER.replace("import time", "import os, time")
@@ -199,10 +225,10 @@ def test_nccl_ras_is_asked_on_its_port_and_waited_for_in_vain_for_a_moment_only(
         with running(node, worker):
             record = diagnose(node)
         thread.join()
-    assert asked == [b"verbose status\n"]
+    assert asked == [b"timeout 2\nverbose status\n"]
     if answer:
         assert record["ras"].startswith("Job summary\n")
-        assert len(record["ras"]) == 1 << 16
+        assert len(record["ras"]) == (1 << 16) - len("OK\n")
     else:
         assert (record["ras"], record["ras_missing"]) == (None, "NCCL RAS answered nothing")
 

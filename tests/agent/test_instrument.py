@@ -294,7 +294,7 @@ sys.exit(subprocess.run([sys.executable, "-c", "print('trained')"], env=env).ret
 """
     done = worker.run(script, LOCAL_RANK=None)
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
-    assert not (tmp_path / "stacks").exists()
+    assert not (tmp_path / "stacks" / "rank-3.json").exists()
 
 
 def test_a_run_directory_that_cannot_be_written_is_told_in_one_line_and_trains_on(

@@ -12,26 +12,38 @@ from .instrumented import Worker
 
 pytestmark = pytest.mark.torch
 
-NAMES = ("micro_steps", "samples", "tokens", "effective_tokens")
-# Each is what a model is called with, and the samples, tokens and effective tokens that this is.
+NAMES = ("micro_steps", "samples", "tokens", "effective_tokens", "squared_lengths")
+# Each is what a model is called with, and the samples, tokens, effective tokens and squares of lengths that this is.
 INPUTS = {
-    "input_ids and a mask": ("input_ids=ids, attention_mask=mask", (2, 6, 4)),
-    "input_ids alone": ("input_ids=ids", (2, 6, None)),
-    "a mapping": ("{'input_ids': ids, 'attention_mask': mask}", (2, 6, 4)),
-    "a mapping that is no dict": ("Mapped(input_ids=ids, attention_mask=mask)", (2, 6, 4)),
-    "rows packed by position": ("input_ids=ids, position_ids=torch.tensor([[0, 1, 0]] * 2)", (2, 6, None)),
-    "rows packed by segment": ("input_ids=ids, attention_mask=torch.tensor([[1, 1, 2], [1, 2, 0]])", (2, 6, 5)),
-    "all in one line": ("input_ids=ids.flatten()", (None, 6, None)),
-    "a mask of all pairs": ("input_ids=ids, attention_mask=torch.ones(2, 1, 3, 3)", (2, 6, None)),
-    "a mask that is a subclass": ("input_ids=ids, attention_mask=mask.as_subclass(Sub)", (2, 6, None)),
-    "a decoder besides": ("input_ids=ids, attention_mask=mask, decoder_input_ids=torch.ones(2, 9).long()", (2, 6, 4)),
-    "ids by position": ("ids, ids", (2, 6, None)),
-    "images": ("torch.ones(5, 3, 8, 8)", (5, None, None)),
-    "a table": ("torch.ones(5, 3)", (5, None, None)),
-    "images in a list": ("[torch.ones(5, 3, 8, 8), torch.ones(5)]", (5, None, None)),
-    "a number": ("torch.tensor(3.0)", (None, None, None)),
-    "nothing": ("", (None, None, None)),
-    "text": ("['some', 'text']", (None, None, None)),
+    "input_ids and a mask": ("input_ids=ids, attention_mask=mask", (2, 6, 4, 9 + 1)),
+    "padding on the left": ("input_ids=ids, attention_mask=mask.flip(1)", (2, 6, 4, 9 + 1)),
+    "input_ids alone": ("input_ids=ids", (2, 6, None, 9 + 9)),
+    "a mapping": ("{'input_ids': ids, 'attention_mask': mask}", (2, 6, 4, 10)),
+    "a mapping that is no dict": ("Mapped(input_ids=ids, attention_mask=mask)", (2, 6, 4, 10)),
+    "rows packed by position": ("input_ids=ids, position_ids=torch.tensor([[0, 1, 0]] * 2)", (2, 6, None, 5 + 5)),
+    "rows packed by segment": ("input_ids=ids, attention_mask=torch.tensor([[1, 1, 2], [1, 2, 0]])", (2, 6, 5, 5 + 2)),
+    "all in one line": ("input_ids=ids.flatten()", (None, 6, None, None)),
+    "all in one line by position": (
+        "input_ids=ids.flatten(), position_ids=torch.tensor([0, 1, 2, 3, 0, 1])",
+        (None, 6, None, 16 + 4),
+    ),
+    "a mask of all pairs": ("input_ids=ids, attention_mask=torch.ones(2, 1, 3, 3)", (2, 6, None, None)),
+    "a mask of all pairs, and positions": (
+        "input_ids=ids, attention_mask=torch.ones(2, 1, 3, 3), position_ids=torch.tensor([[0, 1, 0]] * 2)",
+        (2, 6, None, 10),
+    ),
+    "a mask that is a subclass": ("input_ids=ids, attention_mask=mask.as_subclass(Sub)", (2, 6, None, None)),
+    "a decoder besides": (
+        "input_ids=ids, attention_mask=mask, decoder_input_ids=torch.ones(2, 9).long()",
+        (2, 6, 4, 10),
+    ),
+    "ids by position": ("ids, ids", (2, 6, None, 18)),
+    "images": ("torch.ones(5, 3, 8, 8)", (5, None, None, None)),
+    "a table": ("torch.ones(5, 3)", (5, None, None, None)),
+    "images in a list": ("[torch.ones(5, 3, 8, 8), torch.ones(5)]", (5, None, None, None)),
+    "a number": ("torch.tensor(3.0)", (None, None, None, None)),
+    "nothing": ("", (None, None, None, None)),
+    "text": ("['some', 'text']", (None, None, None, None)),
 }
 CALLS = """
 import collections
@@ -105,7 +117,7 @@ for _ in range(3):
     model.train()
     step()
 """)
-    assert counted(records) == [(2, 4, 12, 8)] * 3
+    assert counted(records) == [(2, 4, 12, 8, 20)] * 3
 
 
 def test_a_forward_pass_that_is_computed_again_is_no_other_batch(worker: Worker) -> None:
@@ -118,7 +130,7 @@ model = torch.nn.parallel.DistributedDataParallel(Saving())
 checkpoint(model, ids, use_reentrant=False).backward()
 step()
 """)
-    assert counted(records) == [(1, 2, 6, None)]
+    assert counted(records) == [(1, 2, 6, None, 18)]
 
 
 def test_the_trainer_counts_each_batch_once_and_knows_its_samples_best(worker: Worker) -> None:
@@ -145,7 +157,7 @@ arguments = TrainingArguments(
 Trainer(model=Net(), args=arguments, train_dataset=rows).train()
 """)
     stepped = [record for record in records if "mono_ns" in record]
-    assert counted(stepped) == [(3, 6, 18, 12)] * 2
+    assert counted(stepped) == [(3, 6, 18, 12, 24)] * 2
     for record in stepped:
         assert set(record["phases_us"]) == {"data", "forward", "backward", "optimizer"}
 
@@ -162,14 +174,14 @@ del one
 other(torch.ones(7, 3)); step()
 """)
     seen = counted(records)
-    assert seen[:2] == [(1, 2, 6, None)] * 2
+    assert seen[:2] == [(1, 2, 6, None, 18)] * 2
     # In the step in which the first rests, nobody knows yet that it is over.
-    assert seen[2] == (None,) * 4
-    assert seen[3:] == [(1, 7, None, None)] * 3
+    assert seen[2] == (None,) * 5
+    assert seen[3:] == [(1, 7, None, None, None)] * 3
 
 
 def test_a_bare_model_in_a_loop_of_ones_own_is_not_guessed_at(worker: Worker) -> None:
-    assert counted(worker.run_wired(f"{CALLS}Net()(ids).backward()\nstep()\n")) == [(None,) * 4]
+    assert counted(worker.run_wired(f"{CALLS}Net()(ids).backward()\nstep()\n")) == [(None,) * 5]
 
 
 def test_a_batch_that_cannot_be_looked_at_trains_on_and_the_next_one_is_counted(worker: Worker) -> None:
@@ -185,7 +197,7 @@ model(input_ids=ids, attention_mask=mask)
 step()
 """)
     assert "odd" in records[0]["message"]
-    assert counted(records[1:]) == [(None,) * 4, (1, 2, 6, 4)]
+    assert counted(records[1:]) == [(None,) * 5, (1, 2, 6, 4, 10)]
 
 
 def test_counts_of_a_device_are_reported_when_they_are_known_and_sum_up(worker: Worker) -> None:
@@ -194,8 +206,8 @@ asked = []
 class Later:
     def __init__(self, count): self.count, self.known = count, False
     def __call__(self): return self.count if self.known else None
-def start(torch, mask):
-    asked.append(Later(int(mask.sum())))
+def start(torch, tensor, count):
+    asked.append(Later(int(count(torch, tensor))))
     return asked[-1]
 batches = multinode_batches.Batches(steps.phases, start)
 model = Net()
@@ -203,10 +215,12 @@ for number in range(5):
     batches.begin(model, input_ids=ids, attention_mask=mask); batches.end()
     # The device is two steps behind.
     if number >= 2:
-        asked[number - 2].known = True
+        for late in asked[2 * (number - 2) : 2 * (number - 1)]:
+            late.known = True
     say(batches(number))
 """)
     assert [record["effective_tokens"] for record in records] == [0, 0, 4, 4, 4]
+    assert [record["squared_lengths"] for record in records] == [0, 0, 10, 10, 10]
 
 
 def test_a_count_on_a_gpu_is_copied_to_pinned_memory_and_nothing_waits_for_it(worker: Worker) -> None:
@@ -231,12 +245,13 @@ def empty(shape, dtype, pin_memory):
 capturing = False
 stand_in = SimpleNamespace(Tensor=Mask, int64=0, empty=empty, cuda=SimpleNamespace(
     Event=Event, current_stream=lambda device: device.type, is_current_stream_capturing=lambda: capturing))
-poll = multinode_batches.start_count(stand_in, Mask())
+begin = lambda: multinode_batches.start_count(stand_in, Mask(), multinode_batches.count_tokens)
+poll = begin()
 before = poll()
 Event.done = True
 after = poll()
 capturing = True
-say({"before": before, "after": after, "calls": calls, "captured": multinode_batches.start_count(stand_in, Mask())})
+say({"before": before, "after": after, "calls": calls, "captured": begin()})
 """)
     assert operator.itemgetter("before", "after", "captured")(record) == (None, 42, None)
     assert record["calls"] == [["empty", True], ["copy", 42, True], ["record", "cuda"]]

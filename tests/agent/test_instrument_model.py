@@ -11,6 +11,7 @@ from multinode.core.run.samples import ModelSample
 from tests.warm import free_port
 
 from .gloo_pair import run_pair
+from .instrumented import Worker
 
 BEGIN = """
 if os.environ.get("WATCHED", "yes") == "yes":
@@ -270,17 +271,37 @@ tell(None)
 
 
 @pytest.mark.torch
-def test_accelerate_knows_the_accumulation_that_it_was_given(tmp_path: Path) -> None:
+def test_accelerate_knows_the_accumulation_and_the_precision_that_it_was_given(tmp_path: Path) -> None:
     script = """
 import accelerate
 model = Net()
 train(model, torch.optim.SGD(model.parameters()), 1)
-accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4, mixed_precision="bf16")
 train(model, torch.optim.SGD(model.parameters()), 1)
 tell(None)
 """
     before, after = models_of(tmp_path, script, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     assert (before.accumulation, after.accumulation) == (None, 4)
+    assert (before.mixed_precision, after.mixed_precision) == (None, "bf16")
+
+
+@pytest.mark.torch
+def test_tf32_is_told_whichever_way_it_was_set(tmp_path: Path, archive: Path) -> None:
+    told = Worker(tmp_path, archive, warm=True).run_wired("""
+import multinode_model
+matmul = torch.backends.cuda.matmul
+def tell(): say({"tf32": multinode_model._tf32()})
+tell()
+torch.set_float32_matmul_precision("high"); tell()
+torch.set_float32_matmul_precision("highest"); tell()
+if hasattr(matmul, "fp32_precision"):
+    matmul.fp32_precision = "tf32"
+else:
+    matmul.allow_tf32 = True
+tell()
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"; tell()
+""")
+    assert [record["tf32"] for record in told] == [False, True, False, True, False]
 
 
 @pytest.mark.torch

@@ -104,9 +104,9 @@ class Event:
         return (end.at - self.at) * 0.5
 
 class Stream:
-    now, current = 0, True
+    now, handle = 0, 0
     def in_use(self): return True
-    def is_current(self): return self.current
+    def current(self): return self.handle
     def event(self): return Event()
 
 stream = Stream()
@@ -127,9 +127,9 @@ def step(*calls):
 
 step(lambda: dist.all_reduce(x), lambda: dist.all_reduce(x))
 step(lambda: dist.all_reduce(x, async_op=True).wait())
-stream.current = False
+stream.handle = 7
 step(lambda: dist.all_reduce(x))
-stream.current = True
+stream.handle = 0
 step(*[lambda: dist.all_reduce(x)] * 600)
 for _ in range(4):
     step()
@@ -185,3 +185,69 @@ def test_waits_of_the_computing_stream_are_recorded_when_they_are_over(tmp_path:
     assert recorded.index("device_wait") == 2
     # Of 515 pairs of events, the first step's two are used again in the fourth.
     assert worker.said == 2 * 513
+
+
+# As FSDP2 and DeepSpeed have it: collectives on streams of their own, and events that the computing stream waits for.
+# torch's own need a GPU; these do what its Python does (torch/cuda/streams.py).
+OTHER_STREAMS = (
+    FAKE_STREAM
+    + """
+import sys, types
+class CudaEvent:
+    def record(self, stream=None): pass
+    def wait(self, stream=None): stream.waited += 1
+class CudaStream:
+    waited = 0
+    def __init__(self, handle): self.cuda_stream = handle
+    def wait_event(self, event): event.wait(self)
+    def wait_stream(self, other): self.wait_event(other.record_event())
+    def record_event(self):
+        event = CudaEvent()
+        event.record(self)
+        return event
+cuda = types.ModuleType("torch.cuda.streams")
+cuda.Event = CudaEvent
+"""
+)
+ON_OTHER_STREAMS = (
+    ON_GPU[: ON_GPU.index("step(lambda")]
+    + """
+dict(traffic.hooks())["torch.cuda.streams"](cuda)
+computing, gathering, reducing, copying = (CudaStream(handle) for handle in (0, 7, 8, 9))
+
+def on(where, *calls):
+    def run():
+        stream.handle = where.cuda_stream
+        for _ in range(calls[0] if calls else 1):
+            dist.all_reduce(x)
+        stream.handle = 0
+    return run
+
+# A gather that computing waits for by an event, and one beside it that is called after the event.
+events = []
+record = lambda: events.append(gathering.record_event())
+step(on(gathering, 2), record, on(gathering), lambda: computing.wait_event(events[0]))
+# The third of them, and one that is waited for twice.
+step(on(gathering), lambda: computing.wait_stream(gathering), lambda: computing.wait_stream(gathering))
+# Through a stream between: it waits for one of them, and computing for it.
+step(on(reducing, 3), lambda: copying.wait_stream(reducing), lambda: computing.wait_stream(copying))
+# What nothing was sent on delays nothing.
+step(lambda: computing.wait_stream(CudaStream(5)), lambda: gathering.wait_stream(computing))
+# Never waited for in this step, and then in the next one.
+step(on(reducing))
+step(lambda: computing.wait_stream(reducing))
+for _ in range(4):
+    step()
+tell([one.waited for one in (computing, gathering, copying)])
+"""
+)
+
+
+def test_what_the_computing_stream_waits_for_on_other_streams_is_timed_once(tmp_path: Path, archive: Path) -> None:
+    (worker,) = train(tmp_path, archive, ON_OTHER_STREAMS, workers=1, stream=OTHER_STREAMS, warm=True)
+    waits = [
+        tuple(one[field] for field in ("step", "wait_us", "calls", "of_calls")) for one in worker.of("device_wait")
+    ]
+    assert waits == [(1, 500.0, 2, 3), (2, 500.0, 2, 1), (3, 500.0, 3, 3), (5, 0, 0, 1), (6, 500.0, 1, 0)]
+    # The training's own waits are as they were.
+    assert worker.said == [6, 1, 1]

@@ -94,7 +94,7 @@ def test_a_prelude_that_fails_is_named_and_the_job_is_not_started(
 ) -> None:
     end, log = run_to_end(node, ["touch", "started"], prelude=prelude)
     assert end["cause"] == "not_started"
-    assert f"the prelude {how}" in end["message"]
+    assert f"the setup {how}" in end["message"]
     assert end["message"].endswith("and the job was not started")
     assert logged in log
     assert not (node.home / "started").exists()

@@ -6,8 +6,9 @@ from typing import Any
 
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun
-from multinode.analyse.job.workload import Settings, Whole, Workload
-from multinode.analyse.stats.spread import Ranged, Spread
+from multinode.analyse.job.workload import FullRun, Settings, Workload
+from multinode.analyse.stats.estimate import Estimate
+from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
@@ -42,9 +43,9 @@ def split_of(step_ms: float, exposed_ms: float = 0.0, *, wait_ms: float = 0.0, d
     )
 
 
-def around(value: float, part: float = 0.01) -> Ranged:
+def around(value: float, part: float = 0.01) -> Estimate:
     """A figure whose repeats lie within this part of it."""
-    return Ranged(value=value, low=value * (1 - part), high=value * (1 + part), repeats=3)
+    return Estimate(value=value, low=value * (1 - part), high=value * (1 + part), repeats=3)
 
 
 def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: int = 2, **known: Any) -> Side:
@@ -98,7 +99,7 @@ def run_of(summary: Summary | None = None, *, nodes: int = 1, **known: Any) -> S
         "summary": summary or summary_of(),
         "node_names": tuple(f"n{number}" for number in range(1, nodes + 1)),
         "workers_per_node": 2,
-        "workload": Workload(settings=SETTINGS, whole=Whole(steps=1000), versions={"torch": "2.13.0"}),
+        "workload": Workload(settings=SETTINGS, whole=FullRun(steps=1000), versions={"torch": "2.13.0"}),
     }
     return SideRun(**(facts | known))
 

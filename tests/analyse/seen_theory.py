@@ -20,6 +20,7 @@ from multinode.analyse.collectives.traffic import (
     step_exchanges,
 )
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.traffic.calls import read_calls
 from multinode.analyse.traffic.strategy import model_of, recognise_strategy
 from multinode.core.run.samples import ModelSample
 
@@ -67,7 +68,7 @@ def theory(observed: Observed) -> Theory:
     """The bytes that a worker sends in a step, by the table of strategies."""
     if observed.world_size <= 1:
         return Theory(bytes_per_step=0.0)
-    recognised, model = recognise_strategy(observed), model_of(observed)
+    recognised, model = recognise_strategy(observed, read_calls(observed)), model_of(observed)
     if recognised.strategy is None:
         return Theory(reason=f"no theory is known of this strategy: {recognised.name}")
     if model is None:
@@ -93,6 +94,7 @@ def _exchanges(strategy: Strategy, model: ModelSample, observed: Observed) -> tu
         parameter_bytes=1,
         gradient_bytes=1,
         accumulation=1 if strategy in {Strategy.DDP, Strategy.ZERO1} else _accumulation(model, observed),
+        fsdp_version=2 if model.wrapper == "fsdp2" else 1,
     )
     first, *others = step_exchanges(strategy, load, _layout(observed))
     if strategy in {Strategy.ZERO1, Strategy.ZERO2}:
@@ -114,8 +116,8 @@ def _refuse_unlike(model: ModelSample) -> None:
 
 def _fits_whole(model: ModelSample) -> bool:
     """Whether ZeRO-3 leaves all parameters whole from the forward to the backward pass, and gathers them once."""
-    most = model.settings.get("stage3_max_live_parameters")
-    return isinstance(most, int | float) and not isinstance(most, bool) and most >= model.parameters
+    distance = model.settings.get("stage3_max_reuse_distance")
+    return isinstance(distance, int | float) and not isinstance(distance, bool) and distance >= 2 * model.parameters
 
 
 def _gradient_bytes(model: ModelSample) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
+from multinode.analyse.traffic.calls import read_calls
+from multinode.analyse.traffic.step_bytes import SeenTraffic, see_traffic
 from multinode.core.run.samples import (
     CallCount,
     CardBytes,
@@ -32,6 +34,10 @@ Passed = Mapping[str, tuple[float, float]]
 """Payload that each card sent and received in a step."""
 
 
+def see(observed: Observed) -> SeenTraffic:
+    return see_traffic(observed, read_calls(observed))
+
+
 class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What is recorded: by each worker its calls, by each node what its cards counted.
 
@@ -39,6 +45,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         calls: of a rank in each step.
         groups: the groups of a rank, by name; the world without.
         cards: of a node in a step.
+        micro_steps: of a step.
     """
 
     nodes: int = 2
@@ -50,6 +57,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     model: Mapping[str, Any] | None = None
     ifname: str | None = "ens1f0"
     more: Callable[[int], Sequence[Sample]] | None = None
+    micro_steps: int | None = None
 
     @property
     def world(self) -> tuple[int, ...]:
@@ -97,6 +105,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
                 mono_ns=end_ns(step),
                 step_time_us=STEP_NS / 1000,
                 traffic=None if self.calls is None else 0,
+                micro_steps=self.micro_steps,
                 cards=cards,
             )
             for step, cards in enumerate(counters, 1)

@@ -116,6 +116,19 @@ def test_one_node_alone_is_among_the_candidates_with_its_own_rate() -> None:
     assert alone.outlook.link_gbit_per_s is None
 
 
+def test_one_node_that_was_measured_is_told_as_measured_and_not_as_predicted() -> None:
+    today = state()
+    rates = {"measured_samples_per_s": 3.0, "single_samples_per_s": 20.0}
+    alone = named(advise(changed(today, **rates)), "one node alone")
+    assert alone.measured
+    assert alone.gain == pytest.approx(20 / 3)
+    assert alone.interval[0] < 20 / 3 < alone.interval[1]
+    for unknown in rates:
+        assert not named(advise(changed(today, **(rates | {unknown: None}))), "one node alone").measured
+    more = changed(today, **rates, scenario=changed(today.scenario, accumulation=4))
+    assert not named(advise(more), "one node alone").measured
+
+
 def test_the_training_in_bf16_sends_bf16() -> None:
     today = state(settings=Settings(method="full", precision="bf16"))
     assert named(advise(today), "gradients as bf16").command == "--grad-compress bf16"
@@ -140,7 +153,7 @@ def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
 def test_zero_3_accumulates_for_nothing() -> None:
     option = named(advise(state(Strategy.ZERO3)), "gradient accumulation 4")
     assert option.gain == pytest.approx(1.0, abs=0.02)
-    assert "DeepSpeed reduces the gradients of every micro-batch" in option.why
+    assert "DeepSpeed gathers the parameters and reduces the gradients of every micro-batch" in option.why
 
 
 def test_zero_3_is_told_to_move_with_the_memory_that_it_takes() -> None:
@@ -279,6 +292,7 @@ def test_overlap_is_advised_where_deepspeed_has_none() -> None:
         calibration=changed(
             today.calibration,
             costs=StepCosts(compute_ms=166),
+            network=changed(today.calibration.network, backend="nccl"),
             work=changed(today.calibration.work, bucket_bytes=1 << 20),
         ),
         deepspeed=DeepSpeedConfig(stage=2, reduce_bucket_elements=1 << 28),
@@ -309,7 +323,7 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
     ten = named(advice, "a link of 10 Gbit/s")
     assert ten.change is None
     assert ten.command == "cards and a switch of 10 Gbit/s instead of 100 Mbit/s"
-    assert "2 nodes beat one with 2 workers on no link" in ten.why
+    assert "break-even of 2 nodes with 2 workers each against one: between " in ten.why
     assert not [one for one in advise(state(gbit_per_s=100)) if one.name.startswith("a link")]
 
 

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from multinode.analyse.bench.bench import tell_left
+from multinode.analyse.bench.bench_figures import Speed
+from multinode.analyse.stats.estimate import of_repeats
 from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.core.run.samples import Sample, parse_samples
 
@@ -83,7 +85,7 @@ def test_a_slow_gpu_is_named_with_what_differs(cause: str, samples: tuple[Sample
     assert (slow.node, slow.rank, slow.cause) == ("node2", None, cause)
     assert said in slow.text
     assert all(ratio < 0.9 for ratio in slow.ratios["alone"].values())
-    assert all(clue.hint for clue in slow.clues)
+    assert all(cause.hint for cause in slow.likely_causes)
 
 
 def test_a_slow_bus_slows_nothing_else() -> None:
@@ -103,7 +105,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
     (slow,) = found.slow
     assert (slow.node, slow.cause) == ("node1", "cpu")
     assert "node1 had used up its cgroup's processor limit (0.60 cores) for 70% of the time" in slow.text
-    assert "CPUQuota=" in slow.clues[0].hint
+    assert "CPUQuota=" in slow.likely_causes[0].hint
     # It stands in the verdict, and in each figure.
     assert found.verdict == (slow.text,)
     assert [test.alone.slow for node in found.nodes for test in node.workers[0].tests if test.alone] == [False] * 3 + [
@@ -113,7 +115,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
 
 def test_fewer_threads_are_told_before_what_else_differs() -> None:
     (slow,) = report(part(0, on_cpu(speeds())), part(1, on_cpu(speeds(0.5), threads=1, torch="2.1.0"))).slow
-    assert [clue.cause for clue in slow.clues] == ["threads", "software"]
+    assert [cause.cause for cause in slow.likely_causes] == ["threads", "software"]
     assert "node1 computes with 1 threads where node0 had 2" in slow.text
 
 
@@ -138,6 +140,21 @@ def test_gpus_of_a_node_that_is_alone_are_held_against_each_other() -> None:
     members = (on_gpu(speeds(0.6 if rank == 3 else 1.0, rank=rank), gpu(rank), rank=rank) for rank in range(4))
     (slow,) = report(part(0, [one for member in members for one in member])).slow
     assert (slow.rank, slow.peers) == (3, "the other workers of its node")
+
+
+def test_a_speed_has_the_interval_of_its_repeats_or_of_the_timings_of_one() -> None:
+    def alone(*rates: float) -> Speed:
+        timed = [speed("matmul", rate, index=index) for index, rate in enumerate(rates)]
+        (worker,) = report(part(0, on_gpu(timed))).nodes[0].workers
+        found = worker.tests[0].alone
+        assert found is not None
+        return found
+
+    once, thrice = alone(MATMUL), alone(MATMUL, 1.1 * MATMUL, 0.9 * MATMUL)
+    assert once.interval == pytest.approx((MATMUL / 1.01, MATMUL / 0.99))
+    expected = of_repeats([once.value, 1.1 * once.value, 0.9 * once.value])
+    assert thrice.value == pytest.approx(once.value)
+    assert thrice.interval == pytest.approx((expected.low, expected.high))
 
 
 def test_what_the_timings_scatter_by_makes_nobody_slow() -> None:
@@ -189,7 +206,7 @@ def test_nodes_that_share_processors_are_told_so(cores: dict[str, int], job: flo
         return [part(rank, early), part(rank, on_cpu(speeds(0.5), processors(100, job=1.0), **cores), "together")]
 
     (drop,) = report(*node(0), *node(1)).drops
-    assert [clue.cause for clue in drop.clues] == ["shared_processors"]
+    assert [cause.cause for cause in drop.likely_causes] == ["shared_processors"]
     assert said in drop.text
 
 
@@ -220,7 +237,7 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     matmul, memory = found.below_sheet
     assert (matmul.device, matmul.workers) == ("NVIDIA A100-SXM4-80GB", ("node0/0", "node1/0"))
     assert matmul.of_peak == pytest.approx(125 / 312, rel=1e-3)
-    assert [clue.cause for clue in matmul.clues] == ["gpu_clocks", "usual"]
+    assert [cause.cause for cause in matmul.likely_causes] == ["gpu_clocks", "usual"]
     assert "reaches at most 40% of its data sheet: matmul 4096 bf16 125 of 312 TFLOP/s; it ran at 705 of 1410 MHz" in (
         matmul.text
     )

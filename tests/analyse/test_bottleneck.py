@@ -14,7 +14,7 @@ def bottleneck(made_up: MadeUp) -> Bottleneck:
     observed = made_up.observed()
     exposure = find_exposure(observed)
     split = split_steps(exposure)
-    stragglers = find_stragglers(observed, exposure, split, ())
+    stragglers = find_stragglers(observed, exposure, split, (), rooted=0.0)
     return find_bottleneck(split, stragglers, find_waiting(observed, exposure))
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
-from multinode.analyse.job.step_calls import StepCall, Work
+from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate, calibrate_without_single
 from multinode.analyse.prediction.cost_model import Scenario
@@ -68,6 +68,14 @@ def test_computing_and_batches_are_of_a_micro_batch() -> None:
     assert (found.accumulation, found.per_device_batch) == (4, 0.5)
 
 
+def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
+    # 64 samples in 200 ms are 320 a second; at 323 the rate makes 65 of them.
+    told = msgspec.structs.replace(summary(SPLIT, samples_per_s=2 * 323), per_device_batch=64.0)
+    assert calibrate(Measured(summary=told, layout=ONE), WORK, NETWORK).per_device_batch == 64
+    older = msgspec.structs.replace(told, per_device_batch=None)
+    assert calibrate(Measured(summary=older, layout=ONE), WORK, NETWORK).per_device_batch == 65
+
+
 def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
     found = seen(WorkerSplit(rank=-1, step_ms=200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
     assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
@@ -82,9 +90,16 @@ def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> Non
     )
 
 
-@pytest.mark.parametrize(("exposed_ms", "rho"), [(125.0, 0.0), (82.3333333, 0.5), (300.0, 0.0), (0.0, 1.0)])
-def test_what_several_nodes_expose_tells_the_overlap(exposed_ms: float, rho: float) -> None:
-    # 125 ms of communication beside a backward pass of 85 ms.
+# 125 ms of communication, 0.05 of which is 6.25 ms, beside a backward pass of 85.3 ms, 0.3 of which is 25.6 ms.
+OF_RHO = 25.6**2 / (25.6**2 + 6.25**2)
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "rho"), [(125.0, 1 - OF_RHO), (82.3333333, 1 - OF_RHO / 2), (300.0, 0.0), (0.0, 1.0)]
+)
+def test_what_several_nodes_expose_tells_the_overlap_as_far_as_it_is_not_of_the_network(
+    exposed_ms: float, rho: float
+) -> None:
     several = summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=exposed_ms))
     found = seen(several=several)
     assert found.costs.overlap == pytest.approx(rho)
@@ -93,11 +108,12 @@ def test_what_several_nodes_expose_tells_the_overlap(exposed_ms: float, rho: flo
 def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
     zero = msgspec.structs.replace(WORK, strategy=Strategy.ZERO2)
     gather = fit_curve([(G // 4, 70_000 / 4), (G, 70_000)])
-    network = msgspec.structs.replace(NETWORK, curves={"all_reduce": CURVE, "all_gather": gather})
+    curves = {"all_reduce": CURVE, "all_gather": gather}
+    network = msgspec.structs.replace(NETWORK, backend="nccl", curves=curves)
     # 125 ms of gradients of which a backward pass of 85 ms hides half, and 70 ms of parameters afterwards.
     several = summary(WorkerSplit(rank=-1, step_ms=400, exposed_ms=125 - 128 / 3 + 70))
     runs = Measured(summary=summary(SPLIT), layout=ONE), Measured(summary=several, layout=TWO)
-    assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(0.5)
+    assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(1 - OF_RHO / 2)
 
 
 @pytest.mark.parametrize("median_ms", [140, 180, 200])
@@ -114,26 +130,45 @@ def test_a_step_is_as_long_as_the_rate_says_whatever_its_median(median_ms: float
 
 def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
     # 128 + 20 + 18 + 4 = 170 ms are the worker's own.
-    assert seen(several=summary(None, step_ms=170 + 125)).costs.overlap == 0
-    assert seen(several=summary(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(0.5)
+    assert seen(several=summary(None, step_ms=170 + 125)).costs.overlap == pytest.approx(1 - OF_RHO)
+    assert seen(several=summary(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(1 - OF_RHO / 2)
 
 
-@pytest.mark.parametrize(("bucket_bytes", "tail_ms"), [(None, 0), (G / 64, 9)])
-def test_where_all_could_be_hidden_what_the_buckets_do_not_explain_is_the_tail(
-    bucket_bytes: float | None, tail_ms: float
-) -> None:
-    work = msgspec.structs.replace(WORK, bucket_bytes=bucket_bytes)
+def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
     long = WorkerSplit(rank=-1, step_ms=1000, compute_ms=900, exposed_ms=0, wait_ms=0)
     found = calibrate(
         Measured(summary=summary(long, step_ms=1000), layout=ONE),
-        work,
+        WORK,
         NETWORK,
         Measured(summary=summary(WorkerSplit(rank=-1, step_ms=1010, exposed_ms=9)), layout=TWO),
     )
     # Of 125 ms the run hid 116, beside 600 ms of computing: more of these would have been used, had there been more.
     assert found.costs.overlap is None
     assert found.costs.least_overlap == pytest.approx(116 / 600)
-    assert found.costs.tail_ms == tail_ms
+
+
+def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
+    cut = msgspec.structs.replace(WORK, bucket_bytes=G / 4)
+    single = Measured(summary=summary(SPLIT), layout=ONE)
+    several = Measured(summary=summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO)
+    # A quarter of the gradients comes before anything is sent: 19.2 ms instead of 25.6.
+    of_rho = 19.2**2 / (19.2**2 + 6.25**2)
+    assert calibrate(single, cut, NETWORK, several).costs.overlap == pytest.approx(1 - of_rho / 2)
+
+
+def test_a_slow_link_tells_the_network_and_hardly_the_overlap() -> None:
+    # 1250 ms of communication, of which 62 ms more or less are the network's.
+    several = Measured(
+        summary=summary(WorkerSplit(rank=-1, step_ms=1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1)
+    )
+    found = calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several)
+    assert found.costs.overlap is not None
+    assert found.costs.overlap > 0.8
+
+
+def test_the_share_that_can_hide_is_of_the_training() -> None:
+    costs = calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, share=0.75).costs
+    assert costs.hideable_ms == pytest.approx(0.75 * 128)
 
 
 def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
@@ -169,14 +204,5 @@ def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() 
     half = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), grad_compress=True)
     # At half the rate 250 ms are sent, or 125 ms of half the bytes; 85.3 ms may be hidden.
     assert calibrate(single, WORK, NETWORK, slow).costs.overlap == 1.0
-    assert calibrate(single, WORK, NETWORK, half).costs.overlap == pytest.approx(62.5 / (128 * 2 / 3))
-
-
-def test_buckets_that_were_seen_to_wait_less_than_thought_are_taken_as_seen() -> None:
-    call = StepCall(collective="all_reduce", size_bytes=G)
-    cut = msgspec.structs.replace(WORK, calls={Strategy.DDP: (call,)})
-    single = Measured(summary=summary(SPLIT), layout=ONE)
-    several = Measured(summary=summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=100)), layout=TWO)
-    # One bucket of 125 ms is full when the backward pass ends; of it 100 ms were exposed.
-    assert calibrate(single, cut, NETWORK, several).costs.lateness == pytest.approx(0.8)
-    assert calibrate(single, WORK, NETWORK, several).costs.lateness == 1.0
+    half_hidden = 62.5 / (128 * 2 / 3)
+    assert calibrate(single, WORK, NETWORK, half).costs.overlap == pytest.approx(1 - OF_RHO * (1 - half_hidden))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +86,31 @@ def test_without_a_sweep_the_link_is_filled() -> None:
     stated = NetworkModel(link=GIGABIT, layout=TWO)
     assert took_ms(stated, GIGABIT) == pytest.approx(SIZE / GIGABIT.goodput_gb_per_s / 1e6)
     doubts = network_doubts(stated, [CALL], GIGABIT, TWO)
-    assert [doubt.why for doubt in doubts] == ["no collective was measured: the link's rate is all that is known"]
+    (doubt,) = doubts
+    assert doubt.why.startswith("no collective was measured: the link's rate is all that is known, of which overlay")
+
+
+@pytest.mark.parametrize(
+    ("stream", "asked", "carried"),
+    [
+        # Of a rate alone, as parts of what a link carries: at best, in the middle, at worst.
+        (None, 1.0, (1, 1, 0.4)),
+        # A stream that the link's rate explains goes with it.
+        (0.95, 10.0, (9.5, 9.5, 9.5)),
+        # One that it does not: a faster link may carry the same part of its rate, or no more than was measured.
+        (0.25, 1.0, (0.25, 0.25, 0.25)),
+        (0.25, 4.0, (1.0, 0.5, 0.25)),
+        # And a slower one all of its rate, or the same part.
+        (0.25, 0.1, (0.1, 0.05, 0.025)),
+    ],
+)
+def test_a_link_carries_what_a_stream_says_and_not_its_rate(
+    stream: float | None, asked: float, carried: tuple[float, float, float]
+) -> None:
+    unit = GIGABIT.goodput_gb_per_s
+    seen = NetworkModel(link=GIGABIT, layout=TWO, stream_gb_per_s=None if stream is None else stream * unit)
+    link = msgspec.structs.replace(GIGABIT, gbit_per_s=asked)
+    assert [seen.carried(link, end) / unit for end in (-1, 0, 1)] == pytest.approx(carried)
 
 
 def test_calls_inside_a_node_cost_its_card_nothing_and_shares_of_all_workers_pass_it() -> None:

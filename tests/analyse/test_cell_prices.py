@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from multinode.analyse.grid.cell_prices import cheapest, with_prices
 from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.prices import Price, Prices
 
 PRICES = Prices(
@@ -23,8 +23,8 @@ PRICES = Prices(
 )
 
 
-def exact(value: float) -> Ranged:
-    return Ranged(value=value, low=value, high=value)
+def exact(value: float) -> Estimate:
+    return Estimate(value=value, low=value, high=value)
 
 
 MEASURED = CellRow(
@@ -202,7 +202,7 @@ HOUR = 3600.0
 
 
 def cell(label: str, hours: float, cost: float | None, *, late: float = 0.0, currency: str | None = "EUR") -> CellRow:
-    whole_s = Ranged(value=hours * HOUR, low=hours * HOUR, high=(hours + late) * HOUR)
+    whole_s = Estimate(value=hours * HOUR, low=hours * HOUR, high=(hours + late) * HOUR)
     return CellRow(label=label, whole_s=whole_s, whole_cost=cost, currency=currency if cost is not None else None)
 
 
@@ -289,7 +289,7 @@ def test_of_different_jobs_none_is_the_cheapest(one: Settings, other: Settings, 
 
 def test_a_whole_job_of_more_samples_is_another_job() -> None:
     def with_rate(row: CellRow, rate: float) -> CellRow:
-        return msgspec.structs.replace(row, samples_per_s=Ranged(value=rate, low=rate, high=rate))
+        return msgspec.structs.replace(row, samples_per_s=Estimate(value=rate, low=rate, high=rate))
 
     once, thrice = with_rate(cell("once", 1, 1.0), 10.0), with_rate(cell("thrice", 3, 2.0), 10.0)
     assert choose(once, thrice).label is None

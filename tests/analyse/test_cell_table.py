@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from multinode.analyse.grid.cell_table import Look, combine, look_at, make_table, relative_to
 from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, value_names, value_of
 from multinode.analyse.job.workload import BATCH_WORDS, Settings, global_batch
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 from multinode.errors import UsageError
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 
 def row(label: str, rate: float | None = 10.0, settings: Settings | None = None, source: str = "measured") -> CellRow:
-    speed = None if rate is None else Ranged(value=rate, low=rate * 0.9, high=rate * 1.1)
+    speed = None if rate is None else Estimate(value=rate, low=rate * 0.9, high=rate * 1.1)
     return CellRow(label=label, samples_per_s=speed, settings=settings or Settings(), source=source)
 
 
@@ -54,11 +56,11 @@ def test_a_sweep_that_has_measured_nothing_is_a_table_all_the_same() -> None:
 def test_the_first_row_with_a_speed_is_the_baseline_and_others_are_relative_to_it() -> None:
     found = table(row("oom", None), row("a", 10.0), row("b", 25.0))
     assert found.baseline == "a"
-    assert [one.relative for one in found.cells[:2]] == [None, Ranged(value=1.0, low=1.0, high=1.0)]
+    assert [one.relative for one in found.cells[:2]] == [None, Estimate(value=1.0, low=1.0, high=1.0)]
     relative = found.cells[2].relative
     assert relative is not None
     assert relative.value == 2.5
-    assert relative.low == pytest.approx(25 * 0.9 / 11)
+    assert relative.low == pytest.approx(2.5 / math.exp(math.hypot(math.log(1 / 0.9), math.log(1.1))))
 
 
 def test_any_row_with_a_speed_can_be_the_baseline() -> None:

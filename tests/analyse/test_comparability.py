@@ -36,7 +36,7 @@ def test_another_training_is_refused_unless_it_is_asked_for_and_then_marked(name
     with pytest.raises(UsageError, match="did not train the same") as refused:
         require_alike(baseline, candidate)
     assert refused.value.detail == said
-    assert "--anyway" in (refused.value.hint or "")
+    assert "--force" in (refused.value.hint or "")
     require_alike(baseline, candidate, anyway=True)
     assert find_differences(baseline, candidate, "compare") == (said,)
 

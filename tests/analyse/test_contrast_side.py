@@ -1,29 +1,45 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from multinode.analyse.comparison.contrast_side import make_side
 from multinode.analyse.job.workload import Settings, Workload
+from multinode.analyse.stats.estimate import Estimate, of_repeats
 from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError
 from tests.analyse.made_up_sides import run_of, split_summary, summary_of, traffic
 
 
-def test_repeats_give_their_median_and_their_bounds() -> None:
+def test_repeats_give_their_mean_and_what_they_leave_open() -> None:
     runs = [run_of(summary_of(rate, step_ms)) for rate, step_ms in ((24.0, 166.0), (20.0, 200.0), (25.0, 160.0))]
     side = make_side("baseline", runs)
-    assert (side.samples_per_s.value, side.samples_per_s.low, side.samples_per_s.high) == (24.0, 20.0, 25.0)
-    assert (side.step_time_ms.value, side.step_time_ms.repeats) == (166.0, 3)
+    assert side.samples_per_s == of_repeats([24.0, 20.0, 25.0])
+    assert side.step_time_ms == of_repeats([166.0, 200.0, 160.0])
     assert side.steady_steps == 75
     assert side.run_ids == ("r", "r", "r")
 
 
-def test_one_repeat_is_as_sure_as_twice_the_standard_error_of_its_steps() -> None:
-    side = make_side("baseline", [run_of(summary_of(100.0))])  # cv 0.1 over 25 steps: 2 * 0.1 / 5
-    assert side.samples_per_s.high == pytest.approx(104.0)
-    assert side.samples_per_s.low == pytest.approx(100 / 1.04)
-    assert side.step_time_ms.high == pytest.approx(166 * 1.04)
+def test_one_repeat_has_the_intervals_of_its_own_steps() -> None:
+    intervals = {"samples_per_s": (97.0, 102.0), "step_time_ms": (165.0, 170.0), "tgs": (1490.0, 1520.0)}
+    side = make_side("baseline", [run_of(summary_of(100.0, tgs=1500.0, intervals=intervals))])
+    assert side.samples_per_s == Estimate(value=100.0, low=97.0, high=102.0)
+    assert side.step_time_ms == Estimate(value=166.0, low=165.0, high=170.0)
+    assert side.tgs == Estimate(value=1500.0, low=1490.0, high=1520.0)
+
+
+def test_a_summary_of_an_earlier_release_has_no_intervals_and_the_scatter_of_its_steps_counts() -> None:
+    side = make_side("baseline", [run_of(summary_of(100.0))])  # cv 0.1 over 25 steps; t is 2.06
+    assert side.samples_per_s.high == pytest.approx(100 * math.exp(2.06 * 0.1 / 5))
+    assert side.step_time_ms.low == pytest.approx(166 / math.exp(2.06 * 0.1 / 5))
+
+
+@pytest.mark.parametrize("interval", [(-1.0, 102.0), (97.0, float("inf")), (103.0, 97.0)])
+def test_an_interval_that_cannot_be_is_none(interval: tuple[float, float]) -> None:
+    told = make_side("baseline", [run_of(summary_of(100.0, intervals={"samples_per_s": interval}))])
+    assert told.samples_per_s == make_side("baseline", [run_of(summary_of(100.0))]).samples_per_s
 
 
 def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> None:
@@ -35,10 +51,9 @@ def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> No
     assert (partly.global_batch, partly.missing["global_batch"][:9]) == (None, "the batch")
 
 
-def test_exposed_communication_has_the_spread_of_the_repeats() -> None:
+def test_exposed_communication_has_the_interval_of_the_repeats() -> None:
     side = make_side("candidate", [run_of(split_summary(20.0)), run_of(split_summary(40.0))])
-    assert side.exposed_ms is not None
-    assert (side.exposed_ms.value, side.exposed_ms.low, side.exposed_ms.high) == (30.0, 20.0, 40.0)
+    assert side.exposed_ms == of_repeats([20.0, 40.0])
     assert (side.late_ms, side.stragglers) == (0.0, ())
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.comparison.contrast import Terms, compare
+from multinode.analyse.comparison.contrast import compare
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.traffic.step_bytes import BytesPerStep
@@ -12,7 +12,7 @@ from tests.analyse.made_up_sides import side_of, split_of
 
 
 def contrast_of(mode: str, *sides: Side) -> Contrast:
-    return compare(sides, Terms(mode=mode, why="asked", job="job", rule="all count"))
+    return compare(sides, mode=mode, why="asked", job="job", rule="all count")
 
 
 def same_workers(rate: float, **known: Any) -> Contrast:
@@ -37,11 +37,11 @@ def scaled_out(rate: float, mode: str = "scale-out", **known: Any) -> Contrast:
         (
             25.0,
             (
-                "One node is 4 times as fast as 2 nodes with the same 2 workers: "
+                "One node is 4 times (3.94 to 4.06) as fast as 2 nodes with the same 2 workers: "
                 "the network costs 120 ms of a step of 160 ms."
             ),
         ),
-        (150.0, "2 nodes are 1.5 times as fast as one node with the same 2 workers."),
+        (150.0, "2 nodes are 1.5 times (1.48 to 1.52) as fast as one node with the same 2 workers."),
     ],
 )
 def test_the_same_workers_tell_what_the_network_costs(rate: float, said: str) -> None:
@@ -51,18 +51,19 @@ def test_the_same_workers_tell_what_the_network_costs(rate: float, said: str) ->
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        (196.0, "2 nodes are 1.96 times as fast as one node, 98% of what their workers could give."),
+        (196.0, "2 nodes are 1.96 times (1.93 to 1.99) as fast as one node, 98% of what their workers could give."),
         (
             160.0,
             (
-                "2 nodes are 1.6 times as fast as one node, 80% of what their workers could give: "
+                "2 nodes are 1.6 times (1.58 to 1.62) as fast as one node, 80% of what their workers could give: "
                 "the network costs 10 ms of a step of 50 ms."
             ),
         ),
         (
             50.0,
             (
-                "Do not use 2 nodes for this job: they are no faster than one node alone (0.5 times its speed); "
+                "Do not use 2 nodes for this job: they are no faster than one node alone, at 0.5 "
+                "times (0.493 to 0.507) its speed; "
                 "the network costs 120 ms of a step of 160 ms."
             ),
         ),
@@ -92,7 +93,8 @@ def test_a_slow_node_is_named_with_its_speed_and_the_network_is_cleared() -> Non
     ]
     contrast = contrast_of("scale-out", *sides)
     assert contrast.verdict == (
-        "Do not use 2 nodes for this job: they are no faster than one node alone (0.95 times its speed); "
+        "Do not use 2 nodes for this job: they are no faster than one node alone, at "
+        "0.95 times (0.937 to 0.964) its speed; "
         "the node, not the network, is the cause: n2 at 50% of the others' speed costs 40 ms of a step of 84.2 ms."
     )
     assert "Alone: n1 100 samples/s (100%), n2 50 samples/s (50%)." in contrast.reasons
@@ -110,10 +112,13 @@ def test_workers_that_train_alone_get_no_verdict_on_the_network() -> None:
 
 def test_two_stored_runs_are_called_by_their_ids() -> None:
     assert scaled_out(160.0, "compare").verdict == (
-        "Run run-candidate (2 nodes, 4 workers) is 1.6 times as fast as run run-baseline (one node, 2 workers)."
+        "Run run-candidate (2 nodes, 4 workers) is 1.6 times (1.58 to 1.62) as fast as "
+        "run run-baseline (one node, 2 workers)."
     )
     slower = scaled_out(50.0, "compare").verdict
-    assert slower.startswith("Run run-baseline (one node, 2 workers) is 2 times as fast as run run-candidate")
+    assert slower.startswith(
+        "Run run-baseline (one node, 2 workers) is 2 times (1.97 to 2.03) as fast as run run-candidate"
+    )
     assert scaled_out(100.0, "compare").verdict.endswith("is as fast as run run-baseline (one node, 2 workers).")
 
 

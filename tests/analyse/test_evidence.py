@@ -5,7 +5,10 @@ import pytest
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.calibration import Residual
+from multinode.analyse.prediction.cost_model import Scenario
 from multinode.analyse.prediction.evidence import Evidence, gather
+from multinode.analyse.prediction.forecast import predict_scenario
+from multinode.analyse.prediction.network_model import Link
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.summary import Comm
 from multinode.analyse.traffic.step_bytes import SeenCall
@@ -20,7 +23,8 @@ from tests.analyse.stored import (
     training_record,
 )
 
-ONE, TWO = training_record("one", 1), training_record("two", 2, exposed_ms=100.0)
+# What the model exposes of it: the second of two buckets.
+ONE, TWO = training_record("one", 1), training_record("two", 2, exposed_ms=113.5)
 SWEEP = sweep_record("sweep")
 
 
@@ -108,6 +112,24 @@ def test_of_repeats_the_middle_one_counts() -> None:
     assert gather([ONE, *repeats, SWEEP]).today_samples_per_s == repeats[2].samples_per_s
 
 
+def test_what_repeats_differ_by_counts_where_it_is_more_than_their_steps_scatter() -> None:
+    again = renamed(training_record("again", 1, 0.1), samples_per_s=ONE.samples_per_s * 1.3)
+    other = renamed(training_record("other", 1, job={"per_device_train_batch_size": 4}), samples_per_s=1.0)
+    found = gather([ONE, TWO, SWEEP], [again, other]).calibration
+    # One node uses no link; another batch is no repeat.
+    assert found.scatter == pytest.approx(0.3)
+    alone = gather([ONE, TWO, SWEEP], [other]).calibration
+    assert alone.scatter == 0.01
+    widths = []
+    for calibration in (alone, found):
+        row = predict_scenario(
+            calibration, Scenario(link=Link(gbit_per_s=10.0), layout=Layout(nodes=2), per_device_batch=2)
+        )
+        widths.append(row.interval[1] / row.interval[0])
+    assert widths[1] > 1.5 * widths[0]
+    assert "repeats of its runs differ by 30%" in [doubt.why for doubt in row.doubts]
+
+
 def test_runs_of_different_trainings_are_refused() -> None:
     other = training_record("other", 2, job={"cutoff_len": 512})
     with pytest.raises(UsageError, match=r"one and other are of different trainings \(sequence_length 128 and 512\)"):
@@ -172,6 +194,14 @@ def test_an_older_run_has_its_accumulation_from_its_file() -> None:
     found = gather([record, SWEEP])
     assert (found.calibration.accumulation, found.calibration.per_device_batch) == (4, 2.0)
     assert found.today.accumulation == 4
+
+
+def test_a_batch_is_that_of_the_settings_however_the_rate_was_rounded() -> None:
+    record = training_record("one", 1, job={"per_device_train_batch_size": 64})
+    assert record.summary is not None
+    # At 1 % more samples a second than its steps have, the rate makes 65 of them.
+    found = gather([renamed(record, samples_per_s=1.01 * (record.summary.samples_per_s or 0.0)), SWEEP])
+    assert (found.calibration.per_device_batch, found.today.per_device_batch) == (64.0, 64.0)
 
 
 def test_runs_that_test_the_model_are_not_known_to_it() -> None:

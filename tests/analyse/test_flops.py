@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from multinode.analyse.job.flops import Flops, flops_per_token, mean_peak, packed_length, peak_of, utilisation
+from multinode.analyse.job.flops import Flops, flops_per_token, utilisation
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.analyse.job.peak_flops import mean_peak, peak_of
 from multinode.core.cluster.device_name import short_device_name
 
 
@@ -94,12 +95,12 @@ def test_xtuners_published_figures_follow_from_its_speeds(
 
 
 def test_xtuners_figure_is_our_hardware_figure_with_multi_head_attention() -> None:
-    ours = utilisation(flops_per_token(LLAMA_2_7B, 8192, recompute=True), 3028.3, None)
+    ours = utilisation(flops_per_token(LLAMA_2_7B, 8192, recompute=True), 3028.3, None, "")
     assert xtuner_tflops(LLAMA_2_7B, 8192, 3028.3) == pytest.approx(ours.hardware_tflops)
 
 
 def test_xtuners_figure_counts_heads_that_grouped_queries_do_not_have() -> None:
-    ours = utilisation(flops_per_token(YI_34B, 8192, recompute=True), 485.1, None)
+    ours = utilisation(flops_per_token(YI_34B, 8192, recompute=True), 485.1, None, "")
     # Keys and values have 8 heads of 128 each for 56: 2 x 7168 x 6144 weights a layer too many, passed four times.
     surplus = 8 * 60 * 2 * 7168 * 6144 * 485.1 / 1e12
     assert xtuner_tflops(YI_34B, 8192, 485.1) == pytest.approx(ours.hardware_tflops + surplus)
@@ -215,38 +216,23 @@ def test_the_rule_says_where_attention_counts_whole() -> None:
     assert not flops.causal
 
 
-def test_a_sequence_of_equal_parts_is_as_long_as_one_of_them() -> None:
-    assert packed_length([512] * 8) == 512
-
-
-def test_long_sequences_weigh_more_than_short_ones() -> None:
-    # 3000 tokens see 3000 each, 1000 tokens see 1000: (9 + 1) / 4.
-    assert packed_length([3000, 1000]) == 2500
-
-
-@pytest.mark.parametrize("lengths", [[], [0, 0]])
-def test_without_tokens_there_is_no_length(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match="no token"):
-        packed_length(lengths)
-
-
 def test_utilisation_of_a_known_gpu() -> None:
     flops = Flops(model=40e9, hardware=50e9, causal=True, rule="as counted")
-    peak = peak_of("NVIDIA GeForce RTX 4090")
-    assert peak is not None
-    found = utilisation(flops, 2065.0, peak)
+    peak, denominator = mean_peak(["NVIDIA GeForce RTX 4090"], "bf16")
+    found = utilisation(flops, 2065.0, peak, denominator)
     assert (found.model_tflops, found.hardware_tflops) == pytest.approx((82.6, 103.25))
     assert (found.mfu, found.hfu) == pytest.approx((0.5, 0.625))
-    assert found.denominator == peak.denominator
+    assert found.denominator == denominator
     assert found.rule == "as counted"
 
 
 def test_without_a_known_peak_there_is_a_speed_and_no_share() -> None:
-    found = utilisation(flops_per_token(LLAMA_3_8B, 2048), 1000.0, peak_of("a card of next year"))
+    unknown = mean_peak(["a card of next year"], "bf16")
+    found = utilisation(flops_per_token(LLAMA_3_8B, 2048), 1000.0, *unknown)
     assert found.model_tflops == pytest.approx(46.64, rel=1e-3)
     assert found.mfu is None
     assert found.hfu is None
-    assert found.denominator == "the peak of these GPUs is not known"
+    assert found.denominator == "the peak of a card of next year in bf16 is not known"
 
 
 @st.composite
@@ -284,7 +270,7 @@ def test_mfu_is_below_hfu_just_where_something_is_recomputed(
     shape: ModelShape, tokens: int, adapter: int | None, *, recompute: bool
 ) -> None:
     flops = flops_per_token(shape, tokens, adapter_parameters=adapter, recompute=recompute)
-    found = utilisation(flops, 1234.5, peak_of("NVIDIA H200"))
+    found = utilisation(flops, 1234.5, *mean_peak(["NVIDIA H200"], "bf16"))
     assert found.mfu is not None
     assert found.hfu is not None
     assert found.mfu < found.hfu if recompute else found.mfu == found.hfu
@@ -308,16 +294,11 @@ def test_causal_attention_is_half_of_the_whole(shape: ModelShape, tokens: int) -
     assert 2 * half == pytest.approx(whole)
 
 
-@given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50))
-def test_a_packed_length_lies_between_the_mean_and_the_longest(lengths: list[int]) -> None:
-    mean = sum(lengths) / len(lengths)
-    assert mean * (1 - 1e-9) <= packed_length(lengths) <= max(lengths) * (1 + 1e-9)
-
-
 @given(shapes(), st.lists(st.integers(1, 4096), min_size=2, max_size=20))
 def test_packing_sequences_takes_what_they_take_alone(shape: ModelShape, lengths: list[int]) -> None:
     alone = sum(length * flops_per_token(shape, length).model for length in lengths)
-    packed = sum(lengths) * flops_per_token(shape, packed_length(lengths)).model
+    length = sum(length**2 for length in lengths) / sum(lengths)
+    packed = sum(lengths) * flops_per_token(shape, length).model
     assert packed == pytest.approx(alone)
 
 
@@ -364,28 +345,35 @@ def test_a_peak_is_what_the_chip_can_do_without_sparsity(
     assert peak.tflops == pytest.approx(multiprocessors * boost_ghz * flop_a_clock / 1000, rel=0.005)
 
 
-def test_the_denominator_says_what_it_is() -> None:
-    peak = peak_of("NVIDIA GeForce RTX 4090")
-    assert peak is not None
-    assert peak.denominator == (
-        "165.2 TFLOP/s a GPU, dense bf16 with fp32 accumulation "
-        "(NVIDIA Ada architecture; 128 multiprocessors x 512 FLOP x 2.52 GHz)"
-    )
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops", "words"),
+    [
+        ("GeForce RTX 4090", "bf16", 165.2, "165.2 TFLOP/s a GPU, dense bf16 with fp32 accumulation (NVIDIA Ada"),
+        ("GeForce RTX 4090", "fp16", 165.2, "165.2 TFLOP/s a GPU, dense fp16 with fp32 accumulation (NVIDIA Ada"),
+        ("GeForce RTX 4090", "fp32", 82.6, "82.6 TFLOP/s a GPU, dense fp32 (NVIDIA Ada"),
+        ("A100-SXM4-80GB", "tf32", 156.0, "156 TFLOP/s a GPU, dense tf32 with fp32 accumulation (NVIDIA A100"),
+        ("A100-SXM4-80GB", "fp32", 19.5, "19.5 TFLOP/s a GPU, dense fp32 (NVIDIA A100"),
+        ("H200", "fp8", None, "the peak of H200 in fp8 is not known"),
+        ("B200", "fp32", None, "the peak of B200 in fp32 is not known"),
+        ("Tesla T4", "fp16", 65.0, "65 TFLOP/s a GPU, dense fp16 with fp32 accumulation (NVIDIA Turing"),
+        ("Tesla T4", "bf16", None, "the peak of Tesla T4 in bf16 is not known"),
+        ("Tesla T4", "tf32", None, "the peak of Tesla T4 in tf32 is not known"),
+    ],
+)
+def test_a_share_is_of_the_peak_in_the_precision_that_ran(
+    name: str, dtype: str, tflops: float | None, words: str
+) -> None:
+    peak, denominator = mean_peak([name], dtype)
+    assert peak == tflops
+    assert denominator.startswith(words)
 
 
 @pytest.mark.parametrize(("name", "multiprocessors", "boost_ghz", "flop_a_clock"), BEFORE_AMPERE)
-def test_a_gpu_whose_tensor_cores_know_fp16_alone_says_so(
+def test_a_gpu_whose_tensor_cores_know_fp16_alone_has_its_own_fp32(
     name: str, multiprocessors: int, boost_ghz: float, flop_a_clock: int
 ) -> None:
     assert flop_a_clock
-    peak = peak_of(name)
-    assert peak is not None
-    assert f"{peak.tflops:g} TFLOP/s a GPU, dense fp16 with fp32 accumulation" in peak.denominator
-    assert peak.fp32_tflops == pytest.approx(multiprocessors * boost_ghz * 128 / 1000, rel=0.015)
-    assert peak.tf32_tflops is None
-    mixed = mean_peak([name, "NVIDIA L40S"])
-    assert mixed is not None
-    assert "dense fp16 or bf16" in mixed.denominator
+    assert mean_peak([name], "fp32")[0] == pytest.approx(multiprocessors * boost_ghz * 128 / 1000, rel=0.015)
 
 
 def test_what_differs_in_its_links_alone_has_the_same_peak() -> None:
@@ -394,10 +382,9 @@ def test_what_differs_in_its_links_alone_has_the_same_peak() -> None:
 
 
 def test_a_figure_with_sparsity_is_halved_and_said_to_be() -> None:
-    peak = peak_of("NVIDIA H100 80GB HBM3")
-    assert peak is not None
-    assert "989.5 TFLOP/s" in peak.denominator
-    assert "half of the 1979 TFLOP/s that it gives with sparsity" in peak.denominator
+    _, denominator = mean_peak(["NVIDIA H100 80GB HBM3"], "bf16")
+    assert "989.5 TFLOP/s" in denominator
+    assert "half of the 1979 TFLOP/s that it gives with sparsity" in denominator
 
 
 def test_an_older_driver_leaves_the_maker_out() -> None:
@@ -422,19 +409,24 @@ def test_of_another_gpu_nothing_is_said(name: str) -> None:
 
 
 def test_workers_on_unequal_gpus_are_held_to_the_mean() -> None:
-    mixed = mean_peak(["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"])
-    assert mixed is not None
-    assert mixed.tflops == pytest.approx((165.2 + 165.2 + 71.2) / 3)
-    assert mixed.source == "mean of 2 x NVIDIA GeForce RTX 4090, 1 x NVIDIA GeForce RTX 3090"
+    mean, words = mean_peak(["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"], "bf16")
+    assert mean == pytest.approx((165.2 + 165.2 + 71.2) / 3)
+    assert words.endswith("(mean of 2 x NVIDIA GeForce RTX 4090, 1 x NVIDIA GeForce RTX 3090)")
 
 
 def test_workers_on_equal_gpus_have_the_peak_of_one() -> None:
-    assert mean_peak(["NVIDIA L40S"] * 4) == peak_of("NVIDIA L40S")
+    assert mean_peak(["NVIDIA L40S"] * 4, "bf16") == mean_peak(["NVIDIA L40S"], "bf16")
 
 
-@pytest.mark.parametrize("names", [[], ["NVIDIA L40S", "a card of next year"]])
-def test_one_unknown_gpu_leaves_no_mean(names: list[str]) -> None:
-    assert mean_peak(names) is None
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ([], "no worker computes on a GPU"),
+        (["NVIDIA L40S", "a card of next year"], "the peak of a card of next year in bf16 is not known"),
+    ],
+)
+def test_one_unknown_gpu_leaves_no_mean(names: list[str], why: str) -> None:
+    assert mean_peak(names, "bf16") == (None, why)
 
 
 # FLOP a clock that one multiprocessor makes in fp32 outside its tensor cores, and the clock where it is another one.
@@ -496,4 +488,4 @@ def test_a_figure_that_is_not_known_of_one_gpu_is_not_guessed() -> None:
 def test_a_processor_has_no_peak_here(name: str) -> None:
     assert peak_of(name) is None
     assert peak_of(short_device_name(name)) is None
-    assert mean_peak([name, "NVIDIA A40"]) is None
+    assert mean_peak([name, "NVIDIA A40"], "bf16")[0] is None

@@ -87,13 +87,13 @@ def test_one_node_has_its_own_exchange_alone_and_several_are_no_faster_than_it()
 
 
 def test_an_overlap_that_nobody_measured_is_guessed_from_the_buckets_and_doubted() -> None:
-    unknown = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_ms=100))
+    unknown = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_share=100 / 166))
     found = predict(unknown, changed(scenario(), bucket_bytes=G / 4))
     assert found.parts.exposed_ms == pytest.approx(G / 125e3 - 75, rel=1e-3)
     assert relative_width(found) > 0.3
     assert "how much computation hides was not measured: from nothing to all that it could" in whys(found)
     # What was measured is of other buckets as well.
-    known = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_ms=100, overlap=0.2))
+    known = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_share=100 / 166, overlap=0.2))
     assert relative_width(predict(known, scenario())) < 0.2
     assert predict(known, changed(scenario(), bucket_bytes=G / 4)).parts == found.parts
     assert predict(known, changed(scenario(), overlap=False)).parts.exposed_ms == pytest.approx(G / 125e3, rel=1e-3)
@@ -156,7 +156,7 @@ def test_from_a_slow_link_a_very_fast_one_is_not_promised() -> None:
 def test_whatever_is_asked_the_interval_has_the_prediction_and_a_faster_link_is_never_slower(
     asked: Scenario, overlap: float | None, backend: str, scatter: float, faster: float
 ) -> None:
-    costs = StepCosts(compute_ms=166, optimizer_ms=5, tail_ms=2, overlap=overlap)
+    costs = StepCosts(compute_ms=166, optimizer_ms=5, overlap=overlap)
     network = changed(MEASURED, backend=backend)
     calibration = changed(CALIBRATION, costs=costs, network=network, scatter=scatter, local_ms=12.0)
     found = predict(calibration, asked)

@@ -59,9 +59,9 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
     low, high = found.interval
     assert low < 3.356 < high
     assert found.bottleneck.kind == "network"
-    assert "accumulation does not cut that traffic" in accumulation_for(calibration, scenario, target=0.9).why
+    assert "communicates in every micro-batch" in accumulation_for(calibration, scenario, target=0.9).why
     # What would have made it worth while: 25 Gbit/s loses less than a tenth.
-    link = link_for(calibration, scenario, lambda faster: faster.step_time_ms < 1.1 * found.parts.compute_ms)
+    link = link_for(calibration, scenario, lambda faster: (faster.step_time_ms < 1.1 * found.parts.compute_ms,) * 3)
     assert link.value is not None
     assert 10 < link.value < 40
 
@@ -77,8 +77,8 @@ def test_accumulation_shrinks_the_share_of_communication_as_published(
     """GPT-2 medium on two RTX 3090 Ti (mli/transformers-benchmarks): shares of computing, communication, optimizer."""
     compute, comm, optimizer = k1
     costs = StepCosts(compute_ms=compute, optimizer_ms=optimizer)
-    assert shares(step_parts(costs, CommTimes(step_ms=comm), accumulation=1, overlap=0)) == pytest.approx(k1, abs=0.01)
-    assert shares(step_parts(costs, CommTimes(step_ms=comm), accumulation=4, overlap=0)) == pytest.approx(k4, abs=0.01)
+    assert shares(step_parts(costs, CommTimes(step_ms=comm), accumulation=1)) == pytest.approx(k1, abs=0.01)
+    assert shares(step_parts(costs, CommTimes(step_ms=comm), accumulation=4)) == pytest.approx(k4, abs=0.01)
 
 
 def shares(parts: StepParts) -> tuple[float, float, float]:
@@ -151,7 +151,7 @@ def test_no_sync_is_explained_but_for_what_a_batch_itself_is_slower_on_two_nodes
     compute = 0.50 - exposed
     assert (compute, exposed) == pytest.approx((0.38, 0.12))
     costs, comm = StepCosts(compute_ms=compute), CommTimes(step_ms=2.00 - compute)
-    batch = step_parts(costs, comm, accumulation=4, overlap=0).step_ms / 4
+    batch = step_parts(costs, comm, accumulation=4).step_ms / 4
     assert batch == pytest.approx(0.785)
     assert batch / 0.91 - 1 == pytest.approx(-0.137, abs=0.001)
     assert (2.00 - batch) / (2.00 - 0.91) == pytest.approx(1.115, abs=0.001)

@@ -10,7 +10,7 @@ from multinode.analyse.grid.cell_prices import cheapest, with_prices
 from multinode.analyse.grid.cell_table import make_table, relative_to
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.prices import Prices, parse_prices
 from multinode.core.grid.imported_table import Extras, ImportedRow, parse_table
 
@@ -38,7 +38,7 @@ def rows_of(read: tuple[ImportedRow, ...]) -> dict[str, CellRow]:
     return {row.label: row for row in table_of(read).cells}
 
 
-def value(figure: Ranged | None) -> float:
+def value(figure: Estimate | None) -> float:
     assert figure is not None
     return figure.value
 

@@ -56,12 +56,13 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     slow, here, fast = found.scenarios
     assert here.step_time_ms == pytest.approx(OWN_MS + 400)
     assert here.speedup == pytest.approx(2 * OWN_MS / (OWN_MS + 400))
-    extra_ms = 400 - comm_ms(1.0)
-    # A faster link carries the bytes faster; what it did not cost before, it does not save.
-    assert fast.parts.exposed_ms == pytest.approx(extra_ms + comm_ms(10.0), rel=0.01)
-    assert slow.parts.exposed_ms == pytest.approx(extra_ms + comm_ms(0.1), rel=0.01)
+    # Up to a quarter more is the network's, on any link. A faster link saves that, and what it did not cost before not.
+    extra_ms = 400 - 1.25 * comm_ms(1.0)
+    assert fast.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(10.0), rel=0.01)
+    assert slow.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(0.1), rel=0.01)
     (note,) = found.notes
-    assert note.startswith("a step of run two took 540 ms, where the model alone has 265: 275 ms of it is exposed")
+    assert note.startswith("a step of run two took 540 ms, where the model alone has 265: 243 ms of it is exposed")
+    assert "its calls took 1.25 times what the network's figures say" in note
     why = "of the run on several nodes the model alone was off by a factor of 2.03"
     assert [why in {doubt.why for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.interval[1] / fast.interval[0] > 4
@@ -97,7 +98,8 @@ def test_calls_that_took_less_than_the_network_says_do_so_on_other_links() -> No
 
 
 def test_what_agrees_brings_no_note_and_no_doubt() -> None:
-    found = forecast(training_record("two", 2, exposed_ms=100.0), ForecastRequest(links=(0.1, 1.0)))
+    # The second of two buckets takes 113.5 ms, and hides behind nothing.
+    found = forecast(training_record("two", 2, exposed_ms=113.5), ForecastRequest(links=(0.1, 1.0)))
     assert found.notes == ()
     assert not any("model alone" in doubt.why for row in found.scenarios for doubt in row.doubts)
 

@@ -21,6 +21,7 @@ def row(time_us: float = 1000.0, **changes: Any) -> CollectiveRow:
         "iters": 20,
         "p95_us": 1.01 * time_us,
         "cv": 0.01,
+        "interval_us": (0.99 * time_us, 1.01 * time_us),
         "transfer_us": time_us,
         "num_wrong": 0,
     }
@@ -57,8 +58,10 @@ def test_a_speed_that_changed_is_told_with_both_figures() -> None:
     [
         pytest.param(row(1000), row(1040), False, id="run to run"),
         pytest.param(row(1000), row(1080), True, id="steady, so 8% shows"),
-        pytest.param(row(1000, cv=0.05, p95_us=1080), row(1080, cv=0.05, p95_us=1170), False, id="unsteady"),
+        pytest.param(row(1000, interval_us=(940, 1060)), row(1080, interval_us=(1020, 1150)), False, id="unsteady"),
         pytest.param(row(1000, cv=0.9), row(1200, cv=0.9), True, id="one slow iteration swells the cv alone"),
+        pytest.param(row(1000, interval_us=None), row(1080, interval_us=None), True, id="of an earlier release"),
+        pytest.param(row(1000, interval_us=None, cv=0.2), row(1080), False, id="of an earlier release, and unsteady"),
         pytest.param(row(1000, iters=3), row(1150, iters=3), False, id="few iterations"),
         pytest.param(row(1000, iters=3), row(1300, iters=3), True, id="few, and a great change"),
     ],

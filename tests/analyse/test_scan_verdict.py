@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.collectives.algorithms import message_steps
 from multinode.analyse.collectives.collectives import CollectiveRow, bus_factor
+from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, RoundTrip
-from multinode.analyse.nccl_test.path_proof import PathProof
 from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.core.cluster.facts import Interface
 from multinode.units import goodput_gb_per_s
@@ -86,7 +85,7 @@ def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
         "rows": rows(gb_per_s),
         "backend": "gloo",
         "tcp": WELL,
-        "path": PathProof(ok=True),
+        "path": NicPathCheck(ok=True),
         "wait_share_by_node": {"a": 0.02, "b": 0.03},
         "busy_percent_by_node": {"a": 30.0, "b": 35.0},
         "cards": cards(),
@@ -127,7 +126,7 @@ def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> No
 
 
 def test_wrong_values_come_before_everything() -> None:
-    verdict = judged(rows=rows(SLOW, num_wrong=2), path=PathProof(ok=False, sentences=("a sent over eth0.",)))
+    verdict = judged(rows=rows(SLOW, num_wrong=2), path=NicPathCheck(ok=False, sentences=("a sent over eth0.",)))
     assert verdict.text.startswith("16 values were wrong (all_reduce of float): no speed counts")
     assert "wrong" not in judged(SLOW).text
 
@@ -165,7 +164,7 @@ ALL_BUT_B = tuple(
 # Each cause: what shows it, words of its text, whom it names.
 CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     (
-        {"path": PathProof(ok=False, sentences=("b sent 31 MiB over eth0, not over ens1f0.",))},
+        {"path": NicPathCheck(ok=False, sentences=("b sent 31 MiB over eth0, not over ens1f0.",))},
         "over eth0, not over",
         (),
     ),
@@ -302,19 +301,3 @@ def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None
 
 def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
     assert "Look at this all the same: b sends" in judged(tcp=tcp(pairs=ALL_BUT_B)).text
-
-
-@pytest.mark.parametrize(
-    ("backend", "collective", "steps"),
-    [
-        ("gloo", "all_reduce", 6),
-        # A ring reduces to each in one pass of n - 1; Gloo all-reduces instead.
-        ("nccl", "reduce_scatter", 3),
-        ("gloo", "reduce_scatter", 6),
-        ("nccl", "all_gather", 3),
-        ("gloo", "broadcast", 2),
-        ("nccl", "sendrecv", 1),
-    ],
-)
-def test_messages_wait_for_each_other_as_the_algorithm_has_it(backend: str, collective: str, steps: int) -> None:
-    assert message_steps(backend, collective, 4) == steps

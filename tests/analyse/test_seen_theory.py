@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.traffic.step_bytes import see_traffic
 from multinode.core.run.samples import CallCount
 from tests.analyse.seen_theory import Theory, theory
-from tests.analyse.seen_trainings import PARAMETERS, S, Training, call, ddp, model, zero2
+from tests.analyse.seen_trainings import PARAMETERS, S, Training, call, ddp, model, see, zero2
 
 DDP = Training(calls=ddp, model=model("ddp"))
 Calls = Callable[[int], Sequence[CallCount]]
@@ -50,7 +49,7 @@ def test_what_was_called_is_what_the_theory_says(
     observed = msgspec.structs.replace(DDP, model=told, calls=calls, workers=workers).observed()
     expected = parts * S * (2 * workers - 1) / (2 * workers)
     assert theory(observed).bytes_per_step == pytest.approx(expected)
-    assert see_traffic(observed).bytes_per_step.calls == pytest.approx(expected, rel=0.03)
+    assert see(observed).bytes_per_step.calls == pytest.approx(expected, rel=0.03)
 
 
 def test_gradients_travel_in_the_dtype_that_is_set_for_them() -> None:
@@ -73,7 +72,7 @@ def test_only_what_is_trained_is_reduced_and_all_of_it_is_gathered() -> None:
 
 
 def test_parameters_that_zero_3_may_leave_whole_are_gathered_once() -> None:
-    whole = model("deepspeed", stage=3, accumulation=1, stage3_max_live_parameters=10**9)
+    whole = model("deepspeed", stage=3, accumulation=1, stage3_max_reuse_distance=10**9)
     assert of(model=whole, calls=zero3(1)).bytes_per_step == pytest.approx(2 * S / 2)
 
 
@@ -131,7 +130,7 @@ def test_hybrid_sharding_all_reduces_shares_across_nodes_and_the_rest_inside() -
 
     hybrid = Training(workers=2, groups=groups, calls=calls, model=model("fsdp2", accumulation=1)).observed()
     assert theory(hybrid).bytes_per_step == pytest.approx(3 * S / 2 + S / 2)
-    assert see_traffic(hybrid).bytes_per_step.calls == pytest.approx(2 * S)
+    assert see(hybrid).bytes_per_step.calls == pytest.approx(2 * S)
 
 
 def test_one_worker_sends_nothing() -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
-from multinode.analyse.hang.stall import Explanation, explain_stall
-from multinode.core.run.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets
+from multinode.analyse.hang.stall import explain_stall
+from multinode.core.run.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, StallCause
+from tests.analyse.test_nccl_ras import MISMATCH
 
 SITE = "/env/lib/python3.11/site-packages"
 
@@ -44,7 +46,7 @@ def nodes(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | 
     return found
 
 
-def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Explanation:
+def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> StallCause:
     return explain_stall(nodes(changes, steps=steps))
 
 
@@ -167,3 +169,47 @@ def test_a_stopped_launcher_is_named_where_no_worker_is() -> None:
     found = explain_stall([first, second])
     assert found.message.startswith("the launcher on node1 (torchrun, pid 100) is stopped")
     assert found.hint == "let it go on, on node1: kill -CONT 100"
+
+
+# What two ranks on GPUs show when one of them sleeps: the other has launched its collective and reads the loss.
+READING = stack("step train.py:30")
+ASLEEP = stack("load data.py:7", "main train.py:12")
+
+
+def on_gpus(**changes: Any) -> dict[str, Any]:
+    return {"gpu": True, **changes}
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_on_gpus_the_rank_that_launched_fewer_collectives_is_behind(late: int) -> None:
+    stacks: dict[int, dict[str, Any] | None] = {
+        rank: on_gpus(stack=READING, collectives=42, cpu_s=0.3) for rank in range(4)
+    }
+    found = explain(stacks | {late: on_gpus(stack=ASLEEP, collectives=41)})
+    assert found.rank == late
+    assert found.message == (
+        f"rank {late} on node{late // 2} has launched 41 collectives where others have launched 42, and is in "
+        "load (data.py:7)"
+    )
+
+
+def test_on_gpus_nobody_is_blamed_for_being_outside_of_a_collective() -> None:
+    # Rank 1 blocks in a copy, which has no frame of its own, while the others are in calls that wait on the host.
+    found = explain({rank: on_gpus(stack=READING if rank == 1 else WAITING) for rank in range(4)})
+    assert (found.rank, found.node) == (None, None)
+    assert explain({1: {"stack": READING}}).rank == 1
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_counts_of_some_ranks_alone_blame_nobody(missing: int) -> None:
+    changes: dict[int, dict[str, Any] | None] = {rank: on_gpus(collectives=40 + rank) for rank in range(4)}
+    assert explain(changes | {missing: on_gpus(collectives=None)}).rank is None
+
+
+def test_nccls_own_counts_name_the_rank_by_its_process() -> None:
+    told = nodes({rank: on_gpus(stack=READING) for rank in range(4)})
+    # Ranks of this communicator are not those of the job.
+    ras = MISMATCH.replace("Rank 7 has", "Rank 0 has").replace("1650386", "203")
+    found = explain_stall([told[0], msgspec.structs.replace(told[1], ras=ras)])
+    assert (found.rank, found.node) == (3, "node1")
+    assert "has launched 60 AllReduce operations where another has launched 64 (NCCL RAS)" in found.message

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.traffic.step_bytes import SeenTraffic, see_traffic
+from multinode.analyse.traffic.step_bytes import SeenTraffic
 from multinode.core.run.samples import CallCount, NicSample, Sample
 from tests.analyse.seen_trainings import (
     BEGUN_NS,
@@ -24,6 +24,7 @@ from tests.analyse.seen_trainings import (
     end_ns,
     fsdp,
     model,
+    see,
     zero2,
 )
 
@@ -32,7 +33,7 @@ Calls = Callable[[int], list[CallCount]]
 
 
 def seen(training: Training, **changes: object) -> SeenTraffic:
-    return see_traffic(msgspec.structs.replace(training, **changes).observed())
+    return see(msgspec.structs.replace(training, **changes).observed())
 
 
 def figures(traffic: SeenTraffic) -> list[float | None]:
@@ -328,7 +329,7 @@ def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
     silent = seen(DDP, calls=None, cards=None)
     assert figures(silent) == [None, None, None]
     assert silent.missing["calls"] == "no worker recorded what its steps called"
-    nothing = see_traffic(Training(nodes=2).observed())
+    nothing = see(Training(nodes=2).observed())
     assert nothing.missing["expected"] == "no worker recorded what its steps called"
 
 
@@ -359,7 +360,7 @@ def test_a_ring_of_all_workers_puts_on_a_card_what_it_asks_of_a_worker(
     training = Training(
         nodes=nodes, workers=workers, backend=backend, calls=lambda _rank: [call("all_reduce", one) for one in sizes]
     )
-    three = see_traffic(training.observed()).bytes_per_step
+    three = see(training.observed()).bytes_per_step
     total = nodes * workers
     assert three.calls == pytest.approx(2 * (total - 1) / total * sum(sizes))
     assert three.expected == pytest.approx(three.calls)

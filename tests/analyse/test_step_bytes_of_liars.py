@@ -7,15 +7,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from multinode.analyse.traffic.step_bytes import SeenTraffic, see_traffic
+from multinode.analyse.traffic.step_bytes import SeenTraffic
 from multinode.core.run.samples import CallCount, CardBytes, StepSample
-from tests.analyse.seen_trainings import S, Training, both_ways, call, ddp, model
+from tests.analyse.seen_trainings import S, Training, both_ways, call, ddp, model, see
 
 DDP = Training(calls=ddp, model=model("ddp"), cards=both_ways(S))
 
 
 def seen(training: Training, **changes: object) -> SeenTraffic:
-    return see_traffic(msgspec.structs.replace(training, **changes).observed())
+    return see(msgspec.structs.replace(training, **changes).observed())
 
 
 def figures(traffic: SeenTraffic) -> list[float | None]:
@@ -58,7 +58,7 @@ def test_a_card_that_came_anew_in_the_window_gives_no_figure() -> None:
         for workers in observed.steps.values():
             for rank, sample in workers.items():
                 workers[rank] = msgspec.structs.replace(sample, cards={"ens1f0": change(sample)})
-        return see_traffic(observed)
+        return see(observed)
 
     anew = spoilt(lambda one: CardBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
     assert "came anew" in anew.missing["card"]

@@ -13,6 +13,7 @@ from multinode.analyse.steps.exposure import find_exposure
 from multinode.analyse.steps.step_split import split_steps
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
+from multinode.analyse.traffic.calls import read_calls, rooted_part
 from multinode.core.run.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
 from tests.analyse.made_up_steps import Duration, MadeUp, always, changed
 
@@ -25,7 +26,7 @@ LATE_GPU = msgspec.structs.replace(LATE, device="cuda")
 def find(made_up: MadeUp | Observed, *uses: NodeUse) -> tuple[Straggler, ...]:
     observed = made_up.observed() if isinstance(made_up, MadeUp) else made_up
     exposure = find_exposure(observed)
-    return find_stragglers(observed, exposure, split_steps(exposure), uses)
+    return find_stragglers(observed, exposure, split_steps(exposure), uses, rooted_part(read_calls(observed).values()))
 
 
 def waiting(made_up: MadeUp) -> Waiting:
@@ -122,8 +123,8 @@ def test_a_straggler_among_jitter_is_found_in_ten_steps(seed: int) -> None:
 
 
 def _jitter(seed: str, nodes: int, steps: int) -> list[list[float]]:
-    dice = random.Random(seed)  # noqa: S311 - a made-up training needs no secrets
-    return [[dice.uniform(0.0, 100.0) for _ in range(steps)] for _ in range(nodes)]
+    rng = random.Random(seed)  # noqa: S311 - a made-up training needs no secrets
+    return [[rng.uniform(0.0, 100.0) for _ in range(steps)] for _ in range(nodes)]
 
 
 def _jittery(compute_ms: tuple[float, ...], jitter: list[list[float]]) -> Duration:

@@ -7,12 +7,17 @@ import msgspec
 import pytest
 
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
-from multinode.analyse.traffic.strategy import recognise
+from multinode.analyse.traffic.calls import read_calls
+from multinode.analyse.traffic.strategy import recognise_strategy
 from multinode.core.run.samples import CallCount, GroupSample, ModelSample, WorkerSample
 from tests.analyse.seen_trainings import S, Training, call, ddp, fsdp, model, zero2
 
 DDP = Training(calls=ddp, model=model("ddp"))
 Calls = Callable[[int], Sequence[CallCount]]
+
+
+def recognise(observed: Observed, card_bytes: float | None = None) -> str:
+    return recognise_strategy(observed, read_calls(observed), card_bytes).name
 
 
 def named(training: Training, **changes: object) -> str:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.run.observed import ObservedNode, observe
+from multinode.analyse.stats.estimate import estimate_median, estimate_rate
 from multinode.analyse.stats.spread import spread_of
 from multinode.analyse.steps.summary import Summary, summarise
 from multinode.core.run.samples import LossSample, ModelSample, Sample, StepSample, TrainEndSample
@@ -40,6 +41,19 @@ def test_a_steady_training_of_two_workers() -> None:
     assert found.missing["first_loss"] == found.missing["last_loss"] == "no loss was logged"
     assert "tokens" in found.missing["tgs"]
     assert "first 5 of 20" in found.rule
+
+
+def test_its_intervals_are_those_of_its_measured_steps() -> None:
+    times_ms = [100.0, 110.0, 95.0, 130.0, 105.0, 98.0, 120.0, 101.0, 99.0, 140.0]
+    found = summary_of(steps(0, [500.0] * 5 + times_ms) + steps(1, [500.0] * 5 + times_ms))
+    rate, median = estimate_rate([16.0] * 10, [one / 1000 for one in times_ms]), estimate_median(times_ms)
+    # One worker's record went missing: it takes its time along with its samples.
+    lost = [one for one in steps(1, [500.0] * 5 + times_ms) if not isinstance(one, StepSample) or one.step != 9]
+    for one in (found, summary_of(steps(0, [500.0] * 5 + times_ms) + lost)):
+        assert one.samples_per_s == pytest.approx(rate.value, rel=0.02)
+        assert one.intervals["samples_per_s"] == pytest.approx((rate.low, rate.high), rel=0.03)
+        assert one.intervals["step_time_ms"] == pytest.approx((median.low, median.high))
+    assert set(found.intervals) == {"samples_per_s", "step_time_ms"}
 
 
 def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:

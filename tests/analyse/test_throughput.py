@@ -14,7 +14,8 @@ from multinode.core.run.samples import CpuSample, ModelSample, Sample, StepSampl
 
 
 def steps(rank: int, times_ms: Sequence[float | None], **fields: Any) -> list[StepSample]:
-    known = {"samples": 8, "tokens": 800, "effective_tokens": 600, "micro_steps": 2} | fields
+    counts = {"samples": 8, "tokens": 800, "effective_tokens": 600, "squared_lengths": 90_000, "micro_steps": 2}
+    known = counts | fields
     return [
         StepSample(
             rank=rank,
@@ -42,8 +43,28 @@ def test_workers_are_added_and_a_tgs_is_of_one() -> None:
     assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
     assert (found.tokens_per_s, found.tgs) == pytest.approx((16000.0, 8000.0))
     assert (found.effective_tokens_per_s, found.effective_tgs) == pytest.approx((12000.0, 6000.0))
-    assert (found.tokens_per_sample, found.micro_steps) == (100.0, 2.0)
+    assert (found.tokens_per_sample, found.micro_steps, found.per_device_batch) == (100.0, 2.0, 4.0)
     assert found.missing == {}
+
+
+def test_a_batch_is_counted_and_a_short_one_at_the_end_of_an_epoch_does_not_change_it() -> None:
+    short = [msgspec.structs.replace(one, samples=37) if one.step == 12 else one for one in steps(0, [100.0] * 20)]
+    whole = [msgspec.structs.replace(one, samples=128) if one.step != 12 else one for one in short]
+    assert measure_throughput(observed(whole)).per_device_batch == 64.0
+
+
+def test_the_mean_token_attends_to_the_squares_of_lengths_over_their_sum() -> None:
+    # 3000 tokens see 3000 each, 1000 tokens see 1000: (9 + 1) / 4.
+    lengths = {"tokens": 8000, "effective_tokens": 4000, "squared_lengths": 3000**2 + 1000**2}
+    assert measure_throughput(observed(steps(0, [100.0] * 20, **lengths))).attention_length == 2500.0
+    rows = {"tokens": 8000, "effective_tokens": None, "squared_lengths": 8 * 1000**2}
+    assert measure_throughput(observed(steps(0, [100.0] * 20, **rows))).attention_length == 1000.0
+
+
+def test_older_records_tell_no_length_that_tokens_attend_to() -> None:
+    found = measure_throughput(observed(steps(0, [100.0] * 20, squared_lengths=None)))
+    assert found.attention_length is None
+    assert found.missing == {"attention_length": "the training does not say how long its sequences are"}
 
 
 def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:

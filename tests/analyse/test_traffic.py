@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import (
@@ -22,14 +25,7 @@ S = 4 * 3_691_776
 def sent(
     strategy: Strategy, layout: Layout = TWO, *, gloo: bool = False, load: TrafficInputs = TINY, k: int = 1
 ) -> float:
-    load = TrafficInputs(
-        parameters=load.parameters,
-        trainable=load.trainable,
-        parameter_bytes=load.parameter_bytes,
-        gradient_bytes=load.gradient_bytes,
-        accumulation=k,
-    )
-    exchanges = step_exchanges(strategy, load, layout)
+    exchanges = step_exchanges(strategy, msgspec.structs.replace(load, accumulation=k), layout)
     assert layout.workers_per_node > 1 or worker_bytes(exchanges, layout, gloo=gloo) == card_bytes(
         exchanges, layout, gloo=gloo
     )
@@ -55,21 +51,26 @@ def test_its_step_on_a_slow_link_takes_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "k", "factor"),
+    ("strategy", "k", "changes", "factor"),
     [
-        (Strategy.DDP, 4, 2),
-        (Strategy.ZERO1, 4, 3),
-        (Strategy.ZERO2, 4, 9),
-        (Strategy.ZERO3, 4, 12),
-        (Strategy.FSDP, 1, 3),
-        (Strategy.SHARD_GRAD_OP, 4, 8),
+        (Strategy.DDP, 4, {}, 2),
+        (Strategy.ZERO1, 4, {}, 3),
+        (Strategy.ZERO2, 4, {}, 9),
+        (Strategy.ZERO3, 4, {}, 12),
+        (Strategy.ZERO3, 4, {"gathers": 1}, 8),
+        (Strategy.FSDP, 1, {}, 3),
+        (Strategy.FSDP, 4, {}, 9),
+        (Strategy.FSDP, 4, {"no_sync": False}, 12),
+        (Strategy.SHARD_GRAD_OP, 4, {}, 2),
+        (Strategy.SHARD_GRAD_OP, 4, {"fsdp_version": 2}, 5),
+        (Strategy.SHARD_GRAD_OP, 4, {"no_sync": False}, 8),
     ],
 )
 def test_full_fine_tuning_moves_so_many_times_its_gradients_in_a_long_ring(
-    strategy: Strategy, k: int, factor: int
+    strategy: Strategy, k: int, changes: dict[str, Any], factor: int
 ) -> None:
-    many = Layout(nodes=1000)
-    assert sent(strategy, many, k=k) / S == pytest.approx(factor, rel=0.002)
+    many, load = Layout(nodes=1000), msgspec.structs.replace(TINY, **changes)
+    assert sent(strategy, many, load=load, k=k) / S == pytest.approx(factor, rel=0.002)
 
 
 def test_lora_on_llama_3_8b_moves_84_mb_of_gradients_and_zero_3_twice_16_gb() -> None:
@@ -90,6 +91,8 @@ def test_a_ring_leaves_a_node_once_however_many_workers_it_has() -> None:
 def test_hybrid_sharding_sends_one_all_reduce_between_the_nodes_and_the_rest_within() -> None:
     layout = Layout(nodes=4, workers_per_node=8)
     assert sent(Strategy.HYBRID_SHARD, layout, k=3) == pytest.approx(2 * 3 / 4 * S)
+    every = msgspec.structs.replace(TINY, no_sync=False)
+    assert sent(Strategy.HYBRID_SHARD, layout, load=every, k=3) == pytest.approx(3 * 2 * 3 / 4 * S)
     inside = worker_bytes(step_exchanges(Strategy.HYBRID_SHARD, TINY, layout), layout)
     assert inside == pytest.approx(3 * 7 / 8 * S + 2 * 3 / 4 * S / 8)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.job.training import read_training
+from multinode.analyse.job.training import read_training, with_accelerate
 from multinode.errors import JobError
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
@@ -57,3 +57,30 @@ def test_without_a_config_json_it_says_where_one_is_looked_for() -> None:
 def test_a_mixture_of_experts_is_told_by_its_type() -> None:
     with pytest.raises(JobError, match="model_type 'qwen3_moe'"):
         read_training(training_job(FULL), TINY | {"model_type": "qwen3_moe"})
+
+
+@pytest.mark.parametrize(
+    ("told", "strategy", "version"),
+    [
+        ({}, Strategy.FSDP, 1),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, Strategy.SHARD_GRAD_OP, 1),
+        ({"fsdp_sharding_strategy": 4}, Strategy.HYBRID_SHARD, 1),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": True}, Strategy.FSDP, 2),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, Strategy.SHARD_GRAD_OP, 2),
+    ],
+)
+def test_fsdp_is_read_from_accelerates_configuration_too(
+    told: dict[str, Any], strategy: Strategy, version: int
+) -> None:
+    job = with_accelerate(training_job(FULL), {"distributed_type": "FSDP", "fsdp_config": told})
+    training = read_training(job, TINY)
+    assert (training.strategy, training.load.fsdp_version) == (strategy, version)
+
+
+def test_what_accelerate_does_not_shard_is_as_the_job_has_it() -> None:
+    job = training_job(FULL)
+    assert with_accelerate(job, {"distributed_type": "MULTI_GPU", "fsdp_config": {}}) == job
+    no_shard = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}
+    unknown = with_accelerate(job, no_shard)
+    with pytest.raises(JobError, match="fsdp"):
+        read_training(unknown, TINY)

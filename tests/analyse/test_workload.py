@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
-from multinode.analyse.job.workload import Whole, Workload, read_settings, read_workload
+from multinode.analyse.job.workload import FullRun, Workload, read_settings, read_workload
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.core.run.synthetic import with_synthetic
 from tests.analyse.trainings import FULL, LORA, TINY, training_job
@@ -118,9 +118,9 @@ def test_a_job_of_epochs_keeps_them() -> None:
 
 def test_epochs_of_made_up_data_are_no_whole_job_and_steps_are() -> None:
     of_epochs = with_synthetic(job("num_train_epochs: 3", "max_steps=20"))
-    assert read_workload(of_epochs, TINY, TWO).whole == Whole()
+    assert read_workload(of_epochs, TINY, TWO).whole == FullRun()
     of_steps = with_synthetic(job("max_steps: 1000", "max_steps=20"))
-    assert read_workload(of_steps, TINY, TWO).whole == Whole(steps=1000)
+    assert read_workload(of_steps, TINY, TWO).whole == FullRun(steps=1000)
 
 
 def test_it_comes_back_from_the_disk_as_it_was() -> None:

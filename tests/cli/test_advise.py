@@ -9,12 +9,12 @@ from multinode.cli.main import build_app
 from multinode.errors import UsageError
 
 
-@pytest.mark.parametrize("rate", ["0", "1e-9", "1e6", "nan"])
+@pytest.mark.parametrize("rate", ["0", "1bit", "1000tbit", "nan", "fast"])
 @pytest.mark.parametrize("option", ["--link", "--link-measured"])
 def test_a_link_that_cannot_be_is_refused(option: str, rate: str) -> None:
     result = CliRunner().invoke(build_app(), ["advise", option, rate])
     assert isinstance(result.exception, UsageError)
-    assert result.exception.message == f"{option} {float(rate):g} cannot be"
+    assert result.exception.message.startswith(option)
 
 
 @pytest.mark.parametrize(

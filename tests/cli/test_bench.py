@@ -138,7 +138,7 @@ def test_a_device_that_hangs_ends_its_run(stored: str, tmp_path: Path, monkeypat
     )
     measure = ("bench", "--local", "1", "--only", "matmul", "--seconds", "0.05", "--no-check")
     with pytest.raises(RunFailed):
-        run(*measure, "--stall", "2", "--env", f"PYTHONPATH={tmp_path}")
+        run(*measure, "--hang-timeout", "2", "--env", f"PYTHONPATH={tmp_path}")
     (ended,) = [path for path in (tmp_path / "runs").iterdir() if path.name.endswith("-alone-0")]
     failure = json.loads((ended / "run.json").read_text())["first_failure"]
     assert failure["kind"] == "hang"

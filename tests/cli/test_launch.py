@@ -46,7 +46,7 @@ def test_no_secret_of_the_job_is_printed(folder: Path) -> None:
     (folder / "ds.json").write_text('{\n  "comet": {\n    "api_key": "s3cret"\n  },\n  "steps_per_print": 1\n}\n')
     for form in ((), ("--json",)):
         edits = ("--deepspeed-set", "steps_per_print=2", "--set", "hub_token=s3cret", "--env", "HF_TOKEN=s3cret")
-        result = dry_run("sft.yaml", *form, *edits, "--prelude", "export A_TOKEN=s3cret")
+        result = dry_run("sft.yaml", *form, *edits, "--setup", "export A_TOKEN=s3cret")
         assert result.exit_code == 0
         assert "s3cret" not in result.stdout + result.stderr
         script = dry_run(*form, "--", "train.py", "--hub-token", "s3cret", "--token=s3cret")

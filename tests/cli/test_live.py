@@ -25,7 +25,7 @@ def test_a_standstill_is_told_in_a_line_once_and_so_is_its_end(capsys: pytest.Ca
     assert printed.out == ""
     assert printed.err.count("stalled: no step and no log on any node for 5 min 00 s: rank 1 on box1 is stopped") == 1
     assert printed.err.count("  hint: let it go on\n") == 1
-    assert printed.err.count("the run gets on again\n") == 1
+    assert printed.err.count("the run has resumed\n") == 1
 
 
 def test_a_quiet_view_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,4 +39,4 @@ def test_a_view_that_fails_is_told_once_and_does_not_reach_the_run(capsys: pytes
     with live_view() as view:
         view.show(impossible)
         view.show(RUNNING)
-    assert capsys.readouterr().err.count("the view failed, and the run goes on unseen") == 1
+    assert capsys.readouterr().err.count("the view failed; the run is still running") == 1

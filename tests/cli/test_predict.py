@@ -37,7 +37,7 @@ def document(*arguments: str) -> Any:
 
 
 def test_the_document_has_what_was_asked_for() -> None:
-    found = document("b-one", "b-two", "a-sweep", "--link", "0.1,1,10", "--nodes", "2,4")
+    found = document("b-one", "b-two", "a-sweep", "--link", "100mbit,1gbit,10", "--nodes", "2,4")
     assert found["schema"] == "multinode.predict/1"
     assert [(one["nodes"], one["link_gbit_per_s"]) for one in found["scenarios"]] == [
         (2, 0.1),
@@ -78,7 +78,7 @@ def test_the_newest_run_is_meant_where_none_is_named() -> None:
 
 
 def test_published_figures_stand_in_the_place_of_runs() -> None:
-    text = predict("--from", str(SEED), "--link", "0.85")
+    text = predict("--benchmarks", str(SEED), "--link", "0.85")
     assert "predicted: ZeRO-2, lora:8" in text
     assert "back-test: of 1 measured run" in text
 
@@ -96,9 +96,9 @@ def test_published_figures_stand_in_the_place_of_runs() -> None:
         (("--strategy", "zero9"), "--strategy zero9"),
         (("--overlap", "maybe"), "--overlap maybe"),
         (("--target", "2"), "--target 2"),
-        (("--link-measured", "-1"), "--link-measured -1"),
-        (("b-one", "--from", str(SEED)), "runs and --from are both given"),
-        (("--from", str(SEED), "--link-measured", "10"), "--link-measured is of runs"),
+        (("--link-measured", "-1"), "--link-measured: '-1' is not a link rate; write it as 100mbit, 1gbit or 2.5gbit"),
+        (("b-one", "--benchmarks", str(SEED)), "runs and --benchmarks are both given"),
+        (("--benchmarks", str(SEED), "--link-measured", "10"), "--link-measured is of runs"),
         (("--method", "lora:1" + 400 * "0"), "is no method to predict"),
         (("--method", "lora:1" + 5000 * "0"), "is no method to predict"),
     ],
@@ -107,3 +107,15 @@ def test_what_cannot_be_is_refused_by_its_option(arguments: tuple[str, ...], sai
     with pytest.raises(UsageError) as refused:
         predict(*arguments)
     assert refused.value.message.startswith(said) or refused.value.message.endswith(said)
+
+
+def test_a_measured_stream_counts_over_the_rate_and_is_no_option_of_figures() -> None:
+    rated = document("b-one", "a-sweep", "--link", "10")["scenarios"][0]
+    (shared,) = document("b-one", "a-sweep", "--link", "10", "--stream", "0.3")["scenarios"]
+    # The sweep's own calls took what its link carried: how that goes on at 10 Gbit/s is what the stream doubts.
+    assert shared["interval"][1] == pytest.approx(rated["interval"][1], rel=0.01)
+    assert shared["interval"][0] < 0.8 * rated["interval"][0]
+    with pytest.raises(UsageError, match="--stream is of runs"):
+        predict("--benchmarks", str(SEED), "--stream", "1")
+    with pytest.raises(UsageError, match="--stream: '0' is not a link rate"):
+        predict("b-one", "a-sweep", "--stream", "0")

@@ -89,12 +89,12 @@ def test_the_page_lies_where_it_was_asked_for_and_replaces_an_earlier_one(runs: 
 
 
 def test_markdown_is_printed_or_lies_where_it_was_asked_for(runs: Path, tmp_path: Path) -> None:
-    text = report("20260102", "--markdown")
+    text = report("20260102", "--format", "markdown")
     assert text.startswith("## sft.yaml (LLaMA-Factory sft)\n")
     assert not list(tmp_path.glob("*.html"))
     assert report("20260102", "-o", "out.md") == "out.md\n"
     assert (tmp_path / "out.md").read_text() == text
-    document = json.loads(report("20260102", "--markdown", "-o", "out.txt", "--json"))
+    document = json.loads(report("20260102", "--format", "markdown", "-o", "out.txt", "--json"))
     assert (document["path"], (tmp_path / "out.txt").read_text()) == ("out.txt", text)
     assert runs.is_dir()
 
@@ -103,12 +103,12 @@ def test_a_contrast_s_page_shows_its_figures(runs: Path, tmp_path: Path) -> None
     store_contrast(runs, CONTRAST)
     report("20260104")
     assert f'<p class="lead">{CONTRAST.verdict}</p>' in (tmp_path / "20260104-cc.html").read_text()
-    assert f"**verdict**: {CONTRAST.verdict}" in report("20260104", "--markdown")
+    assert f"**verdict**: {CONTRAST.verdict}" in report("20260104", "--format", "markdown")
 
 
 def test_a_contrast_of_another_release_is_said_to_be_one(runs: Path) -> None:
     store_contrast(runs, {"schema": "multinode.contrast/1", "speedup": 0.12})
-    text = report("20260104", "20260102", "--markdown")
+    text = report("20260104", "20260102", "--format", "markdown")
     assert "This contrast is of another release (multinode.contrast/1): measure it again" in text
     assert "## sft.yaml" in text
 
@@ -127,7 +127,7 @@ def test_the_same_run_named_twice_is_reported_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_csv_files_lie_in_a_directory_that_is_made(tmp_path: Path) -> None:
-    written = report("20260102", "--csv", "a/b").split()
+    written = report("20260102", "--format", "csv", "-o", "a/b").split()
     assert written == [
         "a/b/steps.csv",
         "a/b/network.csv",
@@ -146,10 +146,10 @@ def test_csv_files_lie_in_a_directory_that_is_made(tmp_path: Path) -> None:
     [
         (("2027",), "no run begins with"),
         (("-o", "nowhere/out.html"), "nowhere is no directory"),
-        (("-o", "out.html", "--csv", "d"), "-o names a page"),
-        (("--csv", "file/d"), "cannot be made"),
-        (("--csv", "d", "--markdown"), "--markdown asks for text"),
-        (("--markdown", "--json"), "both print on stdout"),
+        (("-o", "out.txt"), "no format is called .txt"),
+        (("--format", "csv"), "CSV files are written to a directory"),
+        (("--format", "csv", "-o", "file/d"), "cannot be made"),
+        (("--format", "markdown", "--json"), "both print on stdout"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path, args: tuple[str, ...], said: str) -> None:

@@ -31,7 +31,7 @@ VERBS = {
     "nccl-test": "nccl-test --hosts hosts",
     "bench": "bench --hosts hosts",
     "contrast": "contrast --hosts hosts -- train.py",
-    "sweep": "sweep --hosts hosts job.yaml --set per_device_train_batch_size=1,2",
+    "sweep": "sweep --hosts hosts job.yaml --grid per_device_train_batch_size=1,2",
     "advise": f"advise {MEASURED} --try 1 --hosts hosts --job job.yaml",
     "attach": f"attach {RUNNING[0]}",
     "attach --fetch": f"attach {RUNNING[1]} --fetch out",

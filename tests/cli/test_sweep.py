@@ -19,7 +19,7 @@ from tests.workflows.sweeping import Elsewhere, sweep_of
 
 BATCH = "per_device_train_batch_size"
 LAYOUT = ("--nodes", "1,2", "--workers-per-node", "1")
-METHODS = ("--set", f"{BATCH}=4,1", "--set", "finetuning_type=lora,full")
+METHODS = ("--grid", f"{BATCH}=4,1", "--grid", "finetuning_type=lora,full")
 
 
 @pytest.fixture
@@ -86,19 +86,19 @@ def test_repeats_are_made_in_turns_unless_told_otherwise() -> None:
 
 
 def test_a_setting_may_name_another_file_and_each_cell_has_its_own(folder: Path) -> None:
-    before = dry_run("sft.yaml", "--set", "deepspeed=z2.json,null")
+    before = dry_run("sft.yaml", "--grid", "deepspeed=z2.json,null")
     assert [cell["cell"]["label"] for cell in before["cells"]] == ["2-nodes-z2", "2-nodes-no-deepspeed"]
     # What the file holds decides the figures, too.
     (folder / "z2.json").write_text('{"zero_optimization": {"stage": 1}}')
-    assert dry_run("sft.yaml", "--set", "deepspeed=z2.json,null")["fingerprint"] != before["fingerprint"]
-    assert "z3.json does not exist" in refusal("sft.yaml", "--set", "deepspeed=z2.json,z3.json").message
+    assert dry_run("sft.yaml", "--grid", "deepspeed=z2.json,null")["fingerprint"] != before["fingerprint"]
+    assert "z3.json does not exist" in refusal("sft.yaml", "--grid", "deepspeed=z2.json,z3.json").message
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_script_has_a_grid_of_nodes_and_workers_alone() -> None:
     document = dry_run(*LAYOUT, "--", "train.py", "--lr", "1")
     assert [cell["cell"]["label"] for cell in document["cells"]] == ["1x1", "2x1"]
-    assert refusal("--set", "a=1,2", "--", "train.py").message == "--set changes a YAML job, and this is a script"
+    assert refusal("--grid", "a=1,2", "--", "train.py").message.startswith("--grid goes through keys of a YAML job")
 
 
 @pytest.mark.usefixtures("folder")
@@ -106,8 +106,9 @@ def test_a_script_has_a_grid_of_nodes_and_workers_alone() -> None:
     ("arguments", "message"),
     [
         (("--steps", "6", "--minutes", "1"), "--steps and --minutes both say how long a cell trains"),
-        (("--set", "a=1", "--set", "a=2"), "--set a is given twice"),
-        (("--set", "a="), "--set a= has an empty value"),
+        (("--grid", "a=1", "--grid", "a=2"), "--grid a is given twice"),
+        (("--grid", "a=1,2", "--set", "a=2"), "a is in --set and in --grid"),
+        (("--grid", "a="), "--grid a= has an empty value"),
         (("--nodes", "one"), "--nodes 'one' is not a list of numbers from 1 on"),
         (("--nodes", "1,3"), "--nodes 1,3: hosts has 2 nodes"),
         (("--workers-per-node", "1,4"), "--workers-per-node 4, and it has 2 slots"),
@@ -152,11 +153,11 @@ def test_a_baseline_that_has_no_speed_does_not_cost_the_table(folder: Path) -> N
     stored = ended.grid()
     assert isinstance(stored, GridRecord)
     (path,) = (folder / "runs").glob(f"*/{GRID_FILE}")
-    wanted = dry_run("sft.yaml", "--set", f"{BATCH}=1,4", "--nodes", "1")["fingerprint"]
+    wanted = dry_run("sft.yaml", "--grid", f"{BATCH}=1,4", "--nodes", "1")["fingerprint"]
     path.write_text(path.read_text().replace(stored.fingerprint, wanted))
     labels = [cell.cell.label for cell in stored.cells]
     label = labels[1]
-    result = run("sft.yaml", "--set", f"{BATCH}=1,4", "--nodes", "1", "--baseline", label)
+    result = run("sft.yaml", "--grid", f"{BATCH}=1,4", "--nodes", "1", "--baseline", label)
     assert result.exit_code == 1, result.exception
     assert f"warning: --baseline: row '{label}' has no samples/s to compare with" in result.stderr
     assert labels[0] in result.stdout
@@ -170,15 +171,15 @@ def test_a_finished_sweep_is_shown_again_and_no_node_is_asked(folder: Path) -> N
     stored = ended.grid()
     assert isinstance(stored, GridRecord)
     (path,) = (folder / "runs").glob(f"*/{GRID_FILE}")
-    wanted = dry_run("sft.yaml", "--set", f"{BATCH}=1,4")["fingerprint"]
+    wanted = dry_run("sft.yaml", "--grid", f"{BATCH}=1,4")["fingerprint"]
     path.write_text(path.read_text().replace(stored.fingerprint, wanted))
 
-    result = run("sft.yaml", "--set", f"{BATCH}=1,4")
+    result = run("sft.yaml", "--grid", f"{BATCH}=1,4")
     assert result.exit_code == 0, result.exception
     assert "OOM" in result.stdout
     ended_s = RunDirectory(path.parent).read("run.json", Run)
     assert ended_s is not None
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended_s.ended_s))
     assert f"sweep {path.parent.name} measured it already, until {when};" in result.stderr
-    document = json.loads(run("sft.yaml", "--set", f"{BATCH}=1,4", "--json").stdout)
+    document = json.loads(run("sft.yaml", "--grid", f"{BATCH}=1,4", "--json").stdout)
     assert [cell["state"] for cell in document["cells"]] == ["out_of_memory", "skipped"]

@@ -106,10 +106,10 @@ def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> 
     ("args", "said"),
     [
         (("2027",), "no run begins with"),
-        ((SWEEP_ID, "--format", "html"), "a page is for a file"),
+        ((SWEEP_ID, "--format", "html"), "a page is written to a file"),
         ((SWEEP_ID, "--format", "csv", "--json"), "both print on stdout"),
         ((SWEEP_ID, "-o", "nowhere/t.md"), "nowhere is no directory"),
-        ((SWEEP_ID, "-o", "t.xlsx"), "-o t.xlsx: no form is called .xlsx"),
+        ((SWEEP_ID, "-o", "t.xlsx"), "--output t.xlsx: no format is called .xlsx"),
         (("--where", "nodes=", SWEEP_ID), "says nothing to compare with"),
         ((SWEEP_ID, "--sort", "speed"), "no column 'speed'"),
         ((SWEEP_ID, "--deadline", "soon"), "--deadline: 'soon' is not a time"),
@@ -141,7 +141,7 @@ def test_a_report_has_one_table_s_page_or_several_tables_in_one(root: Path) -> N
     both = (root / "both.html").read_text().split("<body>")[1]
     assert both.count('<section class="run"') == 1
     assert f"22 cells of {SWEEP_ID} and {IMPORT_ID}" in both
-    assert "| 1x2-lora-batch1 |" in run("report", SWEEP_ID, IMPORT_ID, "--markdown")
+    assert "| 1x2-lora-batch1 |" in run("report", SWEEP_ID, IMPORT_ID, "--format", "markdown")
 
 
 def test_a_report_of_a_table_beside_a_run_has_a_section_each(root: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_report_of_a_table_beside_a_run_has_a_section_each(root: Path) -> None
 
 
 def test_a_report_s_csv_files_are_cells_samples_or_both(root: Path) -> None:
-    assert run("report", SWEEP_ID, IMPORT_ID, "--csv", "a").split() == ["a/cells.csv"]
+    assert run("report", SWEEP_ID, IMPORT_ID, "--format", "csv", "-o", "a").split() == ["a/cells.csv"]
     assert len((root / "a/cells.csv").read_text().splitlines()) == 23
-    written = run("report", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1", "--csv", "b").split()
+    written = run("report", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1", "--format", "csv", "-o", "b").split()
     assert {"b/cells.csv", "b/steps.csv"} <= set(written)

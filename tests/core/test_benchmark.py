@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from multinode.core.measure.benchmark import (
@@ -11,6 +12,7 @@ from multinode.core.measure.benchmark import (
     check_choice,
     check_reduction,
     describe_benchmark,
+    in_turns,
     make_device_test,
     scan_messages,
     scan_sizes,
@@ -19,6 +21,15 @@ from multinode.core.measure.benchmark import (
 from multinode.errors import UsageError
 
 MIB = 1 << 20
+
+
+def test_the_largest_message_of_each_collective_takes_turns_with_raw_tcp() -> None:
+    messages = scan_messages(["all_reduce", "broadcast"], (8, MIB, 64))
+    assert [(one.collective, one.size_bytes) for one in in_turns(messages) if one.turns] == [
+        ("all_reduce", MIB),
+        ("broadcast", MIB),
+    ]
+    assert [msgspec.structs.replace(one, turns=0) for one in in_turns(messages)] == list(messages)
 
 
 def test_sizes_go_from_begin_to_end_by_the_factor_or_by_the_step() -> None:

@@ -77,13 +77,13 @@ def test_what_stage_three_keeps_whole_and_gathers_at_once() -> None:
             "stage": 3,
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": 0,
-            "stage3_max_live_parameters": 3e7,
+            "stage3_max_reuse_distance": 3e7,
         }
     )
-    assert (config.prefetch_elements, config.persistent_elements, config.live_elements) == (None, 0, 30_000_000)
-    default = parse(zero_optimization={"stage": 3, "stage3_max_live_parameters": "auto"})
+    assert (config.prefetch_elements, config.persistent_elements, config.reuse_elements) == (None, 0, 30_000_000)
+    default = parse(zero_optimization={"stage": 3, "stage3_max_reuse_distance": "auto"})
     assert (default.prefetch_elements, default.persistent_elements) == (50_000_000, 100_000)
-    assert default.live_elements == 1_000_000_000
+    assert default.reuse_elements == 1_000_000_000
 
 
 def test_a_bucket_is_reduced_to_all_workers_unless_it_says_otherwise() -> None:

@@ -33,14 +33,14 @@ PLACE = Place(
     master_addr="10.0.0.1",
     master_port=29500,
     ifname="ens1f0",
-    gpus=(1, 6),
+    devices=("1", "6"),
     run_dir="/home/u/.multinode/runs/r.1",
     python="/env/bin/python",
     packages={"llamafactory": "0.9.5"},
 )
 SCRIPT = ScriptJob(argv=("train.py", "two words", "$HOME", "--x=;rm", ""))
 YAML = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
-BARE = msgspec.structs.replace(PLACE, ifname=None, gpus=None, python=None, packages=None)
+BARE = msgspec.structs.replace(PLACE, ifname=None, devices=None, python=None, packages=None)
 
 
 def run(name: str, place: Place, *argv: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Command:
@@ -67,7 +67,7 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
 
 
 def test_llamafactory_is_forced_through_torchrun_with_one_worker_too() -> None:
-    one = msgspec.structs.replace(PLACE, nproc=1, gpus=(6,))
+    one = msgspec.structs.replace(PLACE, nproc=1, devices=("6",))
     env = run("llamafactory", one).env
     assert env["FORCE_TORCHRUN"] == "1"
     assert (env["NNODES"], env["NODE_RANK"], env["NPROC_PER_NODE"]) == ("2", "1", "1")
@@ -101,6 +101,14 @@ def test_llamafactory_reads_the_job_that_travelled_and_finds_its_own_torchrun() 
     assert (command.path_first, command.cwd) == ("/env/bin", "/work")
     assert run("llamafactory", BARE).path_first is None
     assert run("llamafactory", msgspec.structs.replace(PLACE, python="python3")).path_first is None
+
+
+def test_each_run_has_a_port_of_its_own_for_nccls_ras() -> None:
+    places = [msgspec.structs.replace(PLACE, run_dir=f"/home/u/.multinode/runs/r.{rank}") for rank in range(20)]
+    addresses = {run("torchrun", place).env["NCCL_RAS_ADDR"] for place in places}
+    assert len(addresses) == len(places)
+    assert all(host == "localhost" and 20000 <= int(port) < 28000 for host, port in (a.split(":") for a in addresses))
+    assert "NCCL_RAS_ADDR" not in run("torchrun", BARE).env
 
 
 def test_torchrun_is_started_by_the_interpreter_in_full() -> None:
@@ -152,7 +160,7 @@ def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -
     # The launcher looks its own node up by its place.
     assert list(world(place, {})) == ["node-0", "node-1", "node-2"]
     assert world(place, {})["node-1"] == ["1", "6"]
-    assert world(msgspec.structs.replace(place, gpus=None), {})["node-1"] == [0, 1]
+    assert world(msgspec.structs.replace(place, devices=None), {})["node-1"] == [0, 1]
 
 
 def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
@@ -220,7 +228,7 @@ def test_only_accelerate_has_a_file_of_its_own() -> None:
 
 
 def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
-    command = engine_command(Engine(name="command"), PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
+    command = engine_command(Engine(name="exec"), PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
     assert command.argv == ("./run.sh", "a b")
     assert (command.env["NNODES"], command.env["NODE_RANK"], command.env["NPROC_PER_NODE"]) == ("2", "1", "4")
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= set(command.unset)
@@ -234,7 +242,7 @@ def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
         (YAML, "deepspeed", "deepspeed"),
         (YAML, "torchrun", "torchrun"),
         (SCRIPT, "accelerate", "accelerate"),
-        (SCRIPT, "command", "command"),
+        (SCRIPT, "exec", "exec"),
     ],
 )
 def test_a_job_has_an_engine_of_its_own_and_runs_under_others(job: Job, asked: str | None, expected: str) -> None:
@@ -245,7 +253,7 @@ def test_a_job_has_an_engine_of_its_own_and_runs_under_others(job: Job, asked: s
     ("job", "asked", "accelerate", "words"),
     [
         (SCRIPT, "llamafactory", None, "this is a script"),
-        (YAML, "command", None, "LLaMA-Factory YAML"),
+        (YAML, "exec", None, "LLaMA-Factory YAML"),
         (SCRIPT, "mpi", None, "unknown engine 'mpi'"),
         (SCRIPT, None, {}, "the engine is torchrun"),
         (SCRIPT, "deepspeed", {"use_cpu": True}, "the engine is deepspeed"),

@@ -158,17 +158,17 @@ def test_axes_keep_the_order_in_which_they_were_given() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["b=1,2", "b=4"], "--set b is given twice"),
-        (["b"], "--set 'b' is not KEY=VALUE"),
-        (["a-b=1"], "--set 'a-b=1' is not KEY=VALUE"),
-        (["b="], "--set b= has an empty value"),
-        (["b=1,,2"], "--set b=1,,2 has an empty value"),
-        (["b=,1"], "--set b=,1 has an empty value"),
-        (["b=1,"], "--set b=1, has an empty value"),
-        (["b=1,2,1"], "--set b=1,2,1: 1 stands twice"),
-        (["b=[1,2"], "--set b=[1,2 is no list of YAML values"),
-        (["b=a],[b]"], "--set b=a],[b] is no list of YAML values"),
-        (["max_steps=10,20"], "--set max_steps=10,20: how long a cell trains is no axis"),
+        (["b=1,2", "b=4"], "--grid b is given twice"),
+        (["b"], "--grid 'b' is not KEY=VALUE"),
+        (["a-b=1"], "--grid 'a-b=1' is not KEY=VALUE"),
+        (["b="], "--grid b= has an empty value"),
+        (["b=1,,2"], "--grid b=1,,2 has an empty value"),
+        (["b=,1"], "--grid b=,1 has an empty value"),
+        (["b=1,"], "--grid b=1, has an empty value"),
+        (["b=1,2,1"], "--grid b=1,2,1: 1 stands twice"),
+        (["b=[1,2"], "--grid b=[1,2 is no list of YAML values"),
+        (["b=a],[b]"], "--grid b=a],[b] is no list of YAML values"),
+        (["max_steps=10,20"], "--grid max_steps=10,20: how long a cell trains is no axis"),
     ],
 )
 def test_what_is_no_axis_is_one_clear_error(texts: list[str], message: str) -> None:

@@ -7,15 +7,14 @@ import pytest
 
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.grid.cell_outcome import Outcome, judge_run
 from multinode.core.grid.grid import BATCH, CellRecord, Grid, GridRecord
 from multinode.core.grid.grid_plan import plan_grid
 from multinode.core.grid.grid_state import (
-    Outcome,
     begin,
     due_turns,
     give_up,
     is_finished,
-    judge_run,
     retry_failed,
     settle,
     skip_larger,

@@ -13,8 +13,8 @@ from multinode.core.job.job import (
     LlamaFactoryJob,
     ScriptJob,
     argument_keys,
+    benchmark_job,
     describe_job,
-    figures_only,
     is_llamafactory,
     job_paths,
     named_paths,
@@ -231,7 +231,7 @@ def test_the_keys_that_must_be_arguments_are_those_of_the_yaml_and_of_set() -> N
 
 def test_a_run_for_its_figures_leaves_what_the_user_trained_alone() -> None:
     job = parse_llamafactory(TEXT + "output_dir: saves/mine\neval_strategy: steps\nval_size: 0.1\n", "sft.yaml")
-    measured = figures_only(job)
+    measured = benchmark_job(job)
     assert not measured.keeps_output
     told = yaml.safe_load(render_job(measured, {"output_dir": "/home/u/run/output"}))
     assert told["output_dir"] == "/home/u/run/output"

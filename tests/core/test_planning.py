@@ -51,7 +51,7 @@ def probed(name: str, address: str, llamafactory: str = "0.9.5") -> NodeFacts:
             Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback"),
             Interface(name="ens1f0", addresses=(f"{address}/24",), up=True, speed_gbit_per_s=25.0),
         ),
-        gpus=tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(8)),
+        gpus=tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090", uuid=f"GPU-{index}") for index in range(8)),
     )
 
 
@@ -77,7 +77,7 @@ COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes
         ("deepspeed", SCRIPT, FACTS, {"engine": Engine(name="deepspeed")}),
         ("deepspeed-llamafactory", ZERO3, FACTS, {"engine": Engine(name="deepspeed")}),
         ("accelerate", SCRIPT, FACTS, {"engine": Engine(name="accelerate", accelerate={"mixed_precision": "bf16"})}),
-        ("command", SCRIPT, FACTS, {"engine": Engine(name="command")}),
+        ("exec", SCRIPT, FACTS, {"engine": Engine(name="exec")}),
         (
             "collective",
             CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=64)), backend="nccl"),
@@ -118,7 +118,7 @@ def test_ranks_follow_the_order_of_the_hostfile_and_meet_at_its_first_node() -> 
 
 def test_fewer_workers_than_gpus_take_the_first_gpus_of_each_node() -> None:
     plan = plan_launch(TWO_4090, SFT, FACTS, "r", LaunchOptions(workers_per_node=1))
-    assert [node.command.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes] == ["6", "1"]
+    assert [node.command.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes] == ["GPU-6", "GPU-1"]
     assert [node.command.env["NPROC_PER_NODE"] for node in plan.nodes] == ["1", "1"]
 
 
@@ -133,7 +133,7 @@ def test_the_users_own_variables_win() -> None:
 def test_variables_of_the_command_line_win_over_the_hostfiles_and_ours() -> None:
     around = JobEnvironment(env={"MASTER_PORT": "2", "MINE": "y", "RANK": "9"})
     cluster = Cluster(nodes=(Node(name="a", env={"MASTER_PORT": "1", "MINE": "x", "KEPT": "z"}),), source="h")
-    for engine in ("torchrun", "deepspeed", "accelerate", "command"):
+    for engine in ("torchrun", "deepspeed", "accelerate", "exec"):
         options = LaunchOptions(engine=Engine(name=engine), environment=around)
         command = plan_launch(cluster, SCRIPT, {}, "r", options).nodes[0].command
         assert {"MASTER_PORT": "2", "MINE": "y", "RANK": "9", "KEPT": "z"}.items() <= command.env.items()
@@ -174,8 +174,8 @@ def test_all_workers_get_one_backend_that_every_node_can_run() -> None:
         planned = plan_launch(unnamed, open_test, facts, "r", LaunchOptions())
         assert isinstance(planned.test, CollectiveTest)
         assert planned.test.backend == backend
-        requests = {node.command.env["MULTINODE_REQUEST"] for node in planned.nodes}
-        assert [json.loads(request)["backend"] for request in requests] == [backend]
+        requests = [json.loads(node.command.env["MULTINODE_REQUEST"]) for node in planned.nodes]
+        assert [request["backend"] for request in requests] == [backend] * 2
 
 
 def test_a_route_over_another_card_is_noted_in_the_plan() -> None:
@@ -237,13 +237,57 @@ def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchO
         plan_launch(TWO_4090, SCRIPT, {}, "r", options)
 
 
-def test_gpus_that_the_user_lets_the_workers_see_are_those_that_are_sampled() -> None:
-    cluster = Cluster(nodes=(Node(name="box1", slots=2),), source="h")
-    facts = {"box1": FACTS["box1"]}
-    around = JobEnvironment(env={"CUDA_VISIBLE_DEVICES": "5,7,1"})
-    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(environment=around)).nodes[0].gpus == (5, 7)
-    by_name = JobEnvironment(env={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"})
-    assert plan_launch(cluster, SCRIPT, facts, "r", LaunchOptions(environment=by_name)).nodes[0].gpus == (0, 1)
+# Two cards of another model: CUDA would count these first.
+MODELS = ("NVIDIA T4", "NVIDIA T4", "NVIDIA H100", "NVIDIA H100")
+MIXED = tuple(Gpu(index=index, name=name, uuid=f"GPU-{index}{index}aa") for index, name in enumerate(MODELS))
+UNNAMED = tuple(msgspec.structs.replace(gpu, uuid=None) for gpu in MIXED)
+
+
+@pytest.mark.parametrize(
+    ("node", "gpus", "session", "given", "expected"),
+    [
+        (Node(name="a", slots=2), MIXED, None, None, ("GPU-00aa,GPU-11aa", (0, 1))),
+        (Node(name="a", gpus=(3, 1)), MIXED, None, None, ("GPU-33aa,GPU-11aa", (3, 1))),
+        (Node(name="a", gpus=(3, 1)), UNNAMED, None, None, ("3,1", (3, 1))),
+        (Node(name="a", gpus=(3, 1)), (), None, None, ("3,1", (3, 1))),
+        # What the node's sessions show is all that is used, in its order.
+        (Node(name="a", slots=2), MIXED, "3,0", None, ("GPU-33aa,GPU-00aa", (3, 0))),
+        (Node(name="a", slots=2), MIXED, "GPU-2,GPU-33aa", None, ("GPU-22aa,GPU-33aa", (2, 3))),
+        (Node(name="a"), MIXED, "1", None, ("GPU-11aa", (1,))),
+        (Node(name="a"), MIXED, "2,7,0", None, ("GPU-22aa", (2,))),
+        # More workers than GPUs are a check's to refuse; a MIG device is left to CUDA.
+        (Node(name="a", slots=2), MIXED, "1", None, (None, (1,))),
+        (Node(name="a", slots=2), MIXED, "MIG-1c2,MIG-1c3", None, (None, None)),
+        # The user's own choice wins.
+        (Node(name="a", slots=2), MIXED, "0,1", "2,3,1", ("2,3,1", (2, 3))),
+        (Node(name="a", slots=2), MIXED, None, "GPU-33", ("GPU-33", (3,))),
+        (Node(name="a", slots=2), (), None, "5,7", ("5,7", (5, 7))),
+        (Node(name="a", slots=2), (), None, "GPU-33", ("GPU-33", None)),
+        (Node(name="a", slots=2), (), None, None, (None, None)),
+    ],
+)
+def test_workers_get_gpus_that_the_node_shows_by_uuid_and_these_are_sampled(
+    node: Node,
+    gpus: tuple[Gpu, ...],
+    session: str | None,
+    given: str | None,
+    expected: tuple[str | None, tuple[int, ...] | None],
+) -> None:
+    name = "CUDA_VISIBLE_DEVICES"
+    found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=gpus, env={name: session} if session else {})
+    options = LaunchOptions(environment=JobEnvironment(env={name: given} if given else {}))
+    cluster = Cluster(nodes=(msgspec.structs.replace(node, addr="10.0.0.1"),), source="h")
+    plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0]
+    assert (plan.command.env.get(name), plan.gpus) == expected
+    assert plan.command.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:
+    found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=MIXED, env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    options = LaunchOptions(engine=Engine(name="exec"))
+    cluster = Cluster(nodes=(Node(name="a", slots=1, addr="10.0.0.1"),), source="h")
+    env = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0].command.env
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-22aa,GPU-33aa"
 
 
 VARIABLE = "MULTINODE_GRAD_COMPRESS"

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -89,6 +90,10 @@ def deepspeed_compiled() -> None:
     Each node of each lab would compile it anew otherwise, all on the same cores, while its peers wait for it. With the
     ninja that the nodes' jobs find: another release does not read the log of this one, and compiles all again.
     """
+    for lock in Path("~/.cache/torch_extensions").expanduser().glob("*/deepspeed_shm_comm/lock"):
+        # Whoever was killed while compiling has left it, and torch would wait for it without end.
+        if time.time() - lock.stat().st_mtime > 10 * DEADLINE_S:
+            lock.unlink()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     program = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load(verbose=False)"
     subprocess.run(
@@ -198,7 +203,7 @@ def command(tmp_path: Path) -> Iterator[launching.Command]:
     yield running
     for path in running.runs.glob("*/run.json"):
         if launching.processes_of(path.parent.name):
-            running.run("stop", path.parent.name, "--grace", "0")
+            running.run("stop", path.parent.name, "--grace-period", "0")
     launching.assert_nothing_left(running)
 
 

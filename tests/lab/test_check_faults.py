@@ -47,11 +47,11 @@ Row = tuple[Fault, str, str, str, str]
 
 # Connections to ports, whose findings hide each other.
 PORTS: list[Row] = [
-    (Ports(node=node, first=first, last=last, action=action), "error", check, message, hint)
-    for node, first, last, action, check, message, hint in (
-        ("node1", 30000, 60999, "drop", "ports", "collective will hang", "ufw"),
-        ("node1", 30000, 60999, "reject", "ports", "collective will hang", "ufw"),
-        ("node0", 29500, 29500, "drop", "master-port", "29500", "--master-port"),
+    (ports, "error", check, message, hint)
+    for ports, check, message, hint in (
+        (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective will hang", "ufw"),
+        (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective will hang", "ufw"),
+        (Ports(node="node0", first=29500, last=29500, action="drop"), "master-port", "29500", "--master-port"),
     )
 ]
 ALL_PORTS: Row = (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -39,11 +40,14 @@ class Contrasted:
 
     def __init__(self, directory: Path, lab: Lab) -> None:
         self.command = Command(directory / "runs")
+        self.hosts = lab.hostfile
         saved = directory / "saves"
         (saved / "checkpoint-30").mkdir(parents=True)
         (saved / "adapter.bin").write_text("mine")
         job = (JOB, "--steps", "6", "--set", f"output_dir={saved}")
-        self.document = measure(self.command, *CONTRAST, *job, "--hosts", lab.hostfile)
+        done = self.command.run(*CONTRAST, *job, "--hosts", lab.hostfile, "--min-efficiency", "0.9")
+        self.document = json.loads(done.stdout)
+        self.code, self.told = done.returncode, done.stderr
         assert_no_agents()
         self.baseline, self.candidate = self.document["baseline"], self.document["candidate"]
         self.speedup = self.candidate["samples_per_s"]["value"] / self.baseline["samples_per_s"]["value"]
@@ -111,6 +115,13 @@ class TestLlamaFactoryOverASlowLink:
         assert candidate["exposed_share"] > 0.6
         assert document["verdict"].startswith("One node is ")
         assert len(document["reasons"]) == 3
+
+    def test_a_script_is_told_that_the_efficiency_is_too_low_and_what_to_do_next(self, contrasted: Contrasted) -> None:
+        assert contrasted.code == 1
+        assert (
+            f"the efficiency is {contrasted.document['efficiency']:.3f}, below --min-efficiency 0.9" in contrasted.told
+        )
+        assert f"next: multinode advise {contrasted.run_id} --try 2 --hosts {contrasted.hosts}\n" in contrasted.told
 
     def test_what_would_mend_it_is_foretold_and_advised(self, contrasted: Contrasted) -> None:
         options = ("--link", f"{SLOW_GBIT_PER_S},10", "--nodes", "2", "--json")

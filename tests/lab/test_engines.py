@@ -236,8 +236,8 @@ def prepared(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Itera
         setup.write_text(f"export PATH={tool.parent}:$PATH MINE=prelude YOURS=prelude RANK=5\nexport SPOKEN=$0\n")
         command = Command(directory / "runs")
         document = command.document(
-            "launch", "--hosts", str(hostfile), "--engine", "command", "--env", "WHOSE=mine", "--env", "MINE=asked",
-            "--prelude", f"source {setup}  # a comment", "--json", "--", "only-here", TRICKY,
+            "launch", "--hosts", str(hostfile), "--engine", "exec", "--env", "WHOSE=mine", "--env", "MINE=asked",
+            "--setup", f"source {setup}  # a comment", "--json", "--", "only-here", TRICKY,
         )  # fmt: skip
         assert_succeeded(document)
         assert_nothing_left(document)
@@ -266,7 +266,7 @@ def test_a_variable_of_the_command_line_wins_over_the_hostfiles(prepared: tuple[
 
 def test_a_commands_exit_code_is_the_runs_failure(command: Command, script: Callable[[str], str]) -> None:
     path = script(f'{PLACE} "$@"\n[ $NODE_RANK = 1 ] && exit 7\nsleep 600\n')
-    options = ("--no-check", "--engine", "command", "--json", "--", "bash", path, "two words")
+    options = ("--no-check", "--engine", "exec", "--json", "--", "bash", path, "two words")
     code, document = command.code_and_document(*LAUNCH, *options)
     assert (code, document["status"]) == (1, "failed")
     assert (document["first_failure"]["node"], document["first_failure"]["exit_code"]) == ("node1", 7)
@@ -283,7 +283,7 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
     assert plain.returncode == 1
     assert "torch" in plain.stderr
     document = command.document(
-        "launch", "--hosts", str(hostfile), *ONE, "--prelude", f"PATH={directory}:$PATH", "--json",
+        "launch", "--hosts", str(hostfile), *ONE, "--setup", f"PATH={directory}:$PATH", "--json",
         "--", SCRIPT, "--steps", "3",
     )  # fmt: skip
     assert_succeeded(document)
@@ -300,10 +300,10 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
     ],
 )
 def test_a_prelude_that_fails_ends_the_run_and_is_named(command: Command, prelude: str, said: str, why: str) -> None:
-    options = ("--no-check", "--engine", "command", "--prelude", prelude, "--json", "--", "only-here")
+    options = ("--no-check", "--engine", "exec", "--setup", prelude, "--json", "--", "only-here")
     code, document = command.code_and_document(*LAUNCH, *options)
     assert (code, document["status"]) == (1, "failed")
-    assert "prelude" in document["first_failure"]["message"]
+    assert "the setup" in document["first_failure"]["message"]
     assert said in document["first_failure"]["message"]
     assert why in document["first_failure"]["log_tail"]
     assert_nothing_left(document)
@@ -313,7 +313,7 @@ def test_a_prelude_that_fails_ends_the_run_and_is_named(command: Command, prelud
     ("arguments", "words"),
     [
         (("--engine", "llamafactory", "--", SCRIPT), "runs a YAML"),
-        (("--engine", "command", "configs/tiny_sft.yaml"), "LLaMA-Factory YAML"),
+        (("--engine", "exec", "configs/tiny_sft.yaml"), "LLaMA-Factory YAML"),
         (("--engine", "slurm", "--", SCRIPT), "one of torchrun"),
         (("--accelerate-config", "configs/accelerate/multi_cpu.yaml", "--", SCRIPT), "--engine accelerate"),
         (("--env", "NOT_SET_ANYWHERE", "--", SCRIPT), "not set here"),

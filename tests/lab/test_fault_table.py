@@ -48,9 +48,21 @@ from tests.lab.supervised import (
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
-OPTIONS = (*LAUNCH, "--grace", "2")
+OPTIONS = (*LAUNCH, "--grace-period", "2")
 COUNT = ("--", TRAIN, "--lines")
-TORCH = ("launch", "--hosts", "lab", "--json", "--grace", "2", "--workers-per-node", "1", "--", SCRIPT, "--steps")
+TORCH = (
+    "launch",
+    "--hosts",
+    "lab",
+    "--json",
+    "--grace-period",
+    "2",
+    "--workers-per-node",
+    "1",
+    "--",
+    SCRIPT,
+    "--steps",
+)
 
 
 @contextmanager
@@ -147,7 +159,7 @@ def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock
     command: Command, stall_s: str, launch: tuple[str, ...]
 ) -> None:
     verb, *options = launch
-    with command.running(verb, "--stall", stall_s, "--on-stall", "stop", *options) as controller:
+    with command.running(verb, "--hang-timeout", stall_s, "--on-hang", "stop", *options) as controller:
         run_id = command.run_id()
         wait_for(lambda: command.steps(0) > 3)
         with fault(LinkDown(node="node1")):
@@ -205,7 +217,7 @@ def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command) 
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(command: Command) -> None:
-    with command.running(*LAUNCH, "--grace", "100", *COUNT, "--ignore-term") as controller:
+    with command.running(*LAUNCH, "--grace-period", "100", *COUNT, "--ignore-term") as controller:
         run_id = started(command)
         began = time.monotonic()
         controller.send_signal(signal.SIGINT)
@@ -271,7 +283,7 @@ def test_a_job_that_ends_well_on_one_node_and_badly_on_the_other(command: Comman
     # Without torchrun, whose nodes wait for each other at the end.
     text = "import os, sys, time\nrank = int(os.environ['NODE_RANK'])\ntime.sleep(2 * rank)\nsys.exit(17 * rank)\n"
     job = ("--", sys.executable, script(shared_dir, "half.py", text))
-    code, ended = command.code_and_document(*OPTIONS, "--engine", "command", *job)
+    code, ended = command.code_and_document(*OPTIONS, "--engine", "exec", *job)
     assert (code, ended["status"]) == (1, "failed")
     assert [node["exit_code"] for node in ended["nodes"]] == [0, 17]
     assert (ended["first_failure"]["node"], ended["first_failure"]["exit_code"]) == ("node1", 17)
@@ -290,7 +302,7 @@ def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
     for _ in range(2):
         code, run = command.code_and_document(*OPTIONS, "--detach", *COUNT)
         assert (code, run["status"]) == (0, "running")
-        code, run = command.code_and_document("stop", run["run_id"], "--grace", "0", "--json")
+        code, run = command.code_and_document("stop", run["run_id"], "--grace-period", "0", "--json")
         assert (code, run["status"]) == (0, "stopped")
         code, run = command.code_and_document(*OPTIONS, *COUNT, "--steps", "2")
         assert (code, run["status"]) == (0, "succeeded")

@@ -141,7 +141,7 @@ def launched(command: launching.Command, training: str, folder: Path) -> tuple[i
     """Exit code and run of a training with one worker on each node."""
     script = folder / "training.py"
     script.write_text(training)
-    options = ("--hosts", "lab", "--grace", "2", "--json", "--workers-per-node", "1")
+    options = ("--hosts", "lab", "--grace-period", "2", "--json", "--workers-per-node", "1")
     return command.code_and_document("launch", *options, "--", str(script))
 
 
@@ -198,7 +198,7 @@ def test_what_ran_already_is_held_and_so_is_lab_exec(made: Lab, shell: Command) 
 def test_a_run_records_the_limit_of_its_job(made: Lab, command: launching.Command) -> None:
     make_fault(made, Cpu(node="node1", share=LIMITED))
     busy = (sys.executable, "-c", BUSY.replace("< 1", "< 3"))
-    done = command.run("launch", "--hosts", "lab", "--workers-per-node", "1", "--engine", "command", "--", *busy)
+    done = command.run("launch", "--hosts", "lab", "--workers-per-node", "1", "--engine", "exec", "--", *busy)
     assert done.returncode == 0, done.stderr
     free, held = (_samples(command, node_rank) for node_rank in range(2))
     assert {one.quota_cores for one in free if isinstance(one, CgroupSample)} == {None}

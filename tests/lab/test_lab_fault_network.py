@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from multinode.lab.faults import (
@@ -60,7 +62,7 @@ def test_a_slow_link_carries_less_than_its_card_says(lab: Lab, shell: Command, f
 @pytest.mark.timing
 @pytest.mark.parametrize(("way", "slow"), [("send", (1, 0)), ("receive", (0, 1))])
 def test_a_link_that_is_slow_one_way_carries_all_the_other_way(
-    lab: Lab, fault: Make, way: str, slow: tuple[int, int]
+    lab: Lab, fault: Make, way: Any, slow: tuple[int, int]
 ) -> None:
     source, target = (lab.nodes[rank] for rank in slow)
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.1, way=way))
@@ -115,7 +117,7 @@ def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault:
 
 
 @pytest.mark.parametrize(("action", "outcome"), [("drop", DROPPED), ("reject", REFUSED)])
-def test_ports_are_closed_on_the_training_card_alone(lab: Lab, fault: Make, action: str, outcome: int) -> None:
+def test_ports_are_closed_on_the_training_card_alone(lab: Lab, fault: Make, action: Any, outcome: int) -> None:
     node0, node1 = lab.nodes
     with server(node1, 7100), server(node1, 7111), server(node0, 7105):
         fault(Ports(node="node1", first=7100, last=7110, action=action))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.lab
         ("crowded", "kex_exchange_identification"),
     ],
 )
-def test_sshd_turns_clients_away_until_cleared(lab: Lab, fault: Make, how: str, said: str) -> None:
+def test_sshd_turns_clients_away_until_cleared(lab: Lab, fault: Make, how: Any, said: str) -> None:
     fault(SshdState(node="node1", how=how))
     for _ in range(2):
         refused = quick_ssh("node1")

@@ -68,7 +68,7 @@ def test_a_port_in_use(lab: Lab) -> None:
 
 @pytest.mark.torch
 @pytest.mark.usefixtures("lab", "tiny")
-@pytest.mark.parametrize("verb", [("launch",), ("sweep", "--set", "per_device_train_batch_size=1,2")])
+@pytest.mark.parametrize("verb", [("launch",), ("sweep", "--grid", "per_device_train_batch_size=1,2")])
 def test_a_misspelt_key_of_the_training(verb: tuple[str, ...]) -> None:
     done = call_here(*verb, "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "cutof_len=64")
     assert done.returncode == 1

@@ -14,7 +14,7 @@ from tests.lab.supervised import LAUNCH, TRAIN, parent, read_document, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
-OPTIONS = ("--workers-per-node", "1", "--lease", "6", "--grace", "3")
+OPTIONS = ("--workers-per-node", "1", "--lease", "6", "--grace-period", "3")
 
 
 class Training:

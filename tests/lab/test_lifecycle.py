@@ -45,7 +45,7 @@ def test_a_detached_run_is_followed_left_and_followed_to_its_end_from_another_ma
         wait_for(lambda: lines(command, run_id).get(0, []))
         watching.send_signal(signal.SIGINT)
         said, _ = watching.communicate(timeout=DEADLINE_S)
-    assert (watching.returncode, "goes on" in said) == (0, True)
+    assert (watching.returncode, "still running" in said) == (0, True)
     assert len(processes_of(run_id)) > 4
     elsewhere = Command(tmp_path / "elsewhere")
     ended = attach_to_the_end(elsewhere, run_id, go_file, "--hosts", "lab", "--fetch", "out")
@@ -88,7 +88,7 @@ def test_stop_from_another_terminal_ends_an_attached_run(command: Command) -> No
     with command.running(*LAUNCH, *COUNT) as controller:
         run_id = command.run_id()
         wait_for(lambda: lines(command, run_id).get(0, []))
-        code, ended = command.code_and_document("stop", run_id, "--grace", "2", "--json")
+        code, ended = command.code_and_document("stop", run_id, "--grace-period", "2", "--json")
         assert (code, ended["status"]) == (0, "stopped")
         assert controller.wait(DEADLINE_S) == 130
     assert not processes_of(run_id)
@@ -110,7 +110,7 @@ def test_of_two_runs_that_do_not_disturb_each_other_clean_removes_what_ended_and
         assert node["size_bytes"] > 0
     assert len(cleaned["nodes"]) == len(lab.nodes)
     assert processes_of(goes_on)
-    code, stopped = command.code_and_document("stop", goes_on, "--grace", "2", "--json")
+    code, stopped = command.code_and_document("stop", goes_on, "--grace-period", "2", "--json")
     assert (code, stopped["status"]) == (0, "stopped")
     assert not processes_of(goes_on)
     again = command.document("stop", goes_on, "--json")

@@ -51,7 +51,18 @@ def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_cons
 ) -> None:
     script = shared_dir / "pair.py"
     script.write_text(_PAIR)
-    options = ("--workers-per-node", "1", "--lease", "5", "--grace", "2", "--no-check", "--engine", "command", "--json")
+    options = (
+        "--workers-per-node",
+        "1",
+        "--lease",
+        "5",
+        "--grace-period",
+        "2",
+        "--no-check",
+        "--engine",
+        "exec",
+        "--json",
+    )
     with command.running("launch", "--hosts", "lab", *options, "--", "python3", str(script)) as controller:
         run_id = command.run_id()
         logs = command.runs / run_id / "logs"

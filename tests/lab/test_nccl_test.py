@@ -82,7 +82,7 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(
     assert document["tcp_gb_per_s"] < 0.02
     # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
     first = document["verdict"]["causes"][0]
-    assert "between node0 and node1 a stream reaches 9" in first["text"]
+    assert "between node0 and node1 a stream reaches" in first["text"]
     assert first["nodes"] == ["node0", "node1"]
     changes = document["changes"]
     assert changes["before"] == healthy["run_id"]
@@ -114,7 +114,7 @@ def test_traffic_that_is_forced_over_the_management_network_is_caught(command: C
     page = tmp_path / "busbw.html"
     done = command.run(
         *("nccl-test", "--hosts", "lab", "--no-check", "--env", "GLOO_SOCKET_IFNAME=eth0", *REAL_TORCH),
-        *("-b", "4M", "-e", "8M", "-f", "2", "-n", "3", "--no-tcp", "--format", "nccl-tests", "--html", str(page)),
+        *("-b", "4M", "-e", "8M", "-f", "2", "-n", "3", "--no-tcp", "--format", "nccl-tests", "--output", str(page)),
     )
     assert done.returncode == 0
     document = json.loads((command.runs / command.run_id() / "nccl-test.json").read_text())
@@ -134,6 +134,7 @@ def test_traffic_that_is_forced_over_the_management_network_is_caught(command: C
 
 
 @pytest.mark.timing
+@pytest.mark.usefixtures("tiny")
 def test_the_messages_of_a_training_are_tested(command: Command) -> None:
     like = ("--like", "configs/tiny_sft.yaml", *REAL_TORCH)
     document = command.document("nccl-test", "--hosts", "lab", *like, "-n", "3", "--no-tcp", "--json")
@@ -152,8 +153,14 @@ def test_workers_of_this_machine_need_no_node(
 ) -> None:
     # Nothing is left in the home of whoever runs the tests.
     monkeypatch.setenv("HOME", str(tmp_path))
-    code, document = command.code_and_document("nccl-test", "--local", "2", "-b", "1M", "-e", "1M", "-n", "2", "--json")
-    assert (code, document["nodes"], document["world_size"]) == (0, ["localhost"], 2)
+    sizes = ("-b", "1M", "-e", "1M", "-n", "2")
+    done = command.run("nccl-test", "--local", "2", *sizes, "--json", "--min-busbw", "1000000")
+    document = json.loads(done.stdout)
+    assert (document["nodes"], document["world_size"]) == (["localhost"], 2)
+    # The limit is one that nothing reaches, and the figure that missed it is told.
+    reached = document["rows"][0]["busbw_gb_per_s"]
+    assert done.returncode == 1
+    assert f"all_reduce reaches {reached:.4g} GB/s busbw, below --min-busbw 1e+06" in done.stderr
     assert document["rows"][0]["num_wrong"] == 0
     assert document["link_gbit_per_s"] is None
     assert_no_agents()
@@ -191,11 +198,11 @@ def test_a_node_that_is_lost_in_the_middle_ends_it(command: Command, fault: Make
         (("--op", "xor"), "unknown op 'xor'"),
         (("--dtype", "fp4"), "unknown dtype 'fp4'"),
         (("allreduce",), "unknown collective 'allreduce'"),
-        (("--compare", "nothing"), "no run begins with 'nothing'"),
+        (("--compare", "nothing"), "there are no runs in"),
         (("--nodes", "1", "--pairs"), "--pairs needs two nodes"),
         (("--nodes", "1"), "a collective needs two workers"),
         (("--local", "2"), "--local needs no nodes"),
-        (("--html", "/nowhere/at/all.html"), "/nowhere/at"),
+        (("--output", "/nowhere/at/all.html"), "/nowhere/at"),
         (("--like", "nothing.yaml"), "nothing.yaml"),
     ],
 )

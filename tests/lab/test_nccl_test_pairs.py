@@ -31,8 +31,12 @@ def six(_clean_machine: None) -> Iterator[Lab]:
 
 def test_slow_nodes_and_slow_directions_are_named(six: Lab, command: Command) -> None:
     try:
-        for node, way in (("node0", "receive"), ("node2", "send"), ("node4", "both")):
-            make_fault(six, LinkSlow(node=node, rate_gbit_per_s=TENTH_GBIT_PER_S, way=way))
+        for slow in (
+            LinkSlow(node="node0", rate_gbit_per_s=TENTH_GBIT_PER_S, way="receive"),
+            LinkSlow(node="node2", rate_gbit_per_s=TENTH_GBIT_PER_S, way="send"),
+            LinkSlow(node="node4", rate_gbit_per_s=TENTH_GBIT_PER_S),
+        ):
+            make_fault(six, slow)
         document = command.document(*OPTIONS)
     finally:
         clear_faults(six)

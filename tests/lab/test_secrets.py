@@ -29,7 +29,7 @@ def test_secrets_reach_the_worker_and_nothing_that_others_read(
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setenv("PLAIN_NAME", f"also-{secret}")
     forwarded = ("--env", f"PYTHONPATH={STAND_IN}", "--env", "HF_TOKEN", "--env", "PLAIN_NAME")
-    launch = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", *forwarded, "--prelude", "true")
+    launch = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", *forwarded, "--setup", "true")
     for options in (("--dry-run",), ("--dry-run", "--json")):
         planned = CliRunner().invoke(build_app(), [*launch, *options, "--", TRAIN])
         assert TRAIN in planned.stdout
@@ -87,10 +87,10 @@ def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
     yaml = tmp_path / "sft.yaml"
     yaml.write_text(TRAINED)
     forwarded = ("--env", "HF_TOKEN", "--env", f"PYTHONPATH={STAND_IN}")
-    setup = ("--prelude", f"export SWANLAB_API_KEY={secret}")
+    setup = ("--setup", f"export SWANLAB_API_KEY={secret}")
     common = ("launch", "--hosts", str(hostfile), "--workers-per-node", "1", "--no-check", *forwarded, *setup)
     given = ("--api-key", secret, f"--hub_token={secret}")
-    failing = ("--engine", "command", "--", sys.executable, str(shared_dir / "fail.py"), *given)
+    failing = ("--engine", "exec", "--", sys.executable, str(shared_dir / "fail.py"), *given)
     printed = {}
     for job, code in ((failing, 1), ((str(yaml),), 0)):
         for options in (("--dry-run",), ("--dry-run", "--json"), ("--json",)):

@@ -16,7 +16,7 @@ from tests.lab.supervised import LAUNCH, TRAIN, GoFile, document_in, read_docume
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
 STALL_S = 8
-OPTIONS = ("--grace", "3", "--stall", str(STALL_S))
+OPTIONS = ("--grace-period", "3", "--hang-timeout", str(STALL_S))
 # Rank 1 never comes to the third all-reduce.
 SLEEPER = """
 print("begins", flush=True)
@@ -69,7 +69,7 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
     assert "on node1: kill -CONT " in stall["hint"]
     assert STALL_S <= stall["silent_s"] < STALL_S + 20
     assert "stalled: no step and no log on any node for" in printed
-    assert "the run gets on again" in printed
+    assert "the run has resumed" in printed
     document = document_in(printed)
     assert (document["status"], controller.returncode) == ("succeeded", 0)
     assert document["stalls"] == [stall]
@@ -78,7 +78,7 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
 
 
 def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(command: Command) -> None:
-    with command.running(*LAUNCH, *OPTIONS, "--on-stall", "stop", "--", TRAIN) as controller:
+    with command.running(*LAUNCH, *OPTIONS, "--on-hang", "stop", "--", TRAIN) as controller:
         run_id = command.run_id()
         stop_worker(command, run_id, 2)
         document = read_document(controller)
@@ -97,7 +97,18 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(command: Command) 
         pytest.param((*LAUNCH, *OPTIONS), "node0", "the other 3 ranks wait", id="stand-in"),
         pytest.param(
             # Importing torch is silence, too.
-            ("launch", "--hosts", "lab", "--json", "--grace", "3", "--stall", "15", "--workers-per-node", "1"),
+            (
+                "launch",
+                "--hosts",
+                "lab",
+                "--json",
+                "--grace-period",
+                "3",
+                "--hang-timeout",
+                "15",
+                "--workers-per-node",
+                "1",
+            ),
             "node1",
             "the other rank waits",
             id="torch",
@@ -109,7 +120,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_named_with_the_line_where_
 ) -> None:
     script = shared_dir / "sleeper.py"
     script.write_text(SLEEPER)
-    code, document = command.code_and_document(*launch, "--on-stall", "stop", "--", str(script))
+    code, document = command.code_and_document(*launch, "--on-hang", "stop", "--", str(script))
     assert (code, document["status"]) == (1, "failed")
     failure = document["first_failure"]
     assert (failure["node"], failure["rank"]) == (node, 1)

@@ -66,7 +66,7 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
     # The first run of these two makes one step; a second one would have another name before the dot.
     surroundings = {"PYTHONPATH": STAND_IN, "HOLD": f"{LABELS[2]}. {LABELS[5]}.", "MEMORY": TAKEN_BYTES}
     variables = [word for name, value in surroundings.items() for word in ("--env", f"{name}={value}")]
-    settings = ("--set", "per_device_train_batch_size=1,4", "--set", "finetuning_type=lora,full", "--nodes", "1,2")
+    settings = ("--grid", "per_device_train_batch_size=1,4", "--grid", "finetuning_type=lora,full", "--nodes", "1,2")
     arguments = ("sweep", JOB, *settings, *SHAPE, "--steps", "6", "--hosts", own_lab.hostfile, *variables)
     with command.running(*arguments) as process:
         wait_for(lambda: steps_of(command, LABELS[2]) > 0)
@@ -104,10 +104,10 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
     (path,) = command.runs.glob("*/grid.json")
     assert not [name for name in left_on(own_lab) if name.startswith(path.parent.name)]
     assert_no_agents()
-    check_table(command)
+    check_report(command)
 
 
-def check_table(command: Command) -> None:
+def check_report(command: Command) -> None:
     """Every cell has a row, and those that were measured have figures."""
     rows = table(command)
     assert [row["label"] for row in rows] == LABELS

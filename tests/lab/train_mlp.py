@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +47,12 @@ class MadeUp(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[misc] 
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", choices=["ddp", "fsdp2", "zero1", "zero2", "zero3"], default="ddp")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp", "fsdp2", "zero1", "zero2", "zero3"], default="ddp")
+    parser.add_argument("--shard", choices=["full_shard", "shard_grad_op", "hybrid_shard"], default="full_shard")
+    parser.add_argument("--no-sync", action="store_true", help="FSDP: gradients are reduced in the last micro-batch")
+    parser.add_argument("--checkpoint", choices=["inside", "around", "reentrant"], help="FSDP's units: where, or how")
+    parser.add_argument("--live", type=int, default=1, help="ZeRO-3: stage3_max_live_parameters")
+    parser.add_argument("--reuse", type=int, default=0, help="ZeRO-3: stage3_max_reuse_distance")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
@@ -77,30 +85,92 @@ def main() -> None:
 def _train_torch(
     model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
 ) -> float:
-    spread: nn.Module = model
-    if arguments.strategy == "fsdp2":
-        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - older torch has none
-
-        for layer in model:
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
-    else:
-        spread = DistributedDataParallel(model)
+    spread = {"fsdp": _fsdp, "fsdp2": _fsdp2}.get(arguments.strategy, _ddp)(model, arguments)
     optimizer = torch.optim.AdamW(spread.parameters(), lr=1e-3)
     for step in range(1, arguments.steps + 1):
         for micro in range(1, arguments.accumulation + 1):
             inputs, wanted = next(batches)
-            waits = micro < arguments.accumulation and isinstance(spread, DistributedDataParallel)
-            with spread.no_sync() if waits else contextlib.nullcontext():
+            # Without, reentrant checkpointing computes no gradients.
+            inputs.requires_grad_(arguments.checkpoint == "reentrant")
+            waits = micro < arguments.accumulation and (arguments.no_sync or arguments.strategy == "ddp")
+            with _no_sync(spread) if waits else contextlib.nullcontext():
                 loss = nn.functional.mse_loss(spread(inputs), wanted) / arguments.accumulation
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             say(f"step {step} of {arguments.steps}: loss {loss.item():.6f}")
+    if arguments.strategy == "fsdp":
+        return 0.0
     parameters = (getattr(parameter, "full_tensor", lambda one=parameter: one)() for parameter in model.parameters())
     return float(sum(parameter.double().sum().item() for parameter in parameters))
+
+
+def _ddp(model: nn.Module, _arguments: argparse.Namespace) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def _fsdp(model: nn.Module, arguments: argparse.Namespace) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy  # noqa: PLC0415 - takes a second
+
+    def shard(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            module,
+            sharding_strategy=ShardingStrategy[arguments.shard.upper()],
+            device_mesh=_mesh(arguments),
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+        )
+
+    return shard(_units(model, shard, arguments))
+
+
+def _fsdp2(model: nn.Module, arguments: argparse.Namespace) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - older torch has none
+
+    # The root's parameters stay whole for the backward pass unless somebody says otherwise.
+    reshard = False if arguments.shard == "shard_grad_op" else None
+    shard = functools.partial(fully_shard, mesh=_mesh(arguments), reshard_after_forward=reshard)
+    return shard(_units(model, shard, arguments))
+
+
+def _mesh(arguments: argparse.Namespace) -> Any:
+    """Of hybrid sharding: nodes that hold the same, each of which shards among its workers."""
+    if arguments.shard != "hybrid_shard":
+        return None
+    inside = int(os.environ["LOCAL_WORLD_SIZE"])
+    return dist.init_device_mesh("cpu", (dist.get_world_size() // inside, inside), mesh_dim_names=("across", "inside"))
+
+
+def _units(model: nn.Module, shard: Callable[[nn.Module], nn.Module], arguments: argparse.Namespace) -> nn.Module:
+    """Each layer with parameters is sharded by itself, and computed again where that is asked for."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (  # noqa: PLC0415 - takes a second
+        CheckpointImpl,
+        checkpoint_wrapper,
+    )
+
+    impl = CheckpointImpl.REENTRANT if arguments.checkpoint == "reentrant" else CheckpointImpl.NO_REENTRANT
+    again = functools.partial(checkpoint_wrapper, checkpoint_impl=impl)
+    units = []
+    for layer in model:
+        if not isinstance(layer, nn.Linear):
+            units.append(layer)
+        elif arguments.checkpoint == "inside":
+            units.append(shard(again(layer)))
+        else:
+            units.append(again(shard(layer)) if arguments.checkpoint else shard(layer))
+    return nn.Sequential(*units)
+
+
+@contextlib.contextmanager
+def _no_sync(model: Any) -> Iterator[None]:
+    if hasattr(model, "no_sync"):
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
 
 
 def _train_deepspeed(
@@ -118,8 +188,8 @@ def _train_deepspeed(
             "stage": int(arguments.strategy[-1]),
             # So that stage 3 shards this small model at all, and gathers each layer before each use of it.
             "stage3_param_persistence_threshold": 0,
-            "stage3_max_live_parameters": 1,
-            "stage3_max_reuse_distance": 0,
+            "stage3_max_live_parameters": arguments.live,
+            "stage3_max_reuse_distance": arguments.reuse,
             "stage3_prefetch_bucket_size": 0,
         },
     }

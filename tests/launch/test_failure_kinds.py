@@ -194,7 +194,7 @@ def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report:
     found = first_failure(nodes)
     assert found is not None
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "out_of_memory")
-    assert "the control group" in str(found.hint)
+    assert "the control group" in str(found.cause)
 
 
 def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None:

@@ -177,3 +177,10 @@ def test_different_cuda_is_a_warning_and_on_nodes_without_gpus_nothing() -> None
     finding = only(check_torch_builds(known))
     assert (finding.severity, finding.node) == ("warning", "b")
     assert list(check_torch_builds(but(but(known, "a", gpus=()), "b", gpus=()))) == []
+
+
+@pytest.mark.parametrize(("waited_s", "found"), [(None, False), (4.0, False), (11.0, True)])
+def test_an_nvidia_smi_that_loads_the_driver_each_time(waited_s: float | None, *, found: bool) -> None:
+    findings = list(check_drivers(but(well(), "a", gpu_query_s=waited_s)))
+    assert [finding.severity for finding in findings] == ["note"] * found
+    assert all("nvidia-smi took 11.0 s" in finding.message for finding in findings)

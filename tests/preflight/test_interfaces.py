@@ -17,7 +17,7 @@ from multinode.preflight.checks.interfaces import (
     check_unset_interface,
 )
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Attempted, Meeting
+from multinode.preflight.network.connectivity import Attempted, ConnectivityResult
 
 from .inspecting import but, inspection, only
 
@@ -52,7 +52,7 @@ def unsettled(before: Inspection) -> Inspection:
 def met(before: Inspection) -> Inspection:
     """The same after a has reached b."""
     attempt = Attempted(node="a", peer="b", addr="10.0.0.2", port=29500)
-    return msgspec.structs.replace(before, meeting=Meeting(attempts=(attempt,)))
+    return msgspec.structs.replace(before, connectivity=ConnectivityResult(attempts=(attempt,)))
 
 
 def test_nodes_that_are_well_have_no_findings() -> None:

@@ -9,7 +9,7 @@ from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Interface
 from multinode.preflight.checks.machine import check_clocks, check_container_network, check_same_machine
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Attempted, Meeting
+from multinode.preflight.network.connectivity import Attempted, ConnectivityResult
 
 from .inspecting import but, inspection, only
 
@@ -78,7 +78,9 @@ def test_other_containers_are_left_alone(known: Inspection) -> None:
 def test_a_container_that_was_reached_is_reachable() -> None:
     attempt = Attempted(node="a", peer="b", addr="172.17.0.3", port=29500)
     known = bridged()
-    reached = inspection(endpoints=known.endpoints, facts=known.facts, meeting=Meeting(attempts=(attempt,)))
+    reached = inspection(
+        endpoints=known.endpoints, facts=known.facts, connectivity=ConnectivityResult(attempts=(attempt,))
+    )
     assert list(check_container_network(reached)) == []
 
 

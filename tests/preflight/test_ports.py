@@ -7,7 +7,7 @@ from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import Interface
 from multinode.preflight.checks.ports import check_master_port, check_ports
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Attempted, Listening, Meeting
+from multinode.preflight.network.connectivity import Attempted, ConnectivityResult, Listening
 
 from .inspecting import but, inspection, only
 
@@ -25,7 +25,7 @@ def met(names: str = "ab", **failures: dict[int, str]) -> Inspection:
         for port in PORTS
         for error in [failures.get(caller + peer, {}).get(port)]
     )
-    return msgspec.structs.replace(well, meeting=Meeting(attempts=attempts))
+    return msgspec.structs.replace(well, connectivity=ConnectivityResult(attempts=attempts))
 
 
 def every(error: str) -> dict[int, str]:
@@ -114,8 +114,8 @@ def test_a_master_port_that_could_not_be_bound_says_why() -> None:
     failed = {29500: "in use by nginx (pid 3, user root)"}
 
     def found(node: str) -> list[Finding]:
-        meeting = Meeting(listening=(Listening(node=node, failed=failed),))
-        return list(check_master_port(inspection(meeting=meeting)))
+        connectivity = ConnectivityResult(listening=(Listening(node=node, failed=failed),))
+        return list(check_master_port(inspection(connectivity=connectivity)))
 
     assert found("b") == []
     assert "in use by nginx (pid 3, user root)" in only(found("a")).message

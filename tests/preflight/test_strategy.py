@@ -13,7 +13,7 @@ from multinode.core.cluster.facts import Gpu
 from multinode.core.job.job import LlamaFactoryJob
 from multinode.preflight.checks.strategy import check_strategy
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Meeting
+from multinode.preflight.network.connectivity import ConnectivityResult
 from tests.analyse.trainings import LLAMA_3_8B, TINY
 
 from .inspecting import but, inspection, only
@@ -33,7 +33,7 @@ def training(
         PairSpeed(source="a", target="b", gbit_per_s=5 * gbit),
         PairSpeed(source="b", target="a", gbit_per_s=gbit),
     )
-    found = inspection(job=job, meeting=Meeting(streams=streams))
+    found = inspection(job=job, connectivity=ConnectivityResult(streams=streams))
     big = {"gpus": (Gpu(index=0, name="NVIDIA A100", memory_total_mib=81920),), "model": model}
     return but(but(found, "a", **big), "b", **big)
 
@@ -45,16 +45,17 @@ def judge(*args: Any, **named: Any) -> Iterator[Finding]:
 def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
     finding = only(judge(LORA, stage=3))
     assert (finding.severity, finding.node, finding.check) == ("warning", None, "strategy")
-    # Two gathers of 16 GB, half of each through the card of either node; against 84 MB of fp32 gradients.
-    assert finding.message.startswith("ZeRO-3 with LoRA sends 16.1 GB through each node's card in every optimizer step")
-    assert "which takes 2 min 08 s at 1 Gbit/s (measured between the nodes)" in finding.message
+    # Two gathers of 15 GB and one of the output layer, half of each through the card of either node; against 84 MB of
+    # fp32 gradients.
+    assert finding.message.startswith("ZeRO-3 with LoRA sends 15.6 GB through each node's card in every optimizer step")
+    assert "which takes 2 min 04 s at 1 Gbit/s (measured between the nodes)" in finding.message
     assert "DDP with LoRA would send 83.9 MB, in 0.7 s" in finding.message
     assert "an estimate" in finding.message
     assert str(finding.hint).startswith("--set deepspeed=null, if a GPU holds the whole model")
 
 
 def test_the_slowest_stream_counts_and_without_streams_the_slowest_card() -> None:
-    unmeasured = msgspec.structs.replace(training(LORA, stage=3), meeting=Meeting())
+    unmeasured = msgspec.structs.replace(training(LORA, stage=3), connectivity=ConnectivityResult())
     assert "at 1 Gbit/s (what the slowest card negotiated)" in only(check_strategy(unmeasured)).message
     assert list(check_strategy(msgspec.structs.replace(unmeasured, endpoints={}))) == []
 
@@ -78,6 +79,24 @@ def test_zero_2_grows_with_accumulation_and_ddp_does_not() -> None:
     assert str(finding.hint).startswith("--set deepspeed=null; ")
     assert only(judge(LORA | steps)).severity == "note"
     assert "--set gradient_accumulation_steps=16" in str(only(judge(LORA | steps)).hint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "sent"),
+    [
+        # Of the tiny model, 14.8 MB, on two nodes: parameters that stay whole are gathered once in a micro-batch.
+        ({}, 3, "59.1 MB"),
+        ({"fsdp": "full_shard auto_wrap"}, None, "62.3 MB"),
+        ({"fsdp": "shard_grad_op auto_wrap"}, None, "14.8 MB"),
+        ({"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 2}}, None, "36.9 MB"),
+    ],
+)
+def test_what_is_sharded_is_counted_as_often_as_it_is_sent(
+    changes: dict[str, Any], stage: int | None, sent: str
+) -> None:
+    accumulated = FULL | {"gradient_accumulation_steps": 4} | changes
+    finding = only(judge(accumulated, stage=stage, gbit=0.05, model=TINY))
+    assert f"sends {sent} through" in finding.message
 
 
 def test_a_strategy_that_sends_little_more_than_ddp_is_left_alone() -> None:
@@ -129,7 +148,7 @@ def test_a_node_that_tells_nonsense_breaks_nothing() -> None:
     for gbit in (0.0, -1.0, 1e-300, float("nan"), float("inf")):
         assert all(finding.message for finding in judge(FULL, gbit=gbit))
     for changes in ({"speed_gbit_per_s": 1e-300}, {"mtu": -38}, {"mtu": 0}):
-        lying = msgspec.structs.replace(training(FULL), meeting=Meeting())
+        lying = msgspec.structs.replace(training(FULL), connectivity=ConnectivityResult())
         link = msgspec.structs.replace(lying.facts["b"].interfaces[0], **changes)
         assert all(finding.message for finding in check_strategy(but(lying, "b", interfaces=(link,))))
 

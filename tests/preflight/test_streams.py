@@ -9,7 +9,7 @@ from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.preflight.checks.link import check_streams, least_speeds
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Meeting
+from multinode.preflight.network.connectivity import ConnectivityResult
 
 from .inspecting import inspection, only
 from .test_link import linked
@@ -23,7 +23,7 @@ def streamed(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> I
         PairSpeed(source=source, target=target, gbit_per_s=speed(source, target))
         for source, target in permutations(names, 2)
     )
-    known = inspection(names, meeting=Meeting(streams=streams))
+    known = inspection(names, connectivity=ConnectivityResult(streams=streams))
     for name in names:
         known = linked(known, name, speed_gbit_per_s=link_gbit_per_s)
     return known
@@ -98,7 +98,7 @@ def test_what_stayed_slow_is_told_with_both_tries() -> None:
         PairSpeed(source="a", target="b", gbit_per_s=0.292, worse_gbit_per_s=0.21),
         PairSpeed(source="b", target="a", gbit_per_s=0.93),
     )
-    message = only(check_streams(inspection("ab", meeting=Meeting(streams=streams)))).message
+    message = only(check_streams(inspection("ab", connectivity=ConnectivityResult(streams=streams)))).message
     assert "from a to b a stream reaches 292 Mbit/s (the better of two tries; the other: 210 Mbit/s), where" in message
 
 

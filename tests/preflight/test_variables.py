@@ -222,13 +222,22 @@ def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
     finding = only(check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=CARDS_OF_FOUR)))
     assert (finding.severity, finding.node) == ("warning", "a")
     assert f"leaves the job {visible} of 4 GPUs" in finding.message
-    assert "gpus=0,1,2,3" in str(finding.hint)
+    assert "as many slots= in the hostfile" in str(finding.hint)
+
+
+def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
+    cluster = Cluster(nodes=(Node(name="a", gpus=(1, 2)), Node(name="b")), source="hosts")
+    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
+    finding = only(check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster)))
+    assert (finding.severity, finding.node) == ("error", "a")
+    assert "gives it GPU 2, which CUDA_VISIBLE_DEVICES=0,1" in finding.message
+    assert "gpus= among 0,1;" in str(finding.hint)
 
 
 def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
     hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
     for line in (
-        Node(name="a", gpus=(2, 3)),
+        Node(name="a", gpus=(0, 1)),
         Node(name="a", slots=2),
         Node(name="a", env={"CUDA_VISIBLE_DEVICES": "3"}),
     ):

@@ -17,8 +17,9 @@ from multinode.analyse.grid.cell_rows import MeasuredCell
 from multinode.analyse.grid.cell_table import SweptCells, make_table, table_of_sweep
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.job.flops import Utilisation
-from multinode.analyse.job.workload import Settings, Whole, Workload
-from multinode.analyse.stats.spread import Ranged, Spread
+from multinode.analyse.job.workload import FullRun, Settings, Workload
+from multinode.analyse.stats.estimate import Estimate
+from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.analyse.telemetry.gpus import GpuUse
@@ -108,7 +109,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
         summary=summary,
         node_names=names,
         workers_per_node=2,
-        workload=Workload(settings=settings, whole=Whole(epochs=3.0)),
+        workload=Workload(settings=settings, whole=FullRun(epochs=3.0)),
         prices=(0.8,) * nodes,
         link_gbit_per_s=10.0 if nodes > 1 else None,
     )
@@ -190,7 +191,7 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
         workers_per_node=workers,
         world_size=workers,
         settings=Settings(model="baichuan2-7b", method=method, per_device_batch=batch, sequence_length=1024),
-        samples_per_s=None if rate is None else Ranged(value=rate, low=rate, high=rate),
+        samples_per_s=None if rate is None else Estimate(value=rate, low=rate, high=rate),
         peak_memory_gib=None if mib is None else mib / 1024,
     )
 

@@ -10,11 +10,13 @@ import msgspec
 from multinode.analyse.advice.advice import Advice, Change, Tried
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
 from multinode.analyse.job.workload import Settings
+from multinode.analyse.prediction.back_test import Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
 from multinode.analyse.prediction.cost_model import StepParts
-from multinode.analyse.prediction.forecast import Forecast, PredictedScenario, Trial, back_test
+from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
 from multinode.analyse.prediction.network_model import UncertaintySource
-from multinode.analyse.stats.spread import Ranged, Spread, ranged, ratio
+from multinode.analyse.stats.estimate import Estimate, of_repeats, ratio
+from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
@@ -48,11 +50,16 @@ _SETTINGS = Settings(
 _VERSIONS = {"torch": "2.13.0+cpu", "llamafactory": "0.9.5", "transformers": "5.2.0"}
 
 
+def about(value: float, part: float) -> Estimate:
+    """A figure that is known within this part of it."""
+    return Estimate(value=value, low=value / (1 + part), high=value * (1 + part))
+
+
 def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rates: tuple[float, ...]) -> Side:
     """A side that was measured once for each of `rates`, in samples/s."""
     world_size = nodes * workers_per_node
     batch = world_size * _SAMPLES_A_WORKER
-    speed = ranged(rates)
+    speed = of_repeats(rates)
     step_ms = _COMPUTE_MS + exposed_ms
     return Side(
         role=role,
@@ -65,21 +72,21 @@ def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rat
         global_batch=batch,
         versions=_VERSIONS,
         samples_per_s=speed,
-        tokens_per_s=_scaled(speed, _TOKENS_A_SAMPLE),
-        tgs=_scaled(speed, _TOKENS_A_SAMPLE / world_size),
-        step_time_ms=Ranged(value=step_ms, low=step_ms - 3, high=step_ms + 4, repeats=len(rates)),
+        tokens_per_s=speed * _TOKENS_A_SAMPLE,
+        tgs=speed * (_TOKENS_A_SAMPLE / world_size),
+        step_time_ms=Estimate(value=step_ms, low=step_ms - 3, high=step_ms + 4, repeats=len(rates)),
         step_spread=Spread(median=step_ms, p95=step_ms * 1.06, cv=0.03),
         steady_steps=25 * len(rates),
         split=WorkerSplit(
             rank=-1, step_ms=step_ms, compute_ms=138.0, exposed_ms=exposed_ms, wait_ms=4.0, data_ms=3.0,
             optimizer_ms=17.0, host_ms=4.0, overlap=0.05,
         ),
-        exposed_ms=ranged([exposed_ms], relative=0.01),
+        exposed_ms=about(exposed_ms, 0.01),
         exposed_share=exposed_ms / step_ms,
         bytes_per_step=BytesPerStep(calls=14.7e6, expected=14.7e6, card=14.74e6) if nodes > 1 else BytesPerStep(),
         bottleneck=_NETWORK if nodes > 1 else _COMPUTE,
         price_per_hour=0.8 * nodes,
-        whole_s=ranged([12_000 / speed.value], relative=0.02),
+        whole_s=about(12_000 / speed.value, 0.02),
         whole_cost=0.8 * nodes * 12_000 / speed.value / 3600,
         cost_per_million_tokens=0.8 * nodes / (speed.value * _TOKENS_A_SAMPLE * 3600) * 1e6,
         missing={"power_w": "the nodes have no GPU", "energy_j_per_sample": "the nodes have no GPU"},
@@ -116,15 +123,6 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
     )  # fmt: skip
 
 
-def _scaled(measured: Ranged, factor: float) -> Ranged:
-    return Ranged(
-        value=measured.value * factor,
-        low=measured.low * factor,
-        high=measured.high * factor,
-        repeats=measured.repeats,
-    )
-
-
 _ONE = side("baseline", 1, 2, exposed_ms=0.0, rates=(23.9, 24.1, 24.3))
 _MANY = side("candidate", 2, 1, exposed_ms=1176.0, rates=(2.96, 2.98, 2.99))
 
@@ -139,8 +137,8 @@ _FORECAST = Forecast(
         target=0.9,
         one_node_workers=1,
         nothing_exposed=Needed(why="no link is enough: what every message costs remains"),
-        efficient=Needed(value=6.376, why="from this link on"),
-        beats_one=Needed(value=0.7084, why="from this link on"),
+        efficient=Needed(value=6.376, low=3.9, why="from this link on"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, why="from this link on"),
         accumulation=Needed(value=64, why="the global batch becomes 64 times as large"),
         next_node=NodeGain(
             nodes=3, samples_per_s=1.49, tokens_per_s=190.7, worth=0.124,
@@ -201,10 +199,10 @@ CONTRAST = Contrast(
     scaling="same workers",
     each_node=(
         NodeSpeed(
-            node="box1", samples_per_s=ranged([12.2, 12.3]), step_time_ms=ranged([164.0, 163.0]), relative=1.0
+            node="box1", samples_per_s=of_repeats([12.2, 12.3]), step_time_ms=of_repeats([164.0, 163.0]), relative=1.0
         ),
         NodeSpeed(
-            node="box2", samples_per_s=ranged([12.0, 12.1]), step_time_ms=ranged([167.0, 166.0]), relative=0.984
+            node="box2", samples_per_s=of_repeats([12.0, 12.1]), step_time_ms=of_repeats([167.0, 166.0]), relative=0.984
         ),
     ),
     loss=SlowdownAttribution(

@@ -58,6 +58,10 @@ def test_a_row_has_gain_interval_memory_meaning_and_command() -> None:
     for figure in ("x1.78", "1.70 - 1.90", "-0.50", "gradients are rounded", "--grad-compress fp16"):
         assert figure in row
     assert "unknown" in next(line for line in lines if line.startswith("per-device batch 4"))
+    assert "measured" not in "".join(line for line in lines if "*" in line)
+    measured = msgspec.structs.replace(COUNSEL, advice=(msgspec.structs.replace(HALVED, measured=True), BATCH))
+    assert "x1.78 *" in shown(measured)
+    assert "* measured" in shown(measured)
     assert "measured " not in lines[1]
     assert lines[-1].strip() == "as it stands: 4 samples/s predicted (3 to 5), 3.9 measured"
 

@@ -31,7 +31,7 @@ def figures(lines: list[str], name: str) -> list[str]:
 def test_both_sides_stand_beside_each_other_with_their_spread() -> None:
     lines = shown(CONTRAST)
     assert figures(lines, "samples/s") == ["24.1", "2.98"]
-    assert figures(lines, "samples/s, from to") == ["23.9 to 24.3", "2.96 to 2.99"]
+    assert figures(lines, "samples/s, from to") == ["23.6 to 24.6", "2.94 to 3.01"]
     assert figures(lines, "step time (ms)") == ["166.0", "1,342"]
     assert figures(lines, "exposed, of the step") == ["0.0 %", "87.6 %"]
     assert figures(lines, "card sends a step (MB)") == ["-", "14.74"]
@@ -40,7 +40,7 @@ def test_both_sides_stand_beside_each_other_with_their_spread() -> None:
     assert figures(lines, "global batch (samples)") == ["4", "4"]
     assert figures(lines, "sequence length (tokens)") == ["128", "128"]
     assert figures(lines, "whole job takes") == ["8 min 17 s", "1 h 07 min"]
-    assert figures(lines, "box2") == ["12.1", "12.0 to 12.1", "166.5", "98 %"]
+    assert figures(lines, "box2") == ["12.1", "11.4 to 12.7", "166.5", "98 %"]
 
 
 def test_the_verdict_its_reasons_and_what_may_have_disturbed_it_stand_below() -> None:
@@ -49,12 +49,22 @@ def test_the_verdict_its_reasons_and_what_may_have_disturbed_it_stand_below() ->
     assert [line[:12].strip() for line in lines[1:4]] == ["why", "", ""]
     assert any(line.startswith("differs     torch differs") for line in lines)
     assert any(line.startswith("disturbed   candidate: box2: processors") for line in lines)
-    assert any("708 Mbit/s" in line for line in lines)
+    assert any("840 Mbit/s" in line for line in lines)
     assert lines[-3:] == [
-        "advice      one node: 8.09 times as fast, predicted",
-        "advice      gradient accumulation 4: 2.90 times as fast, predicted",
-        "advice      fp16 gradients: 1.78 times as fast, predicted",
+        "advice      one node: 8.09 times as fast (7.90 to 8.30), predicted",
+        "advice      gradient accumulation 4: 2.90 times as fast (2.75 to 3.05), predicted",
+        "advice      fp16 gradients: 1.78 times as fast (1.70 to 1.86), predicted",
     ]
+
+
+def test_advice_has_its_range_and_what_was_measured_is_in_the_verdict_alone() -> None:
+    best, *_ = CONTRAST.advice
+    lines = list(contrast_lines(CONTRAST))
+    assert any(line.startswith(f"advice      {best.name}:") for line in lines)
+    known = msgspec.structs.replace(
+        CONTRAST, advice=(msgspec.structs.replace(best, measured=True), *CONTRAST.advice[1:])
+    )
+    assert not any(line.startswith(f"advice      {best.name}:") for line in contrast_lines(known))
 
 
 def test_what_the_gpus_have_no_room_for_is_not_among_the_best_advice() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import json
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from multinode.analyse.prediction.evidence import gather
@@ -72,9 +74,11 @@ def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> N
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
     names = ["faster than one node with 1 worker", "efficiency 90%", "nothing that can be hidden is exposed"]
     assert list(rows) == [*names, "accumulation for 90%", "node 3"]
-    assert rows["efficiency 90%"].startswith("from ")
+    assert rows["efficiency 90%"].startswith("at least ")
+    assert rows["faster than one node with 1 worker"].startswith("between ")
     text = "\n".join(forecast_notes(found))
     assert "back-test: of 2 measured runs the step time was off by" in text
+    assert "intervals: assumed, not back-tested: 2 of the 9 runs that one of 90% takes" in text
     assert "from: network: nccl-test sweep at 1 Gbit/s" in text
     assert "the link is 10 times slower than measured" in text
 
@@ -98,3 +102,40 @@ def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
         text = shown(odd, 200)
         assert "\x1b" not in text
         assert "[b]x" in text, "the name is shown, and is no markup"
+
+
+def test_what_releases_without_ranges_stored_is_read_and_told_as_they_told_it() -> None:
+    stored = json.loads(msgspec.json.encode(forecast(ForecastRequest(links=(1.0,)))))
+    break_even = stored["break_even"]
+    for needed in (break_even[name] for name in ("efficient", "beats_one", "nothing_exposed", "accumulation")):
+        del needed["low"], needed["high"]
+    del break_even["next_node"]["worth_range"], stored["back_test"]["quantile"]
+    for row in stored["scenarios"]:
+        del row["basis"], row["speedup_interval"]
+    found = msgspec.convert(stored, Forecast)
+    rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
+    assert rows["faster than one node with 1 worker"].startswith("from ")
+    assert rows["faster than one node with 1 worker"].endswith(" on")
+    assert rows["accumulation for 90%"].startswith("10; the global batch becomes 10 times as large")
+    assert any("intervals: assumed" in line for line in forecast_notes(found))
+
+
+def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
+    """Twelve stored runs on slow links justify an interval there; what might hide at 1 Gbit/s they have not seen."""
+    others = [
+        training_record(f"other-{one}", 2, link, exposed_ms=comm_ms(link) * (1 + one / 100))
+        for one, link in enumerate((0.1, 0.2, 0.3, 0.5) * 3)
+    ]
+    named = [training_record("one", 1), sweep_record("sweep")]
+    found = make_forecast(gather(named, others), ForecastRequest(links=(0.3, 1.0)))
+    quantile = found.back_test.quantile
+    assert quantile is not None
+    assert quantile.runs == 12
+    near, far = found.scenarios
+    assert (near.basis, far.basis) == ("back-test", "assumed")
+    assert near.interval[1] / near.samples_per_s == pytest.approx(1 + quantile.relative)
+    assert far.interval[1] / far.samples_per_s > 1 + quantile.relative
+    told = (
+        f"intervals: 90%, by the residuals of 12 runs: up to {quantile.relative:.1%} off; 1 row beyond what they tested"
+    )
+    assert f"{told}: assumed, and no narrower" in list(forecast_notes(found))

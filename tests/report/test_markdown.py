@@ -21,7 +21,7 @@ def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
     order += ["| samples/s | 24.1 | 2.98 |", "### what would change it", "| fp16 gradients | x1.78 |"]
     order += [
         "| \\*2 | 100 Mbit/s | 1 | 1,342 | 2.98 | 2.89 to 3.07 |",
-        "- **faster than one node with 1 worker**: from 708 Mbit/s on",
+        "- **faster than one node with 1 worker**: between 610 Mbit/s and 840 Mbit/s",
     ]
     at = [text.index(one) for one in order]
     assert at == sorted(at)
@@ -29,9 +29,16 @@ def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
 
 
 def test_a_run_has_its_summary_and_its_failure() -> None:
-    failure = Failure(node="box|2", node_rank=1, message="out of `memory`", exit_code=1)
+    failure = Failure(
+        node="box|2",
+        node_rank=1,
+        message="out of `memory`",
+        cause="a `batch`",
+        hint="a smaller one",
+        error_id="oom",
+    )
     text = run_markdown([ReportedRun(run=msgspec.structs.replace(RUN, first_failure=failure), summary=SUMMARY)])
-    assert "**box\\|2: out of \\`memory\\`**" in text
+    assert "**box\\|2: out of \\`memory\\`**\n\n- cause: a \\`batch\\`\n- hint: a smaller one\n- see: docs/" in text
     assert "- **bottleneck**: the network: 120 of 401 ms of a step (30 %)" in text
     assert "| compute | 210.0 | 52.3 % |" in text
 

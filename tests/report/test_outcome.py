@@ -110,6 +110,13 @@ def test_it_says_how_the_run_ended_on_each_node() -> None:
     ]
 
 
+NO_MORE = Failure(node="box2", node_rank=1, message="it broke")
+
+
+def shown_lines(failure: Failure) -> list[str]:
+    return shown(msgspec.structs.replace(TRAINING, status="failed", first_failure=failure)).strip().splitlines()
+
+
 def test_when_a_node_vanished_and_what_came_of_it_is_told() -> None:
     failure = Failure(
         node="box2",
@@ -122,6 +129,15 @@ def test_when_a_node_vanished_and_what_came_of_it_is_told() -> None:
     (at,) = (line for line in lines if line.strip().startswith("failed at"))
     assert at.strip().endswith(", 41.0 s after the start")
     assert ["consequence", "box1: Connection reset"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
+
+
+def test_the_cause_of_a_known_error_its_fix_and_where_more_stands_are_shown() -> None:
+    failure = Failure(node="box2", node_rank=1, message="it broke", error_id="bus-error", cause="no room", hint="more")
+    lines = [line.strip().split(maxsplit=1) for line in shown_lines(failure)]
+    assert ["cause", "no room"] in lines
+    assert ["hint", "more"] in lines
+    assert ["see", "docs/reference/troubleshooting.md#bus-error"] in lines
+    assert not {"cause", "hint", "see"} & {line[0] for line in map(str.split, shown_lines(NO_MORE))}
 
 
 def test_a_failure_is_shown_as_text_and_moves_no_cursor() -> None:

@@ -41,25 +41,25 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "environ", "settings", "lab", "expected"),
     [
-        ("o.txt", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, Path("o.txt")),
-        (None, {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, Path("e.txt")),
-        (None, {"MULTINODE_HOSTS": ""}, TOML, RUNNING, Path("toml.txt")),
-        (None, {}, TOML, RUNNING, Path("toml.txt")),
-        (None, {}, NOTHING, RUNNING, RUNNING),
-        ("lab", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, RUNNING),
-        (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, RUNNING),
-        (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, RUNNING),
-        ("./lab", {}, NOTHING, RUNNING, Path("lab")),
+        ("o.txt", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (Path("o.txt"), "--hosts")),
+        (None, {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (Path("e.txt"), "$MULTINODE_HOSTS")),
+        (None, {"MULTINODE_HOSTS": ""}, TOML, RUNNING, (Path("toml.txt"), "multinode.toml")),
+        (None, {}, TOML, RUNNING, (Path("toml.txt"), "multinode.toml")),
+        (None, {}, NOTHING, RUNNING, (RUNNING, "the running lab")),
+        ("lab", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (RUNNING, "--hosts")),
+        (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, (RUNNING, "$MULTINODE_HOSTS")),
+        (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, (RUNNING, "multinode.toml")),
+        ("./lab", {}, NOTHING, RUNNING, (Path("lab"), "--hosts")),
     ],
 )
 def test_the_nearest_word_wins(
-    option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: Path
+    option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path, str]
 ) -> None:
     assert find_hosts(option, environ, settings, lab) == expected
 
 
 def test_the_home_directory_may_be_written_short() -> None:
-    assert find_hosts("~/hosts.txt", {}, NOTHING, None) == Path.home() / "hosts.txt"
+    assert find_hosts("~/hosts.txt", {}, NOTHING, None)[0] == Path.home() / "hosts.txt"
 
 
 def test_the_lab_is_named_but_does_not_run() -> None:

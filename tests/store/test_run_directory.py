@@ -171,7 +171,7 @@ def test_runs_are_opened_by_a_unique_beginning_or_as_the_last(tmp_path: Path) ->
 
 def test_where_no_run_was_ever_made_there_is_none(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "runs") == []
-    with pytest.raises(UsageError, match="no run begins with 'last'"):
+    with pytest.raises(UsageError, match=r"there are no runs in .* yet"):
         RunDirectory.open(tmp_path / "runs", "last")
 
 

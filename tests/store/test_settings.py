@@ -25,10 +25,11 @@ def test_the_defaults_are_read(tmp_path: Path) -> None:
     assert load_settings(tmp_path).defaults == Defaults(hosts="lab", job="train.yaml")
 
 
-def test_a_prelude_may_have_several_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["setup", "prelude"])
+def test_a_setup_may_have_several_lines_and_its_former_name(tmp_path: Path, key: str) -> None:
     text = "module load cuda\nconda activate train\n"
-    (tmp_path / "multinode.toml").write_text(f'[defaults]\nprelude = """\n{text}"""\n')
-    assert load_settings(tmp_path).defaults == Defaults(prelude=text)
+    (tmp_path / "multinode.toml").write_text(f'[defaults]\n{key} = """\n{text}"""\n')
+    assert load_settings(tmp_path).defaults == Defaults(setup=text)
 
 
 def test_a_misspelt_key_is_named_with_its_table(tmp_path: Path) -> None:
@@ -72,3 +73,11 @@ def test_without_any_configuration_the_error_says_what_a_job_is(tmp_path: Path) 
     with pytest.raises(UsageError, match="no job was given") as caught:
         default_job(Settings(), tmp_path)
     assert caught.value.hint == "name one: a LLaMA-Factory YAML, or -- train.py"
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    (tmp_path / "multinode.toml").write_text('[defaults]\nhosts = "lab"\n')
+    first = load_settings(tmp_path)
+    assert load_settings(tmp_path) is first
+    (tmp_path / "multinode.toml").write_text('[defaults]\nhosts = "nodes.txt"\n')
+    assert load_settings(tmp_path).defaults.hosts == "nodes.txt"

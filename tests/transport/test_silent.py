@@ -12,7 +12,7 @@ import pytest
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, NodeError
 from multinode.transport.agent import AgentTransport
-from multinode.transport.outcomes import gather
+from multinode.transport.fan_out import gather
 from multinode.transport.ssh import SshTransport
 
 from .silent_sshd import silent_sshd

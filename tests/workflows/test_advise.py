@@ -140,9 +140,11 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     found = {one.name: one for one in recommendations.advice}
     assert recommendations.runs == ("one", "two")
     assert recommendations.measured_samples_per_s == pytest.approx(4 / 1.347)
-    # The card takes 1.255 s for the gradients, of which 1.181 s were exposed; for half of them it takes 0.627 s.
-    hidden_s = 1.255 - 1.181
-    assert found["gradients as fp16"].gain == pytest.approx(1.347 / (0.166 + 0.627 - hidden_s), rel=0.01)
+    # The card takes 1.255 s for the gradients. 1.181 s of it were exposed, 1.142 s are by the timeline of two buckets.
+    # Part of the difference is the overlap's, part the network's; for half the gradients it takes 0.627 s.
+    hidden_s = (1.255 - 1.181, 1.255 - 1.142)
+    slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)
+    assert slow < found["gradients as fp16"].gain < fast
     assert found["one node alone"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
@@ -258,8 +260,8 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--link", "0"], "--link 0 cannot be"),
-        (["--link", "nan"], "--link nan cannot be"),
+        (["--link", "fast"], "--link: 'fast' is not a link rate"),
+        (["--link", "1000tbit"], "--link 1000tbit: no link has that rate"),
         (["--job", "job.yaml"], "--job is for trying"),
         (["nothing"], "no run begins with 'nothing'"),
     ],

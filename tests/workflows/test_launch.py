@@ -79,7 +79,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
         (SFT, LaunchOptions(), False, "/models/m", None),
         # It may bring the files, or be what is looked for along PATH.
         (SFT, LaunchOptions(environment=JobEnvironment(prelude="mount /models")), True, "/models/m", None),
-        (SCRIPT, LaunchOptions(engine=Engine(name="command")), True, "train.py", None),
+        (SCRIPT, LaunchOptions(engine=Engine(name="exec")), True, "train.py", None),
     ],
 )
 def test_a_job_whose_files_are_missing_is_not_started(

@@ -48,8 +48,8 @@ ARGUMENTS = (
     [
         (parse_llamafactory(YAML, "sft.yaml"), "llamafactory", None, 8),
         (parse_llamafactory(YAML, "sft.yaml", ["max_steps=3"]), "llamafactory", None, 6),
-        (ScriptJob(argv=("tell", *ARGUMENTS)), "command", None, 10),
-        (ScriptJob(argv=("tell",)), "command", f"export HF_TOKEN={SECRET}", 2),
+        (ScriptJob(argv=("tell", *ARGUMENTS)), "exec", None, 10),
+        (ScriptJob(argv=("tell",)), "exec", f"export HF_TOKEN={SECRET}", 2),
     ],
     ids=["yaml", "rewritten yaml", "arguments", "prelude"],
 )

@@ -218,7 +218,7 @@ def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path)
     # Whoever was stopped keeps its run: an id is never used twice.
     assert again.order == ["1-node-batch2-try2", "1-node-batch4"]
     assert set(states_of(swept.record).values()) == {"measured"}
-    going_on = f"going on with sweep {swept.directory.name} (3 cells: 1 measured, 2 waiting); --new begins anew"
+    going_on = f"going on with sweep {swept.directory.name} (3 cells: 1 measured, 2 waiting); --fresh begins anew"
     assert going_on in again.said
     assert "[2/3] 1-node-batch2, about 10 s left" in again.said
 

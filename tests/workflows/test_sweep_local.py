@@ -52,7 +52,7 @@ class Here:
             cluster=cluster,
             hostfile=f"localhost slots=2 addr=127.0.0.1 ifname=lo python={sys.executable}\n",
             job=job,
-            options=LaunchOptions(engine=Engine(name="command")),
+            options=LaunchOptions(engine=Engine(name="exec")),
             execute=ExecuteOptions(kind="sweep", grace_s=2.0, lease_s=30.0),
             check=False,
         )

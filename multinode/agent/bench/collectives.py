@@ -2,7 +2,8 @@
 
 Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> collectives`; MULTINODE_REQUEST says what.
 Measures only; the controller computes bandwidths. Every message is warmed up first: connecting is not timed. Iterations
-follow each other without a barrier between them, whose skew would be timed as well.
+follow each other without a barrier between them, whose skew would be timed as well. A message may be measured in turns
+with raw TCP between the nodes, so that both see the same of what else the machines and the network do.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import re
 import time
 from typing import Any, Optional
 
-from ..facts.cards import Counters, grown, read_cards
+from ..facts.cards import Counters, added, grown, read_cards
 from .collective_ops import Operation, make_operation
 from .device_ops import find_device, time_events
+from .raw_ring import RawRing
 
 __all__ = ["main", "read_nccl_log"]
 
@@ -24,6 +26,8 @@ __all__ = ["main", "read_nccl_log"]
 _TELLING = re.compile(r"NCCL version|Bootstrap ?:|NET/|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels")
 _MOST_LINES = 400
 _MOST_BYTES = 4 << 20
+# TCP over one connection may be bound by a processor, and over several not.
+_CONNECTIONS = (1, 4)
 
 
 def main() -> None:
@@ -45,8 +49,10 @@ def main() -> None:
             "device": torch.cuda.get_device_name(device) if worker.on_gpu else None,
         }
     )
+    if any(message["turns"] for message in request["messages"]):
+        worker.join_ring()
     for index, message in enumerate(request["messages"]):
-        worker.record({"kind": "collective", "index": index, **worker.measure(message)})
+        worker.record({"kind": "collective", "index": index, **worker.measure(index, message)})
     if worker.on_gpu:
         lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
         worker.record({"kind": "nccl", "lines": lines})
@@ -71,19 +77,42 @@ class _Worker:
         self._request = request
         self._rank = self._dist.get_rank()
         self._local_rank = int(os.environ["LOCAL_RANK"])
+        self._ring: Optional[RawRing] = None
 
-    def measure(self, message: dict[str, Any]) -> dict[str, Any]:
+    def join_ring(self) -> None:
+        """Let the first workers of the nodes know each other, and time round trips."""
+        ring = RawRing(self._request["addr"]) if self._local_rank == 0 else None
+        # Of the other workers an empty answer: what a node whose port could not be opened has to say is None.
+        places: list[Any] = [()] * self._dist.get_world_size()
+        self._dist.all_gather_object(places, () if ring is None else ring.place)
+        if ring is not None:
+            ring.join([place for place in places if place != ()])
+            self._ring = ring
+            for result in ring.ping():
+                self.record({"kind": "ping", "times_us": result["times_us"], "error": result["error"]})
+        self._dist.barrier()
+
+    def measure(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
         """Verify, warm up, time: the record of one message."""
         operation = make_operation(self._torch, {**self._request, **message}, self._device)
         checks = self._request["check"]
         wrong = sum(operation.count_wrong() for _ in range(checks)) if checks else None
         operation.clear()
         iters = self._agree_iters(self._time(operation, self._request["warmup_iters"]))
-        before = self._read_cards()
-        # Who left the barrier first would wait in it for the others: it is run once more and not timed.
-        operation.run()
-        times_us = self._time(operation, iters)
-        after = self._read_cards()
+        turns = min(message["turns"], iters)
+        parts = [iters] if not turns else [iters // turns + (turn < iters % turns) for turn in range(turns)]
+        times_us: list[float] = []
+        cards: Optional[Counters] = {} if self._local_rank == 0 else None
+        for part in parts:
+            if turns:
+                self._stream(index)
+            before = self._read_cards()
+            # Who left the barrier first would wait in it for the others: it is run once more and not timed.
+            operation.run()
+            times_us += self._time(operation, part)
+            after = self._read_cards()
+            if cards is not None and before is not None and after is not None:
+                cards = added(cards, grown(before, after))
         return {
             "collective": message["collective"],
             "dtype": operation.dtype_name,
@@ -93,8 +122,8 @@ class _Worker:
             "time_s": time.time(),
             "times_us": times_us,
             "num_wrong": wrong,
-            "cards": grown(before, after) if before is not None and after is not None else None,
-            "card_iters": iters + 1,
+            "cards": cards,
+            "card_iters": iters + len(parts),
         }
 
     def record(self, fields: dict[str, Any]) -> None:
@@ -106,6 +135,16 @@ class _Worker:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
+
+    def _stream(self, index: int) -> None:
+        """Before a turn; no more after a stream that failed, whose deadline all workers wait out."""
+        for count in _CONNECTIONS:
+            results = self._ring.stream(count) if self._ring is not None else []
+            if results:
+                told = [{name: one.get(name) for name in ("size_bytes", "time_s", "error")} for one in results]
+                self.record({"kind": "stream", "index": index, "results": told})
+            if any(one["error"] is not None for one in results):
+                self._ring = None
 
     def _time(self, operation: Operation, iters: int) -> list[float]:
         """Microseconds of each of so many calls, one after the other."""

@@ -12,7 +12,7 @@ from ..channel import Record
 from ..instrument.multinode_cards import counter_paths, rdma_ports
 from ..kernel_files import list_names, read_number, try_read
 
-__all__ = ["Counters", "grown", "list_rdma_ports", "read_card", "read_cards"]
+__all__ = ["Counters", "added", "grown", "list_rdma_ports", "read_card", "read_cards"]
 
 _CLASSES = "/sys/class"
 _MAX_PORTS = 64
@@ -63,6 +63,17 @@ def grown(before: Counters, after: Counters) -> Counters:
         name: {field: (now or 0) - (before[name].get(field) or 0) for field, now in counters.items()}
         for name, counters in after.items()
         if name in before
+    }
+
+
+def added(counters: Counters, more: Counters) -> Counters:
+    """What each card of `more` counted in both; one that was not always there is left out once it was missing."""
+    if not counters:
+        return more
+    return {
+        name: {field: (count or 0) + (more[name].get(field) or 0) for field, count in fields.items()}
+        for name, fields in counters.items()
+        if name in more
     }
 
 

@@ -162,7 +162,7 @@ def digest_file(full: str) -> tuple[str, int]:
 
 
 def read_revision(cwd: str) -> Optional[str]:
-    """The commit of the git checkout that a directory lies in; None where there is none, or it cannot be told."""
+    """The commit of the git checkout that a directory lies in; None where there is none, or it is not known."""
     try:
         folder = _find_git(os.path.realpath(cwd))
         return None if folder is None else _resolve_head(folder)

@@ -11,9 +11,18 @@ from ..channel import Record
 from ..programs import Query
 from ..run.processes import command_of, user_name
 
-__all__ = ["Holder", "join_processes", "parse_gpus", "parse_processes", "query_gpus", "query_processes"]
+__all__ = [
+    "Holder",
+    "join_processes",
+    "parse_gpus",
+    "parse_processes",
+    "query_gpus",
+    "query_processes",
+    "uses_gpu",
+]
 
-_DEADLINE_S = 5.0
+# Without its persistence daemon the driver is loaded anew for each call, which takes seconds for each GPU.
+_DEADLINE_S = 30.0
 _FIELDS = "index,name,memory.total,memory.used,driver_version,uuid"
 _PROCESS_FIELDS = "gpu_uuid,pid,used_memory"
 _FORMAT = "--format=csv,noheader,nounits"
@@ -36,7 +45,7 @@ class Holder(NamedTuple):
 
 
 def query_gpus(nvidia_smi: str) -> Query:
-    """Ask nvidia-smi; without its persistence daemon it may take a second for each GPU."""
+    """Ask nvidia-smi for the GPUs."""
     return Query([nvidia_smi, f"--query-gpu={_FIELDS}", _FORMAT], deadline_s=_DEADLINE_S)
 
 
@@ -103,10 +112,16 @@ def _identify(pid: int, run_ids: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _is_the_drivers(pid: int) -> bool:
-    folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         if os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
             return True
+    return uses_gpu(pid)
+
+
+def uses_gpu(pid: int) -> bool:
+    """Whether the process has one of the NVIDIA driver's devices open."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
         return any(os.readlink(f"{folder}/{fd}").startswith("/dev/nvidia") for fd in os.listdir(folder))
     return False
 

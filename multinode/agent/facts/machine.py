@@ -38,12 +38,12 @@ def read_machine() -> tuple[Record, dict[str, str]]:
     """The facts by the names of NodeFacts, and by the same names why one is None."""
     readers: dict[str, Callable[[], Any]] = {
         "user": lambda: pwd.getpwuid(os.getuid()).pw_name,
-        "boot_id": _read_boot_id,
-        "machine_id": _read_machine_id,
-        "processor": _read_processor,
+        "boot_id": lambda: _known(boot_id(), "the kernel shows no boot id"),
+        "machine_id": lambda: _known(read_text("/etc/machine-id"), "/etc/machine-id is empty"),
+        "processor": lambda: _known(read_processor_name(), "the kernel does not name it"),
         "memory_total_gib": lambda: read_meminfo().total / _GIB,
         "memory_available_gib": lambda: MemoryReader().read().available / _GIB,
-        "memory_limit_gib": _read_memory_limit_gib,
+        "memory_limit_gib": lambda: _known(MemoryReader().limit(), "no limit below the machine's memory") / _GIB,
         "disk_free_gib": _read_disk_free_gib,
         "shm_total_gib": lambda: os.statvfs(_SHM).f_blocks * os.statvfs(_SHM).f_frsize / _GIB,
         "shm_free_gib": lambda: os.statvfs(_SHM).f_bavail * os.statvfs(_SHM).f_frsize / _GIB,
@@ -109,32 +109,10 @@ def _soft_limit(number: int) -> Optional[int]:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _read_boot_id() -> str:
-    found = boot_id()
-    if found is None:
-        raise OSError("the kernel shows no boot id")
-    return found
-
-
-def _read_machine_id() -> str:
-    found = read_text("/etc/machine-id")
-    if not found:
-        raise OSError("/etc/machine-id is empty")
-    return found
-
-
-def _read_processor() -> str:
-    found = read_processor_name()
-    if found is None:
-        raise LookupError("the kernel does not name it")
-    return found
-
-
-def _read_memory_limit_gib() -> float:
-    limit = MemoryReader().limit()
-    if limit is None:
-        raise LookupError("no limit below the machine's memory")
-    return limit / _GIB
+def _known(value: Any, otherwise: str) -> Any:
+    if not value:
+        raise LookupError(otherwise)
+    return value
 
 
 def _read_disk_free_gib() -> float:

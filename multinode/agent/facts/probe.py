@@ -130,7 +130,10 @@ class Probe:
             found = self._try("gpus", lambda: parse_gpus(table.answer())) or []
             holders = self._try("gpu_processes", lambda: parse_processes(processes.answer())) or []
             gpus = join_processes(found, holders, {process["pid"]: process["run_id"] for process in ours})
-        return {"gpus": gpus, "run_processes": ours, "rdma": list_rdma_ports()}
+        waited_s = queries[0].waited_s if queries is not None else None
+        if waited_s is None:
+            self._missing["gpu_query_s"] = "nvidia-smi was not waited for"
+        return {"gpus": gpus, "gpu_query_s": waited_s, "run_processes": ours, "rdma": list_rdma_ports()}
 
     def _read_packages(self, query: Optional[Query]) -> Record:
         found = None if query is None else self._try("packages", lambda: parse_packages(query.answer()))

@@ -14,7 +14,7 @@ from typing import Optional
 __all__ = ["parse_deepspeed_env", "parse_nccl_file", "read_deepspeed_env", "read_nccl_files", "select_variables"]
 
 _MATTERS = re.compile(
-    r"RANK|WORLD_SIZE|NNODES|NPROC_PER_NODE|CUDA_VISIBLE_DEVICES"
+    r"RANK|WORLD_SIZE|NNODES|NPROC_PER_NODE|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
     r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|TORCH).*",
     re.DOTALL,
 )

@@ -11,12 +11,14 @@ import contextlib
 import glob
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from ..channel import Channel, Record
+from ..facts.gpus import uses_gpu
 from ..facts.sockets import describe_connections
 from ..kernel_files import list_names, try_read
 from ..run.processes import Family, Process, environ_of, find_process, stat_fields
@@ -27,7 +29,9 @@ __all__ = ["run"]
 
 _LOOK_S = 0.3
 _STACKS_S = 2.0
-_RAS_S = 1.0
+# RAS asks its peers in two legs, and waits for as long in each (ras_internal.h: 5 s by default).
+_RAS_LEG_S = 2
+_RAS_S = 2 * _RAS_LEG_S + 1.0
 _MOST_PROCESSES = 64
 _MOST_LAUNCHERS = 4
 # NCCL 2.24 and later listen here unless NCCL_RAS_ADDR says otherwise (NCCL documentation, "RAS").
@@ -70,17 +74,18 @@ class _RasQuestion:
     """`verbose status`, asked early and read late: the service may have to wait for peers that are stuck.
 
     Args:
-        addr: NCCL_RAS_ADDR of the workers; only its port is taken, since no other node is asked.
+        addr: NCCL_RAS_ADDR of the workers; only its port is taken, since no other node is asked. NCCL listens on the
+            first address of `localhost` alone, often ::1.
     """
 
     def __init__(self, addr: Optional[str]) -> None:
         self._missing: Optional[str] = None
         self._socket: Optional[socket.socket] = None
         port = (addr or "").rpartition(":")[2]
-        target = ("127.0.0.1", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT)
+        target = ("localhost", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT)
         try:
             self._socket = socket.create_connection(target, _RAS_CONNECT_S)
-            self._socket.sendall(b"verbose status\n")
+            self._socket.sendall(b"timeout %d\nverbose status\n" % _RAS_LEG_S)
         except OSError as error:
             self._missing = f"no NCCL RAS on port {target[1]}: {error.strerror or error}"
             self.close()
@@ -99,7 +104,8 @@ class _RasQuestion:
                 break
             data += piece
         self.close()
-        text = data.decode(errors="replace")
+        # What `timeout` is answered with; releases that do not know it say so, and answer the rest.
+        text = re.sub(r"\A(OK|ERROR: Unknown command .*)\n", "", data.decode(errors="replace"))
         return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS answered nothing"}
 
     def close(self) -> None:
@@ -141,6 +147,7 @@ def run(request: Record, channel: Channel) -> None:
             "processes": [
                 {
                     **_describe(member, first[member.process.pid], second[member.process.pid]),
+                    "collectives": _read_sequence(run_dir, member),
                     "looked_s": looked_s,
                     **stacks.get(member.process.pid, {}),
                 }
@@ -208,6 +215,7 @@ def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) 
         # Only root may read it.
         "kernel_stack": _short(f"/proc/{pid}/stack"),
         "sockets": _sockets(pid) if member.rank is not None else None,
+        "gpu": member.rank is not None and uses_gpu(pid),
     }
 
 
@@ -249,6 +257,14 @@ def _last_step(path: str) -> Optional[Record]:
             if isinstance(record, dict) and record.get("kind") == "step":
                 return record
     return None
+
+
+def _read_sequence(run_dir: RunDir, member: _Member) -> Optional[int]:
+    """Collectives that the worker has launched, as its instrumentation keeps them."""
+    words = (try_read(os.path.join(run_dir.path, "stacks", f"rank-{member.rank}.sequence")) or "").split()
+    if len(words) != 2 or words[0] != str(member.process.pid):  # noqa: PLR2004 - its pid and the number
+        return None
+    return _number(words[1])
 
 
 def _list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:

@@ -17,7 +17,7 @@ from multinode_guard import Guard, Hooks
 from multinode_phases import PhaseClock
 from multinode_steps import Steps
 
-__all__ = ["Batches", "Poll", "hooks", "start_count"]
+__all__ = ["Batches", "Poll", "count_tokens", "hooks", "start_count"]
 
 _DEEPEST = 3
 
@@ -45,29 +45,64 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
 
 
 class _Look(NamedTuple):
-    """What is to be seen of one batch; None is unknown."""
+    """What is to be seen of one batch; None is unknown.
+
+    Attributes:
+        mask: which of the tokens are no padding, and of which sequence of their row they are (1, 2, ... where packed).
+        positions: of each token in its sequence, where there is no such mask.
+        squares: of the lengths of sequences, summed up, where it takes no looking at either.
+    """
 
     samples: Optional[int] = None
     tokens: Optional[int] = None
     mask: Any = None
+    positions: Any = None
+    squares: Optional[int] = None
 
 
-def start_count(torch: Any, mask: Any) -> Optional[Poll]:
-    """Begin to count what is not zero in an attention mask; None where that cannot be had for nothing.
+def start_count(torch: Any, tensor: Any, count: Callable[[Any, Any], Any]) -> Optional[Poll]:
+    """Begin to count something in an attention mask, or in positions; None where that cannot be had for nothing.
 
     A count on a GPU is asked for at once and known later: the host never waits for the device.
 
-    A mask of more than a plain tensor (one spread over workers, as DTensor is) is left alone: to add it up could be a
-    collective.
+    More than a plain tensor (one spread over workers, as DTensor is) is left alone: to add it up could be a collective.
+
+    Args:
+        torch: the module.
+        tensor: on a processor or a GPU.
+        count: makes a tensor of one number of it, given `torch` as well.
     """
-    if type(mask) is not torch.Tensor:
+    if type(tensor) is not torch.Tensor:
         return None
-    if mask.device.type == "cpu":
-        count = int(torch.count_nonzero(mask))
-        return lambda: count
-    if mask.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        return _start_on_gpu(torch, mask)
+    if tensor.device.type == "cpu":
+        counted = int(count(torch, tensor))
+        return lambda: counted
+    if tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        return _start_on_gpu(torch, count(torch, tensor), tensor.device)
     return None
+
+
+def count_tokens(_torch: Any, mask: Any) -> Any:
+    """The tokens that an attention mask does not hide."""
+    return mask.ne(0).sum()
+
+
+def count_squares(torch: Any, mask: Any) -> Any:
+    """Squares of the lengths of sequences: runs of one value other than zero, in the rows of an attention mask."""
+    places = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
+    begins = torch.zeros_like(places)
+    begins[..., 1:] = places[..., 1:] * mask[..., 1:].ne(mask[..., :-1])
+    return (_odd(places - begins.cummax(-1).values) * mask.ne(0)).sum()
+
+
+def count_squares_by_position(_torch: Any, positions: Any) -> Any:
+    """Likewise of tokens at these positions of their sequences."""
+    return _odd(positions).sum()
+
+
+def _odd(positions: Any) -> Any:
+    """What a token adds to the square of its sequence's length: 1 + 3 + 5 + ... + (2 l - 1) is l squared."""
+    return 2 * positions + 1
 
 
 class Batches:
@@ -77,21 +112,22 @@ class Batches:
     where the model has a decoder besides. Effective tokens are what the attention mask does not hide; without a mask of
     their shape they are unknown, as in packed batches, which tell their borders by other means. On a GPU they are
     counted there and known some steps later: `effective_tokens` of a step are those that have become known since the
-    step before. Sums over many steps are right but for the last few steps.
+    step before. Sums over many steps are right but for the last few steps. So it is with `squared_lengths`, of the
+    sequences that attend to themselves alone: those that the mask tells apart, or else their positions; without either
+    each row is one.
 
     Args:
         clock: knows whether the training is inside a backward pass, where forward passes recompute what was counted.
     """
 
-    def __init__(self, clock: PhaseClock, start: Callable[[Any, Any], Optional[Poll]] = start_count) -> None:
+    def __init__(self, clock: PhaseClock, start: Callable[..., Optional[Poll]] = start_count) -> None:
         self._clock = clock
         self._start = start
         self._inside = False
         self._model: Callable[[], Any] = lambda: None
         self._idle = True
         self._looks: List[_Look] = []
-        self._unknown_effective = False
-        self._pending: Deque[Poll] = deque()
+        self._effective, self._squares = _Sum(), _Sum()
 
     def begin(self, model: Any, *args: Any, **kwargs: Any) -> bool:
         """A model is called; False where the call belongs to one that is watched already, or is none of training."""
@@ -116,16 +152,16 @@ class Batches:
     def __call__(self, _step: int) -> Dict[str, Any]:
         """The fields of a step: what was counted since the step before; none where nothing was."""
         looks, self._looks = self._looks, []
-        unknown, self._unknown_effective = self._unknown_effective, False
         self._idle = not looks
-        effective = self._take_counts()
+        effective, squares = self._effective.take(), self._squares.take()
         if not looks:
             return {}
         return {
             "micro_steps": len(looks),
             "samples": _sum(look.samples for look in looks),
             "tokens": _sum(look.tokens for look in looks),
-            "effective_tokens": None if unknown else effective,
+            "effective_tokens": effective,
+            "squared_lengths": squares,
         }
 
     def _begin(self, torch: Any, model: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
@@ -143,36 +179,69 @@ class Batches:
         self._idle = False
         look = _look(torch, args, kwargs)
         self._looks.append(look)
-        poll = None if look.mask is None else self._start(torch, look.mask)
-        if poll is None:
-            self._unknown_effective = True
+        if look.mask is not None:
+            self._effective.add(self._start(torch, look.mask, count_tokens))
+            self._squares.add(self._start(torch, look.mask, count_squares))
+            return
+        self._effective.add(None)
+        if look.positions is not None:
+            self._squares.add(self._start(torch, look.positions, count_squares_by_position))
         else:
-            self._pending.append(poll)
+            self._squares.add(None if look.squares is None else (lambda: look.squares))
 
-    def _take_counts(self) -> int:
+
+class _Sum:
+    """A sum whose parts may become known later, in their order."""
+
+    def __init__(self) -> None:
+        self._pending: Deque[Poll] = deque()
+        self._unknown = False
+
+    def add(self, part: Optional[Poll]) -> None:
+        """None is a part that will never be known."""
+        if part is None:
+            self._unknown = True
+        else:
+            self._pending.append(part)
+
+    def take(self) -> Optional[int]:
+        """What has become known since it was taken last; None where a part added since then is unknown."""
         total = 0
         while self._pending:
-            count = self._pending[0]()
-            if count is None:
+            part = self._pending[0]()
+            if part is None:
                 break
-            total += count
+            total += part
             self._pending.popleft()
-        return total
+        unknown, self._unknown = self._unknown, False
+        return None if unknown else total
 
 
 def _look(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> _Look:
     named = next((each for each in (kwargs, *args) if isinstance(each, Mapping) and "input_ids" in each), None)
     if named is not None and isinstance(named["input_ids"], torch.Tensor):
         shape = tuple(named["input_ids"].shape)
-        mask = named.get("attention_mask")
-        same = isinstance(mask, torch.Tensor) and tuple(mask.shape) == shape
         # Without rows (all texts of a batch in one line), nobody says how many samples it holds.
-        return _Look(shape[0] if len(shape) > 1 else None, named["input_ids"].numel(), mask if same else None)
+        rows = shape[0] if len(shape) > 1 else None
+        tokens = named["input_ids"].numel()
+        mask, positions = named.get("attention_mask"), named.get("position_ids")
+        if _has_shape(torch, mask, shape):
+            return _Look(rows, tokens, mask)
+        if _has_shape(torch, positions, shape):
+            return _Look(rows, tokens, positions=positions)
+        plain = rows is not None and mask is None and positions is None
+        return _Look(rows, tokens, squares=tokens * shape[-1] if plain else None)
     first = next(_tensors(torch, (args, kwargs), 0), None)
     if first is None or not first.ndim:
         return _Look()
     whole = not (first.is_floating_point() or first.is_complex() or first.dtype is torch.bool)
-    return _Look(first.shape[0], first.numel() if whole and first.ndim == 2 else None)  # noqa: PLR2004 - rows of ids
+    if not whole or first.ndim != 2:  # noqa: PLR2004 - rows of ids
+        return _Look(first.shape[0])
+    return _Look(first.shape[0], first.numel(), squares=first.numel() * first.shape[1])
+
+
+def _has_shape(torch: Any, value: Any, shape: Tuple[int, ...]) -> bool:
+    return isinstance(value, torch.Tensor) and tuple(value.shape) == shape
 
 
 def _tensors(torch: Any, value: Any, depth: int) -> Iterator[Any]:
@@ -192,10 +261,10 @@ def _sum(numbers: Iterator[Optional[int]]) -> Optional[int]:
     return total
 
 
-def _start_on_gpu(torch: Any, mask: Any) -> Poll:
+def _start_on_gpu(torch: Any, count: Any, device: Any) -> Poll:
     # Pinned memory, for without it the copy would wait; torch keeps it for the next such count.
     host = torch.empty((), dtype=torch.int64, pin_memory=True)
-    host.copy_(mask.ne(0).sum(), non_blocking=True)
+    host.copy_(count, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(mask.device))
+    copied.record(torch.cuda.current_stream(device))
     return lambda: int(host) if copied.query() else None

@@ -4,8 +4,9 @@ S is counted as nccl-tests does: of an all-gather, a gather and a scatter what a
 reduce-scatter and an all-to-all what one worker puts in, of all else the tensor.
 
 On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
-nothing is synchronised: events are asked at later steps whether they have come to pass. What waits elsewhere is not
-seen: DDP's reducer waits in C++, and FSDP has streams of its own that computing waits for by events.
+nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
+collectives on streams of their own, which the computing stream waits for by events: that wait is timed in their place.
+What waits elsewhere is not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ __all__ = ["CollectiveHooks", "CudaStream", "DeviceWaits"]
 _MOST_PAIRS = 512
 # The host is never so far ahead of the device; were a device stuck, nothing would pile up.
 _MOST_PENDING = 64
+# Of an event: the stream that it was recorded on, and how many calls had gone there.
+_MARK = "_multinode_mark"
 
 _Reader = Callable[[Tuple[Any, ...], Dict[str, Any]], Any]
 _Ended = Callable[[], None]
@@ -138,6 +141,7 @@ class CollectiveHooks:
             ("torch.distributed.distributed_c10d", self._hook_process_groups),
             ("torch.distributed", self._hook_package),
             ("torch.distributed._functional_collectives", self._hook_functional),
+            ("torch.cuda.streams", self._hook_events),
         ]
 
     def _hook_process_groups(self, module: Any) -> None:
@@ -150,6 +154,33 @@ class CollectiveHooks:
     def _hook_functional(self, module: Any) -> None:
         self._replace(module, _FUNCTIONAL, functools.partial(_group_of, module))
         module.wait_tensor = self._timed(module.wait_tensor)
+
+    def _hook_events(self, module: Any) -> None:
+        """Stream.wait_event, Stream.wait_stream and Stream.record_event all call these two."""
+        record, wait = module.Event.record, module.Event.wait
+
+        @functools.wraps(record)
+        def recorded(event: Any, stream: Any = None) -> None:
+            record(event, stream)
+            self._guard.quietly(self._device.mark)(event, stream)
+
+        @functools.wraps(wait)
+        def waited(event: Any, stream: Any = None) -> None:
+            ended = None if multinode_compiler.is_compiling() else self._begin_event(event, stream)
+            try:
+                wait(event, stream)
+            finally:
+                if ended is not None:
+                    self._end(ended)
+
+        module.Event.record, module.Event.wait = recorded, waited
+
+    def _begin_event(self, event: Any, stream: Any) -> Optional[_Ended]:
+        try:
+            return self._device.begin_event(event, stream)
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a wait for an event", error)
+            return None
 
     def _replace(self, module: Any, kinds: Dict[str, _Kind], group_of: Optional[_GroupOf] = None) -> None:
         for name, kind in _present(module, kinds).items():
@@ -246,10 +277,13 @@ class CudaStream:
         torch = sys.modules["torch"]
         return bool(torch.cuda.is_initialized())
 
-    def is_current(self) -> bool:
-        """Whether what is called now goes to it; never while a CUDA graph is captured, which needs another stream."""
+    def current(self) -> int:
+        """The handle of the stream that what is called now goes to: 0 is this one.
+
+        It never is while a CUDA graph is captured, which needs another stream.
+        """
         torch = sys.modules["torch"]
-        return bool(torch.cuda.current_stream().cuda_stream == 0)
+        return int(torch.cuda.current_stream().cuda_stream)
 
     def event(self) -> Any:
         """A new event that keeps the time."""
@@ -258,8 +292,16 @@ class CudaStream:
 
 
 class _StepWaits(NamedTuple):
+    """What the computing stream waited for in a step.
+
+    Attributes:
+        calls: those that the pairs time, of a step before as well.
+        of_calls: all of this step.
+    """
+
     step: int
     pairs: List[_Pair]
+    calls: int
     of_calls: int
 
 
@@ -275,7 +317,11 @@ class DeviceWaits:
         self._stream = stream
         self._lock = threading.Lock()
         self._pairs: List[_Pair] = []
+        self._calls = 0
         self._of_calls = 0
+        # Of each other stream, by its handle: calls that went to it, and how many of them have been waited for.
+        self._issued: Dict[int, int] = {}
+        self._awaited: Dict[int, int] = {}
         self._unused: List[_Pair] = []
         self._pending: Deque[_StepWaits] = collections.deque(maxlen=_MOST_PENDING)
         steps.meters.append(self.close)
@@ -283,41 +329,74 @@ class DeviceWaits:
     def begin(self) -> Optional[Callable[[], None]]:
         """A wait begins; returns what ends it, or None where it is not timed.
 
-        On another stream than the computing one it delays no computation, and is counted but not timed.
+        On another stream than the computing one it delays no computation until that waits for the other (begin_event).
         """
         if not self._stream.in_use():
             return None
-        current = self._stream.is_current()
+        current = self._stream.current()
         with self._lock:
             self._of_calls += 1
-            if not current or len(self._pairs) >= _MOST_PAIRS:
+            if current:
+                self._issued[current] = self._issued.get(current, 0) + 1
+                return None
+        return self._begin_pair(1)
+
+    def mark(self, event: Any, stream: Any) -> None:
+        """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
+        handle = self._handle(stream)
+        if handle in self._issued or hasattr(event, _MARK):
+            setattr(event, _MARK, (handle, self._issued.get(handle, 0)))
+
+    def begin_event(self, event: Any, stream: Any) -> Optional[Callable[[], None]]:
+        """A stream (None: the current one) begins to wait for an event; returns as `begin`.
+
+        Where it is not the computing one, what it waits for is waited for again when that waits for it.
+        """
+        handle, (awaited, issued) = self._handle(stream), getattr(event, _MARK, (0, 0))
+        with self._lock:
+            calls = issued - self._awaited.get(awaited, 0)
+            if calls <= 0 or handle == awaited:
+                return None
+            self._awaited[awaited] = issued
+            if handle:
+                self._issued[handle] = self._issued.get(handle, 0) + calls
+                return None
+        return self._begin_pair(calls)
+
+    def _handle(self, stream: Any) -> int:
+        return self._stream.current() if stream is None else int(stream.cuda_stream)
+
+    def _begin_pair(self, calls: int) -> Optional[Callable[[], None]]:
+        with self._lock:
+            if len(self._pairs) >= _MOST_PAIRS:
                 return None
             pair = self._unused.pop() if self._unused else None
         start, end = pair or (self._stream.event(), self._stream.event())
         start.record()
-        return functools.partial(self._end, start, end)
+        return functools.partial(self._end, start, end, calls)
 
     def close(self, step: int) -> Dict[str, Any]:
         """A step ends: those before it whose waits are over by now are recorded."""
         with self._lock:
-            ended = _StepWaits(step, self._pairs, self._of_calls)
-            self._pairs, self._of_calls = [], 0
+            ended = _StepWaits(step, self._pairs, self._calls, self._of_calls)
+            self._pairs, self._calls, self._of_calls = [], 0, 0
         # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
-        if ended.of_calls:
+        if ended.of_calls or ended.calls:
             self._pending.append(ended)
         while self._pending and _are_over(self._pending[0]):
             self._record(self._pending.popleft())
         return {}
 
-    def _end(self, start: Any, end: Any) -> None:
+    def _end(self, start: Any, end: Any, calls: int) -> None:
         end.record()
         with self._lock:
             self._pairs.append((start, end))
+            self._calls += calls
 
     def _record(self, waits: _StepWaits) -> None:
         wait_ms = sum(start.elapsed_time(end) for start, end in waits.pairs)
-        calls = len(waits.pairs)
-        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=waits.of_calls)
+        calls, of_calls = waits.calls, waits.of_calls
+        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=of_calls)
         with self._lock:
             self._unused.extend(waits.pairs)
 

@@ -22,6 +22,7 @@ import multinode_ddp
 import multinode_model
 import multinode_phases
 import multinode_recorder
+import multinode_sequence
 import multinode_stacks
 import multinode_trace
 from multinode_guard import AfterImport, Guard, Hooks, add_trainer_callback
@@ -39,6 +40,7 @@ def install() -> None:
     guard = Guard(recorder)
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(multinode_stacks.register)(os.environ["MULTINODE_RUN_DIR"], rank)
+        guard.quietly(multinode_sequence.start)(os.environ["MULTINODE_RUN_DIR"], rank)
     if "MULTINODE_FAILURES_ONLY" in os.environ:
         return
     steps = Steps(recorder, guard)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
@@ -27,7 +28,7 @@ _DEEPSPEED_SETTINGS = {
     "use_multi_rank_bucket_allreduce": "zero_multi_rank_bucket_allreduce",
     "reduce_scatter": "zero_reduce_scatter",
     "contiguous_gradients": "zero_contiguous_gradients",
-    "stage3_max_live_parameters": "zero_max_live_parameters",
+    "stage3_max_reuse_distance": "zero_max_reuse_distance",
     "zero_hpz_partition_size": "zero_hpz_partition_size",
     "zero_quantized_weights": "zero_quantized_weights",
     "zero_quantized_gradients": "zero_quantized_gradients",
@@ -160,6 +161,8 @@ def _fields(spread: _Spread) -> Dict[str, Any]:
         "accumulation": spread.accumulation,
         "device": device.type,
         "device_name": sys.modules["torch"].cuda.get_device_name(device) if is_cuda else None,
+        "mixed_precision": _mixed_precision(),
+        "tf32": _tf32(),
         "settings": spread.settings,
     }
 
@@ -169,6 +172,21 @@ def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
     for each in parameters:
         counts[each.dtype] = counts.get(each.dtype, 0) + each.elements
     return counts
+
+
+def _mixed_precision() -> Optional[str]:
+    state = sys.modules.get("accelerate.state")
+    # Making an AcceleratorState would start accelerate where it was imported and is not used.
+    told = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
+    return None if told is None else str(getattr(told, "value", told))
+
+
+def _tf32() -> bool:
+    """Torch 2.9 refuses to read the older flag where the newer one was set, and shows what the older one set."""
+    matmul = sys.modules["torch"].backends.cuda.matmul
+    newer = getattr(matmul, "fp32_precision", None)
+    is_on = matmul.allow_tf32 if newer is None else newer == "tf32"
+    return bool(is_on) and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 def _accumulation(seen: _Seen) -> Optional[int]:

@@ -1,4 +1,4 @@
-"""Phases of a step: host time by what it is spent on, at the doors of torch, transformers and deepspeed.
+"""Phases of a step: host time by what it is spent on, at the entry points of torch, transformers and deepspeed.
 
 On a GPU, work that was only queued is paid for by whoever waits for it. Nested phases count to the innermost alone.
 Only the thread that trains is timed: what other threads do, it does not wait for.
@@ -17,7 +17,7 @@ from multinode_guard import Guard, Hooks
 __all__ = ["PhaseClock", "hooks"]
 
 # Module, class (none: the module's own function), function, phase. What some release does not have is passed over.
-_DOORS = (
+_ENTRY_POINTS = (
     ("torch.utils.data.dataloader", "DataLoader", "__iter__", "data"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__", "data"),
     ("transformers.trainer", "Trainer", "compute_loss", "forward"),
@@ -93,14 +93,14 @@ class PhaseClock:
 def hooks(clock: PhaseClock, guard: Guard) -> Hooks:
     """Time data, forward, backward and optimizer."""
     return [
-        *((door[0], functools.partial(_time_door, clock, door)) for door in _DOORS),
+        *((entry[0], functools.partial(_time_entry_point, clock, entry)) for entry in _ENTRY_POINTS),
         *multinode_forward.hooks(functools.partial(clock.timed, "forward", unless=_NO_FORWARD_IN)),
         ("torch.optim.optimizer", functools.partial(_time_optimizers, clock, guard)),
     ]
 
 
-def _time_door(clock: PhaseClock, door: Tuple[str, str, str, str], module: Any) -> None:
-    _module, class_name, name, phase = door
+def _time_entry_point(clock: PhaseClock, entry: Tuple[str, str, str, str], module: Any) -> None:
+    _module, class_name, name, phase = entry
     owner = getattr(module, class_name, None) if class_name else module
     function = getattr(owner, name, None)
     if function is not None:

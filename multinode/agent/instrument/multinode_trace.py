@@ -155,7 +155,7 @@ class Tracer:
 
     def _give_way(self, kind: Any) -> None:
         """Have the profiler of the user's own code, should one start now, end ours first."""
-        prepare = kind._prepare_trace  # noqa: SLF001 - the one door of with-statement and start()
+        prepare = kind._prepare_trace  # noqa: SLF001 - the one entry point of with-statement and start()
         own = self._or_no_trace
 
         @functools.wraps(prepare)

@@ -57,13 +57,13 @@ def _sample_until_alone(file: SampleFile, indices: list[int], interval_s: float,
         import pynvml
 
         pynvml.nvmlInit()
-        gpus = [_Gpu(pynvml, index) for index in indices]
     except ImportError:
         file.note("no GPU samples: pynvml is not there")
         return
     except pynvml.NVMLError as error:
         file.note(f"no GPU samples: {error}")
         return
+    gpus = [gpu for index in indices if (gpu := _open(pynvml, index, file)) is not None]
     due = time.monotonic()
     while os.getppid() == parent:
         asked = _whose_pcie(gpus, interval_s)
@@ -71,6 +71,15 @@ def _sample_until_alone(file: SampleFile, indices: list[int], interval_s: float,
             file.append([gpu.read(pcie=gpu in asked) for gpu in gpus])
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _open(nvml: Any, index: int, file: SampleFile) -> Optional[_Gpu]:
+    """The GPU; None where there is none of this number, or it fell off the bus: the others are sampled all the same."""
+    try:
+        return _Gpu(nvml, index)
+    except nvml.NVMLError as error:
+        file.note(f"no GPU samples: GPU {index}: {error}")
+        return None
 
 
 class _Gpu:

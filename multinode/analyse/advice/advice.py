@@ -5,7 +5,6 @@ Asks `predict` for each option and for the best pairs; which options there are i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -14,7 +13,7 @@ from multinode.analyse.advice.training_state import Change, TrainingState, Tunin
 from multinode.analyse.advice.tuning_options import cluster_options, setting_options
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.forecast import PredictedScenario
-from multinode.analyse.prediction.network_model import UncertaintySource, widest
+from multinode.analyse.prediction.gain import Gain, gain
 from multinode.errors import UsageError
 
 __all__ = ["Advice", "Change", "Recommendations", "Tried", "advise", "advise_notes"]
@@ -24,8 +23,6 @@ _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
 _MOST_PAIRS = 2
 # What a combination accumulates: beyond, the optimisation is another one.
 _ACCUMULATED = (1, 4)
-# Not two runs of one training agree better.
-_LEAST_DOUBT = 0.02
 # Of a step, what a user would notice.
 _NOTICEABLE = 0.05
 # Nobody waits for more than this part of a step for a node that still takes part.
@@ -60,8 +57,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: in a few words, unique: `gradient accumulation 4`.
-        gain: predicted samples/s over those of today.
+        gain: samples/s over those of today: predicted, or measured.
         interval: of the gain: low, high.
+        measured: whether both were measured, so that nothing is predicted.
         outlook: the scenario behind it.
         memory_gib: that a worker needs more, or less; None is unknown.
         fits: whether the GPUs have room for it; None is unknown.
@@ -74,6 +72,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     gain: float
     interval: tuple[float, float]
+    measured: bool = False
     outlook: PredictedScenario
     memory_gib: float | None = None
     fits: bool | None = None
@@ -115,7 +114,7 @@ def advise(today: TrainingState) -> tuple[Advice, ...]:
     What the GPUs have no room for comes last, whatever it would gain.
 
     Raises:
-        UsageError: today's traffic cannot be told.
+        UsageError: today's traffic is not known.
     """
     try:
         now = today.outlook()
@@ -150,14 +149,14 @@ def advise_notes(today: TrainingState) -> tuple[str, ...]:
 
 def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> Advice | None:
     """None where it gives too little to be worth a line."""
-    then = option.after.outlook()
-    gain = then.samples_per_s / now.samples_per_s
-    if gain < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
+    then, found = option.after.outlook(), _gain(today, option)
+    if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
     return Advice(
         name=option.name,
-        gain=gain,
-        interval=_interval(today, now, then, option.doubt),
+        gain=found.value,
+        interval=(found.low, found.high),
+        measured=_is_measured(today, option),
         outlook=then,
         memory_gib=option.more_memory_gib(today),
         fits=option.fits(today),
@@ -168,27 +167,26 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
     )
 
 
-def _interval(
-    today: TrainingState, now: PredictedScenario, then: PredictedScenario, doubt: float
-) -> tuple[float, float]:
-    """Both predictions at the same end of what they do not know, which is mostly the same: a rate, a hidden share.
-
-    What only the second one does not know counts on top, upwards and downwards; so does the model's own error where
-    today was measured.
-    """
-    gains = [then.samples_per_s / now.samples_per_s]
-    gains += [end / start for end, start in zip(then.interval, now.interval, strict=True)]
-    if today.measured_samples_per_s:
-        gains.append(then.samples_per_s / today.measured_samples_per_s)
-    own_error = max((one.relative for one in then.doubts if one.part == "step"), default=0.0)
-    stretch = (1 + max(doubt, own_error, _LEAST_DOUBT)) * _own_doubts(now.doubts, then.doubts)
-    return min(gains) / stretch, max(gains) * stretch
+def _gain(today: TrainingState, option: TuningOption) -> Gain:
+    """Over today; where that was measured, what it measured lies within the range as well."""
+    found = gain(option.after.prediction(), today.prediction(), doubt=option.doubt)
+    if not today.measured_samples_per_s:
+        return found
+    if _is_measured(today, option) and today.single_samples_per_s:
+        return found.times(today.single_samples_per_s / today.measured_samples_per_s / found.value)
+    off = today.prediction().samples_per_s / today.measured_samples_per_s
+    return Gain(found.value, min(found.low, found.value * off), max(found.high, found.value * off))
 
 
-def _own_doubts(shared: Sequence[UncertaintySource], doubts: Sequence[UncertaintySource]) -> float:
-    """What the second of two predictions doubts beyond the first, part by part, as a factor."""
-    parts = {one.part for one in doubts} - {"step"}
-    return math.prod(max(1.0, widest(doubts, part) / widest(shared, part)) for part in parts)
+def _is_measured(today: TrainingState, option: TuningOption) -> bool:
+    """Whether it is the run on one node that the predictions are made from, and today was measured too."""
+    after, single = option.after.scenario, today.calibration
+    return (
+        None not in {today.measured_samples_per_s, today.single_samples_per_s}
+        and option.kind == "nodes"
+        and (after.layout, after.per_device_batch, after.accumulation)
+        == (single.layout, single.per_device_batch, single.accumulation)
+    )
 
 
 def _why(today: TrainingState, now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:

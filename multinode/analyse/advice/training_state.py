@@ -18,6 +18,7 @@ from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.cost_model import Scenario
 from multinode.analyse.prediction.forecast import PredictedScenario, gradient_factor, predict_scenario
+from multinode.analyse.prediction.predict import Prediction, predict
 from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig, fixed_edits
@@ -93,6 +94,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         gpu_memory: None is unknown, or no GPUs.
         slots: of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown.
         measured_samples_per_s: of exactly this; None where it was not measured.
+        single_samples_per_s: of the run on one node that its costs were measured in; likewise.
         stragglers: nodes that the others waited for.
     """
 
@@ -104,6 +106,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: GpuMemoryBudget | None = None
     slots: tuple[int | None, ...] = ()
     measured_samples_per_s: float | None = None
+    single_samples_per_s: float | None = None
     stragglers: tuple[Straggler, ...] = ()
 
     def with_(
@@ -136,6 +139,20 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
             grad_compress=self.settings.grad_compress,
             measured=self.measured_samples_per_s is not None,
         )
+
+    def prediction(self) -> Prediction:
+        """The same with the ends of what is not known.
+
+        Raises:
+            ValueError: as `outlook`.
+        """
+        return predict(self.calibration, _replace(self.scenario, gradient_factor=self._gradient_factor))
+
+    @property
+    def _gradient_factor(self) -> float:
+        """With that of `--grad-compress`."""
+        compressed = self.settings.grad_compress is not None
+        return self.scenario.gradient_factor * (gradient_factor(self.calibration.work.load) if compressed else 1.0)
 
     def memory_need(self) -> MemoryNeed | None:
         """What the states of the model take of a worker; None where the model's size is not known."""
@@ -172,10 +189,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: the strategy gathers all parameters, and how many there are is not known.
         """
         scenario, work = self.scenario, self.calibration.work
-        factor = scenario.gradient_factor
-        if self.settings.grad_compress is not None:
-            factor *= gradient_factor(work.load)
-        calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), factor)
+        calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), self._gradient_factor)
         samples = scenario.per_device_batch * scenario.accumulation
         return passing_bytes(calls, scenario.accumulation, scenario.layout.workers) / samples / 1e6
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from multinode.analyse.advice.training_state import DEEPSPEED, Change, TrainingState, TuningOption
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.memory_need import COUNTED
-from multinode.analyse.prediction.break_even import beats, on_one_node
-from multinode.analyse.prediction.predict import predict
+from multinode.analyse.prediction.break_even import beats_one, describe_link, on_one_node
 from multinode.analyse.prediction.variants import vary
 from multinode.core.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.errors import JobError, UsageError
-from multinode.units import format_rate
+from multinode.units import format_count, format_rate
 
 __all__ = ["cluster_options", "setting_options"]
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _MULTIPLES = (2, 4, 8)
-_REDUCED_ONCE = frozenset({Strategy.DDP, Strategy.ZERO1})
 _ROUNDED = {
     "fp16": "gradients are rounded to 11 bits; one above 65504 overflows",
     "bf16": "gradients are rounded to 8 bits",
@@ -41,6 +39,7 @@ _MOVES = {
     Strategy.SHARD_GRAD_OP: (Strategy.DDP,),
     Strategy.HYBRID_SHARD: (Strategy.DDP,),
 }
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 _STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2}
 # What cards and switches are sold with, Gbit/s.
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
@@ -81,8 +80,9 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
 
 
 def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
-    helps = state.scenario.strategy in _REDUCED_ONCE
-    for multiple in _MULTIPLES if helps else _MULTIPLES[1:2]:
+    calls = state.calibration.work.calls_of(state.scenario.strategy, state.scenario.layout)
+    repeated = {call.collective for call in calls if call.per_micro_batch}
+    for multiple in _MULTIPLES[1:2] if repeated else _MULTIPLES:
         more = {"accumulation": state.scenario.accumulation * multiple}
         after = state.with_(more, more)
         yield TuningOption(
@@ -95,19 +95,21 @@ def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
             by_hand=f"{more['accumulation']} micro-batches a step in your script, all but the last of them under "
             "no_sync()",
             meaning=_larger_global(state, multiple),
-            remark="" if helps else _reduced_always(state, after),
+            remark=_repeated(repeated, state, after) if repeated else "",
         )
 
 
-def _reduced_always(before: TrainingState, after: TrainingState) -> str:
+def _repeated(collectives: Collection[str], before: TrainingState, after: TrainingState) -> str:
     strategy = before.scenario.strategy
     engine = "DeepSpeed" if strategy in DEEPSPEED else "FSDP"
+    gathers = ["gathers the parameters"] if "all_gather" in collectives else []
+    reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
     told = f"{before.sample_mb():.3g} MB a sample before and {after.sample_mb():.3g} MB after"
     if strategy is Strategy.ZERO2:
         told += ", less by the gathering of the updated parameters alone, which is once a step"
     return (
-        f"under {strategy} accumulation does not cut the traffic of a sample as it does under DDP: {engine} reduces "
-        f"the gradients of every micro-batch, {told}"
+        f"under {strategy} accumulation does not cut the traffic of a sample as it does under DDP: {engine} "
+        f"{' and '.join([*gathers, *reduces])} of every micro-batch, {told}"
     )
 
 
@@ -293,14 +295,11 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
 
 def _worth(state: TrainingState) -> str:
     """From which link on the nodes are worth it."""
-    one = predict(state.calibration, on_one_node(state.calibration, state.scenario))
-    layout, workers = state.scenario.layout, one.scenario.layout.workers
-    needed = beats(state.calibration, state.scenario, one)
-    told = f"{layout.nodes} nodes beat one" + (f" with {workers} workers" if workers > layout.workers_per_node else "")
-    if needed.value is None:
-        return f"{told} on no link"
-    above = ", which this link is above" if needed.value < state.scenario.link.gbit_per_s else ""
-    return f"{told} from {format_rate(needed.value)} on{above}"
+    needed, asked = beats_one(state.calibration, state.scenario)
+    workers = format_count(asked.layout.workers_per_node, "worker")
+    above = needed.high is not None and needed.high < state.scenario.link.gbit_per_s
+    told = f"break-even of {asked.layout.nodes} nodes with {workers} each against one: {describe_link(needed)}"
+    return f"{told}, which this link is above" if above else told
 
 
 def _placed(state: TrainingState, placed: Layout, name: str, remark: str = "") -> TuningOption:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.telemetry.clues import Clue
+from multinode.analyse.stats.estimate import Bounds
 from multinode.analyse.telemetry.gpus import GpuUse
+from multinode.analyse.telemetry.likely_causes import LikelyCause
 
 __all__ = [
     "Anomaly",
@@ -25,14 +26,16 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """How fast a device was in one test and phase.
 
     Attributes:
-        value: in the test's unit, by the median of the timings.
+        value: in the test's unit: the median of the timings, of several repeats the mean of their medians.
+        interval: its 95 % confidence interval; None in a report of an earlier release.
         cv: standard deviation of the timings over their mean.
         of_peak: as a share of the data sheet's figure; None where that is not known.
         of_peers: as a share of the median of like devices elsewhere; None where there is none.
-        slow: whether that is too little, by more than the timings scatter.
+        slow: whether that is too little, and the interval of the share does not reach 1.
     """
 
     value: float
+    interval: Bounds | None = None
     cv: float
     timings: int
     of_peak: float | None = None
@@ -159,17 +162,17 @@ class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
     """A device that is not as fast as it should be: it all in a sentence, and what differs, the likeliest first."""
 
     text: str
-    clues: tuple[Clue, ...]
+    likely_causes: tuple[LikelyCause, ...] = msgspec.field(name="clues")
 
 
 class Slow(Anomaly, frozen=True, kw_only=True):
-    """A node, or one worker of it, that is slower than its like.
+    """A node, or one worker of it, that is slower than its peers.
 
     Attributes:
         rank: the worker's, where the others of the node are not slow; None is all of them.
         ratios: by phase and kind of test, the median share of what the peers reach.
         peers: who they are, in words.
-        cause: of the first clue: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`,
+        cause: the likeliest: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`,
             `device`, `software`; `unknown` without any.
     """
 

@@ -5,7 +5,6 @@ Nodes are not trusted: what cannot be is left out, and of what was not asked for
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from multinode.analyse.bench.bench_figures import BenchNode, BenchTest, BenchWor
 from multinode.analyse.bench.bench_work import TestKey, key_of, sheet_of, work_of
 from multinode.analyse.run.observed import ObservedNode
 from multinode.analyse.stats.counter_rates import Span
+from multinode.analyse.stats.estimate import estimate_median, of_repeats
 from multinode.analyse.stats.spread import spread_of
 from multinode.analyse.telemetry.gpus import use_of_gpus
 from multinode.analyse.telemetry.machine_use import figures_in
@@ -151,23 +151,28 @@ def _buffer(sample: SpeedSample) -> str:
 
 
 def _speed(samples: Iterable[SpeedSample], peak: float | None) -> Speed | None:
-    """By the median of all timings of all repeats; buffers may have differed in size, so that rates are compared."""
-    rates: list[float] = []
-    for sample in samples:
-        work = work_of(sample)
-        times_us = sample.times_us
-        if work is not None:
-            rates += [work.amount / work.scale / (time_us / 1e6) for time_us in times_us]
-    rates = [rate for rate in rates if 0 < rate <= _FASTEST]
-    if not rates:
+    """By the medians of the repeats; buffers may have differed in size, so that rates are compared."""
+    repeats = [rates for sample in samples if (rates := _rates(sample))]
+    if not repeats:
         return None
-    value = statistics.median(rates)
+    medians = [estimate_median(rates) for rates in repeats]
+    found = of_repeats([one.value for one in medians]) if len(medians) > 1 else medians[0]
+    timings = [rate for rates in repeats for rate in rates]
     return Speed(
-        value=value,
-        cv=spread_of(rates).cv,
-        timings=len(rates),
-        of_peak=value / peak if peak is not None else None,
+        value=found.value,
+        interval=(found.low, found.high),
+        cv=spread_of(timings).cv,
+        timings=len(timings),
+        of_peak=found.value / peak if peak is not None else None,
     )
+
+
+def _rates(sample: SpeedSample) -> list[float]:
+    work = work_of(sample)
+    if work is None:
+        return []
+    rates = (work.amount / work.scale / (time_us / 1e6) for time_us in sample.times_us)
+    return [rate for rate in rates if 0 < rate <= _FASTEST]
 
 
 def _uses(

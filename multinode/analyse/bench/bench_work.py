@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from multinode.analyse.job.flops import Peak, peak_of
+from multinode.analyse.job.peak_flops import Peak, peak_of
 from multinode.core.measure.benchmark import DEVICE_DTYPES
 from multinode.core.run.samples import SpeedSample
 
@@ -127,10 +127,7 @@ def sheet_of(device: str, name: str | None, key: TestKey) -> Sheet:
 def _figure(peak: Peak, key: TestKey) -> tuple[float | None, str]:
     if key.kind == "memory":
         return peak.memory_gb_per_s, peak.others_source
-    figures = {"fp32": peak.fp32_tflops, "tf32": peak.tf32_tflops}
-    if key.dtype in figures:
-        return figures[key.dtype], peak.others_source
-    return (None, "") if (key.dtype, peak.half) == ("bf16", "fp16") else (peak.tflops, peak.source)
+    return peak.in_precision(key.dtype)
 
 
 def _layer_flops(sample: SpeedSample) -> float | None:

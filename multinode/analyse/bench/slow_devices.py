@@ -2,21 +2,21 @@
 
 A worker is held against the workers of other nodes with the same device, in the same phase and test; without any,
 against those of its own node. It is slow where its median over the tests of a kind is below nine tenths of the peers'
-median, and by more than the timings scatter.
+median, and in half of them the confidence interval of that share does not reach 1.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.bench.bench_clues import Case, find_clues, sensor_clues, shared_processors
+from multinode.analyse.bench.bench_causes import Case, find_causes, sensor_causes, shared_processors
 from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Drop, Slow, Speed
 from multinode.analyse.bench.bench_work import KINDS
-from multinode.analyse.telemetry.clues import Clue
+from multinode.analyse.stats.estimate import Estimate, ratio
+from multinode.analyse.telemetry.likely_causes import LikelyCause
 from multinode.core.measure.benchmark import PHASES
 from multinode.units import format_list
 
@@ -24,8 +24,6 @@ __all__ = ["SLOW_BELOW", "find_below_sheet", "find_drops", "find_slow", "with_pe
 
 SLOW_BELOW = 0.9
 """Of the peers' median: what is below is slow."""
-# Standard errors of a median: what differs by less may be chance.
-_BEYOND_CHANCE = 3.0
 _MOST_NAMED = 4
 # Large products of half precision reach from two thirds to nine tenths on sound GPUs (A100, H100, RTX 4090, A6000),
 # a copy in memory from eight to nine tenths.
@@ -33,13 +31,13 @@ _LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
 # In smaller matrices, starting and ending weigh as much as the product.
 _LARGE_ROWS = 4096
 _USUAL = {
-    "matmul": Clue(
+    "matmul": LikelyCause(
         cause="usual",
         sentence="usual reasons are a power limit below the card's own, heat, clocks that were set by hand, a GPU that "
         "others use, and a torch that was built without kernels for it",
         hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
     ),
-    "memory": Clue(
+    "memory": LikelyCause(
         cause="usual",
         sentence="usual reasons are memory clocks that were set by hand, error correction of cards that have it as an "
         "option, and a GPU that others use",
@@ -94,14 +92,14 @@ def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
 def find_drops(nodes: Sequence[BenchNode]) -> tuple[Drop, ...]:
     """Nodes slower while all workers measure than each alone; the ones with the same cause are named together."""
     placed = _placed(nodes)
-    by_cause: dict[str, list[tuple[_Placed, float, tuple[Clue, ...]]]] = {}
+    by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
     for each in placed:
         pairs = [(test.together, test.alone) for test in each.worker.tests]
-        known = [(late, early) for late, early in pairs if late is not None and early is not None]
-        ratios = [late.value / early.value for late, early in known]
-        if known and _is_slow(ratios, [_scatter(late, early) for late, early in known]):
-            clues = _drop_clues(each, alone=len(placed) == 1)
-            by_cause.setdefault(_cause(clues), []).append((each, statistics.median(ratios), clues))
+        ratios = [ratio(_estimate(late), _estimate(early)) for late, early in pairs if late and early]
+        if ratios and _is_slow(ratios):
+            causes = _drop_causes(each, alone=len(placed) == 1)
+            share = statistics.median(one.value for one in ratios)
+            by_cause.setdefault(_cause(causes), []).append((each, share, causes))
     return tuple(_drop(cause, members) for cause, members in by_cause.items())
 
 
@@ -141,23 +139,20 @@ def _against(mine: Speed | None, others: Iterable[Speed | None]) -> Speed | None
     theirs = [other for other in others if other is not None]
     if mine is None or not theirs:
         return mine
-    ratio = mine.value / statistics.median(other.value for other in theirs)
-    scatter = math.hypot(_error(mine), statistics.median(map(_error, theirs)))
-    return msgspec.structs.replace(mine, of_peers=ratio, slow=_is_slow([ratio], [scatter]))
+    peers = [_estimate(other) for other in theirs]
+    middle = {name: statistics.median(getattr(one, name) for one in peers) for name in ("value", "low", "high")}
+    found = ratio(_estimate(mine), Estimate(**middle))
+    return msgspec.structs.replace(mine, of_peers=found.value, slow=_is_slow([found]))
 
 
-def _is_slow(ratios: Iterable[float], scatters: Iterable[float]) -> bool:
-    ratio = statistics.median(ratios)
-    return ratio < SLOW_BELOW and 1 - ratio > _BEYOND_CHANCE * statistics.median(scatters)
+def _is_slow(ratios: Sequence[Estimate]) -> bool:
+    certain = sum(one.high < 1 for one in ratios)
+    return statistics.median(one.value for one in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
 
 
-def _scatter(one: Speed, other: Speed) -> float:
-    return math.hypot(_error(one), _error(other))
-
-
-def _error(speed: Speed) -> float:
-    """How far its median may be off by chance, as a share of it."""
-    return speed.cv / math.sqrt(speed.timings)
+def _estimate(speed: Speed) -> Estimate:
+    low, high = speed.interval or (speed.value, speed.value)
+    return Estimate(value=speed.value, low=low, high=high)
 
 
 def _slow_ratios(worker: BenchWorker) -> _Ratios:
@@ -183,15 +178,15 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
     peers = _peers(first, placed)
     they = _names(each.node.node for each in peers if each.node is not first.node) or "the other workers of its node"
     phase = next(phase for phase in PHASES if phase in worst)
-    # Of all members, one clue of each cause.
-    clues: dict[str, Clue] = {}
+    # Of all members, one of each cause.
+    causes: dict[str, LikelyCause] = {}
     for each, _ in members:
         case = Case(
             node=each.node.node, me=each.worker, phase=phase, they=they, peers=tuple(peer.worker for peer in peers)
         )
-        for clue in find_clues(case):
-            clues.setdefault(clue.cause, clue)
-    found = tuple(clues.values())
+        for cause in find_causes(case):
+            causes.setdefault(cause.cause, cause)
+    found = tuple(causes.values())
     who = first.node.node if whole else f"worker {first.worker.rank} of {first.node.node}"
     reach = "reach" if "," in they else "reaches"
     return Slow(
@@ -200,7 +195,7 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
         ratios=worst,
         peers=they,
         cause=_cause(found),
-        clues=found,
+        likely_causes=found,
         text=f"{who} is slow: {_told(worst)} of what {they} {reach}; {_because(found)}",
     )
 
@@ -213,7 +208,7 @@ def _told(ratios: _Ratios) -> str:
     )
 
 
-def _drop_clues(each: _Placed, *, alone: bool) -> tuple[Clue, ...]:
+def _drop_causes(each: _Placed, *, alone: bool) -> tuple[LikelyCause, ...]:
     worker, name = each.worker, each.node.node
     case = Case(
         node=name,
@@ -224,22 +219,22 @@ def _drop_clues(each: _Placed, *, alone: bool) -> tuple[Clue, ...]:
         peer_phase="alone",
     )
     shared = None if alone else shared_processors(case)
-    found = find_clues(case)
+    found = find_causes(case)
     # The other nodes' workers are those other processes.
-    return found if shared is None else (shared, *(clue for clue in found if clue.cause != "other_load"))
+    return found if shared is None else (shared, *(cause for cause in found if cause.cause != "other_load"))
 
 
-def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[Clue, ...]]]) -> Drop:
+def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause, ...]]]) -> Drop:
     names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
     ratio = statistics.median(ratio for _, ratio, _ in members)
-    clues = members[0][2]
+    causes = members[0][2]
     verb = "reaches" if len(names) == 1 else "reach"
     return Drop(
         nodes=names,
         ratio=ratio,
         cause=cause,
-        clues=clues,
-        text=f"while all workers measure, {_names(names)} {verb} {ratio:.2f} of the speed alone; {_because(clues)}",
+        likely_causes=causes,
+        text=f"while all workers measure, {_names(names)} {verb} {ratio:.2f} of the speed alone; {_because(causes)}",
     )
 
 
@@ -253,25 +248,25 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
     best, test, share = max(members, key=lambda one: one[2])
     names = tuple(each.name for each, _, _ in members)
-    clues = (*sensor_clues(best.worker), _USUAL[kind])
+    causes = (*sensor_causes(best.worker), _USUAL[kind])
     fastest = max((speed.value for speed in test.speeds), default=0.0)
     return BelowSheet(
         device=device,
         label=test.label,
         of_peak=share,
         workers=names,
-        clues=clues,
+        likely_causes=causes,
         text=f"{device} of {_names(names)} reaches at most {share:.0%} of its data sheet: {test.label} "
-        f"{fastest:.4g} of {test.peak:.4g} {test.unit}; {clues[0].sentence}",
+        f"{fastest:.4g} of {test.peak:.4g} {test.unit}; {causes[0].sentence}",
     )
 
 
-def _cause(clues: Sequence[Clue]) -> str:
-    return clues[0].cause if clues else "unknown"
+def _cause(causes: Sequence[LikelyCause]) -> str:
+    return causes[0].cause if causes else "unknown"
 
 
-def _because(clues: Sequence[Clue]) -> str:
-    return f"likely because {clues[0].sentence}" if clues else "nothing that was recorded says why"
+def _because(causes: Sequence[LikelyCause]) -> str:
+    return f"likely because {causes[0].sentence}" if causes else "nothing that was recorded says why"
 
 
 def _names(names: Iterable[str]) -> str:

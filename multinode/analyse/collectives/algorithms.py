@@ -1,6 +1,6 @@
 """Algorithms: what each backend really sends for a collective, between ranks and through the cards of nodes.
 
-The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; counters are read by `path_proof`.
+The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; counters are read by `nic_path_check`.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: where that can be read.
         flows: of so many nodes with so many workers each.
+        steps: messages one after the other, of which each waits for the one before; likewise.
         in_turns: whether two workers that send each other a large message do so one after the other.
     """
 
     name: str
     source: str
     flows: Callable[[Layout], Flows]
+    steps: Callable[[Layout], int]
     in_turns: bool = False
 
 
@@ -117,6 +119,25 @@ def _double_tree(layout: Layout) -> Flows:
     return flows
 
 
+def _ring_steps(passes: int) -> Callable[[Layout], int]:
+    return lambda layout: passes * (layout.workers - 1)
+
+
+def _one_step(_layout: Layout) -> int:
+    """All messages at once."""
+    return 1
+
+
+def _height(layout: Layout) -> int:
+    """Of a tree over the ranks."""
+    return math.ceil(math.log2(layout.workers))
+
+
+def _double_tree_steps(layout: Layout) -> int:
+    """Up and down: through the chain of each node, and the tree of nodes (nccl/src/graph/tuning.cc)."""
+    return 2 * (layout.workers_per_node - 1 + math.ceil(math.log2(layout.nodes)))
+
+
 def _tree_parent(node: int, nodes: int) -> int:
     """Of a tree that is numbered in order, with root 0: leaves are odd, each level above has one more zero bit."""
     low = node & -node
@@ -142,33 +163,80 @@ _NCCL_RING = "nccl/src/device/{}.h (ring)"
 # for all_to_all and sendrecv, 0.57 to 0.67 for all_gather. All-reduce goes in small parts, and fills both ways.
 _TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
     "gloo": {
-        "all_reduce": (Algorithm(name="ring", source=_GLOO_RING, flows=_ring(2, shared=True)),),
-        "all_gather": (Algorithm(name="ring", source="gloo/allgather.cc", flows=_ring(1, shared=True), in_turns=True),),
+        "all_reduce": (Algorithm(name="ring", source=_GLOO_RING, flows=_ring(2, shared=True), steps=_ring_steps(2)),),
+        "all_gather": (
+            Algorithm(
+                name="ring",
+                source="gloo/allgather.cc",
+                flows=_ring(1, shared=True),
+                steps=_ring_steps(1),
+                in_turns=True,
+            ),
+        ),
         "reduce_scatter": (
             Algorithm(
                 name="ring of an all-reduce",
-                source="torch's ProcessGroupGloo.cpp: it reduces to all and then takes a part; " + _GLOO_RING,
+                source="torch's ProcessGroupGloo.cpp: it reduces to all and then takes a part (pytorch#118911); "
+                + _GLOO_RING,
                 flows=_ring(2, shared=True),
+                steps=_ring_steps(2),
             ),
         ),
-        "broadcast": (Algorithm(name="binomial tree", source="gloo/broadcast.cc", flows=_binomial_tree),),
-        "all_to_all": (Algorithm(name="pairs", source="gloo/alltoall.cc", flows=_pairs, in_turns=True),),
-        "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False), in_turns=True),),
+        "broadcast": (
+            Algorithm(name="binomial tree", source="gloo/broadcast.cc", flows=_binomial_tree, steps=_height),
+        ),
+        "all_to_all": (
+            Algorithm(name="pairs", source="gloo/alltoall.cc", flows=_pairs, steps=_one_step, in_turns=True),
+        ),
+        "sendrecv": (
+            Algorithm(
+                name="ring", source="what was called", flows=_ring(1, shared=False), steps=_one_step, in_turns=True
+            ),
+        ),
     },
     "nccl": {
         "all_reduce": (
-            Algorithm(name="ring", source=_NCCL_RING.format("all_reduce"), flows=_ring(2, shared=True)),
-            Algorithm(name="tree", source="nccl/src/graph/trees.cc (double binary tree)", flows=_double_tree),
+            Algorithm(
+                name="ring",
+                source=_NCCL_RING.format("all_reduce"),
+                flows=_ring(2, shared=True),
+                steps=_ring_steps(2),
+            ),
+            Algorithm(
+                name="tree",
+                source="nccl/src/graph/trees.cc (double binary tree)",
+                flows=_double_tree,
+                steps=_double_tree_steps,
+            ),
         ),
-        "all_gather": (Algorithm(name="ring", source=_NCCL_RING.format("all_gather"), flows=_ring(1, shared=True)),),
+        "all_gather": (
+            Algorithm(
+                name="ring",
+                source=_NCCL_RING.format("all_gather"),
+                flows=_ring(1, shared=True),
+                steps=_ring_steps(1),
+            ),
+        ),
         "reduce_scatter": (
-            Algorithm(name="ring", source=_NCCL_RING.format("reduce_scatter"), flows=_ring(1, shared=True)),
+            Algorithm(
+                name="ring",
+                source=_NCCL_RING.format("reduce_scatter"),
+                flows=_ring(1, shared=True),
+                steps=_ring_steps(1),
+            ),
         ),
-        "broadcast": (Algorithm(name="ring", source=_NCCL_RING.format("broadcast"), flows=_chain),),
+        "broadcast": (
+            Algorithm(name="ring", source=_NCCL_RING.format("broadcast"), flows=_chain, steps=_ring_steps(1)),
+        ),
         "all_to_all": (
-            Algorithm(name="pairs", source="torch's NCCLUtils.cpp: a send and a receive for each pair", flows=_pairs),
+            Algorithm(
+                name="pairs",
+                source="torch's NCCLUtils.cpp: a send and a receive for each pair",
+                flows=_pairs,
+                steps=_one_step,
+            ),
         ),
-        "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False)),),
+        "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False), steps=_one_step),),
     },
 }
 
@@ -244,18 +312,14 @@ def link_share(backend: str, collective: str, layout: Layout) -> float:
     return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
 
 
-def message_steps(backend: str, collective: str, ranks: int) -> int:
-    """Messages one after the other in the usual algorithm: n - 1 for each pass of a ring, a tree's height, 1 of pairs.
+def message_steps(backend: str, collective: str, layout: Layout) -> int:
+    """Messages one after the other that a small call takes, at least one; a ring's pass where the backend is unknown.
 
-    A ring's reduce-scatter is one pass; Gloo's is an all-reduce, which is two. NCCL's broadcast is pipelined, and
-    counted as a tree.
+    Of several algorithms the one with the fewest: latency is what they are chosen by where messages are small. Those of
+    one node count as those between nodes.
     """
-    if collective == "sendrecv":
-        return 1
-    if collective in {"broadcast", "reduce"}:
-        return max(1, math.ceil(math.log2(ranks)))
-    is_all_reduce = collective == "all_reduce" or (backend, collective) == ("gloo", "reduce_scatter")
-    return (2 if is_all_reduce else 1) * max(1, ranks - 1)
+    known = algorithms_of(backend, collective)
+    return max(1, min((one.steps(layout) for one in known), default=layout.workers - 1))
 
 
 def worker_factor(backend: str, collective: str, ranks: int) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from multinode.analyse.stats.estimate import Bounds, estimate_median
 from multinode.analyse.stats.spread import spread_of
 from multinode.core.run.samples import CollectiveSample
 
@@ -22,14 +23,17 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
         count: elements, as nccl-tests prints them.
         iters: timed iterations.
         time_us: median over iterations of the slowest worker's time: what the operation takes.
-        p95_us: likewise the 95th percentile.
+        interval_us: its 95 % confidence interval; None in a scan of an earlier release.
+        p95_us: as `time_us`, the 95th percentile.
         cv: likewise the coefficient of variation, standard deviation over mean; 0 of a single iteration.
         transfer_us: median over iterations of the fastest worker's time: what is left without waiting for others.
         algbw_gb_per_s: size over time, 1e9 bytes a second.
         busbw_gb_per_s: algbw times the collective's factor.
         num_wrong: elements whose value was not exact, summed over the workers; None where they were not verified.
+        tcp_gb_per_s: what raw TCP reached in turns with it; None where it took none.
         share_of_ceiling: busbw over the goodput ceiling of the slowest link; None where no link rate is known.
-        share_of_tcp: busbw over what raw TCP reached between the same cards; None where it was not tried.
+        share_of_tcp: busbw over what raw TCP reached between the same cards, in turns with it or else with others; None
+            where it was not tried.
     """
 
     collective: str = "all_reduce"
@@ -39,12 +43,14 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     iters: int
     time_us: float
+    interval_us: Bounds | None = None
     p95_us: float
     cv: float = 0.0
     transfer_us: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
     num_wrong: int | None = None
+    tcp_gb_per_s: float | None = None
     share_of_ceiling: float | None = None
     share_of_tcp: float | None = None
 
@@ -64,13 +70,22 @@ def bus_factor(collective: str, ranks: int) -> float:
     raise ValueError(f"unknown collective {collective!r}")
 
 
-def collective_rows(samples: Iterable[CollectiveSample], ranks: int) -> tuple[CollectiveRow, ...]:
-    """A row for each message that all `ranks` workers have measured, in the order in which they were measured."""
+def collective_rows(
+    samples: Iterable[CollectiveSample], ranks: int, tcp_gb_per_s: Mapping[int, float | None] | None = None
+) -> tuple[CollectiveRow, ...]:
+    """A row for each message that all `ranks` workers have measured, in the order in which they were measured.
+
+    Args:
+        samples: of all workers.
+        ranks: how many those are.
+        tcp_gb_per_s: what raw TCP reached in turns with a message, by its index.
+    """
+    tcp = tcp_gb_per_s or {}
     by_message: dict[int, list[CollectiveSample]] = {}
     for sample in samples:
         by_message.setdefault(sample.index, []).append(sample)
-    complete = (workers for _, workers in sorted(by_message.items()) if len(workers) == ranks)
-    return tuple(row for workers in complete if (row := _row(workers, ranks)) is not None)
+    complete = ((index, workers) for index, workers in sorted(by_message.items()) if len(workers) == ranks)
+    return tuple(row for index, workers in complete if (row := _row(workers, ranks, tcp.get(index))) is not None)
 
 
 def with_shares(
@@ -81,18 +96,20 @@ def with_shares(
         msgspec.structs.replace(
             row,
             share_of_ceiling=row.busbw_gb_per_s / ceiling_gb_per_s if ceiling_gb_per_s else None,
-            share_of_tcp=row.busbw_gb_per_s / tcp_gb_per_s if tcp_gb_per_s else None,
+            share_of_tcp=row.busbw_gb_per_s / tcp if tcp else None,
         )
         for row in rows
+        for tcp in (row.tcp_gb_per_s or tcp_gb_per_s,)
     )
 
 
-def _row(workers: Sequence[CollectiveSample], ranks: int) -> CollectiveRow | None:
+def _row(workers: Sequence[CollectiveSample], ranks: int, tcp_gb_per_s: float | None) -> CollectiveRow | None:
     first = workers[0]
     iterations = list(zip(*(worker.times_us for worker in workers), strict=False))
     if not iterations:
         return None
-    slowest = spread_of([max(times) for times in iterations])
+    times_us = [max(times) for times in iterations]
+    slowest, median = spread_of(times_us), estimate_median(times_us)
     algbw = first.size_bytes / slowest.median / 1000
     verified = [worker.num_wrong for worker in workers if worker.num_wrong is not None]
     return CollectiveRow(
@@ -103,10 +120,12 @@ def _row(workers: Sequence[CollectiveSample], ranks: int) -> CollectiveRow | Non
         count=first.count,
         iters=len(iterations),
         time_us=slowest.median,
+        interval_us=(median.low, median.high),
         p95_us=slowest.p95,
         cv=slowest.cv,
         transfer_us=statistics.median(min(times) for times in iterations),
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=algbw * bus_factor(first.collective, ranks),
         num_wrong=sum(verified) if len(verified) == len(workers) else None,
+        tcp_gb_per_s=tcp_gb_per_s,
     )

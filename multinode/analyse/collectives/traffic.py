@@ -56,6 +56,11 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
         parameter_bytes: bytes of one parameter on the wire.
         gradient_bytes: bytes of one gradient element on the wire.
         accumulation: K, micro-batches in an optimizer step.
+        gathers: how often a micro-batch gathers the parameters; None takes 1 under SHARD_GRAD_OP, and 2 under ZeRO-3
+            and FSDP. Below 2 where some stay whole from the forward to the backward pass.
+        no_sync: of FSDP, whether gradients are reduced in the last micro-batch alone, as the Trainer and accelerate
+            have it: `no_sync()`, or `set_requires_gradient_sync(False)` until then.
+        fsdp_version: 1 is FullyShardedDataParallel, 2 is `fully_shard`.
     """
 
     parameters: int | None
@@ -63,6 +68,9 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
     parameter_bytes: int
     gradient_bytes: int
     accumulation: int = 1
+    gathers: float | None = None
+    no_sync: bool = True
+    fsdp_version: int = 1
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,12 +81,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes a call.
         times: calls of this size in an optimizer step; a call stands for all buckets that it is cut into.
         reach: whom it joins.
+        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
     """
 
     op: str
     size_bytes: float
-    times: int = 1
+    times: float = 1
     reach: GroupScope = GroupScope.WORLD
+    hideable: bool = True
 
 
 def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Exchange, ...]:
@@ -90,9 +100,15 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     - ZeRO-1: all-reduce G, all-gather T, once. DeepSpeed all-reduces (`use_multi_rank_bucket_allreduce`) where the
       paper (Rajbhandari et al. 2020) reduce-scatters.
     - ZeRO-2: K times all-reduce G (DeepSpeed reduces each micro-batch, DeepSpeed#373), all-gather T once.
-    - ZeRO-3, FSDP: K times all-gather P in the forward and in the backward pass, reduce-scatter G.
-    - FSDP SHARD_GRAD_OP: K times all-gather P once, reduce-scatter G.
-    - FSDP hybrid shard: as FSDP inside each node; between the nodes one all-reduce of each worker's share of G.
+    - ZeRO-3: K times all-gather P in the forward and in the backward pass, reduce-scatter G.
+    - FSDP: the same, but reduce-scatter G once where the other micro-batches are under `no_sync`.
+    - FSDP SHARD_GRAD_OP: all-gather P and reduce-scatter G, K times. Under `no_sync` once: version 2 frees the
+      parameters after every backward pass for all that and gathers them K times, version 1 keeps them.
+    - FSDP hybrid shard: as FSDP inside each node; as often as gradients are scattered there, one all-reduce of each
+      worker's share of G between the nodes.
+
+    Activation checkpointing adds no gather: the backward pass has gathered a unit when it computes it again. Counted
+    with torch 2.13 (`tests/analyse/sharded_runs.json`).
 
     Raises:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
@@ -101,21 +117,25 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     k = load.accumulation
     if strategy in {Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2}:
         reduced = Exchange(op="all_reduce", size_bytes=gradients, times=k if strategy is Strategy.ZERO2 else 1)
-        updated = Exchange(op="all_gather", size_bytes=float(load.trainable * load.parameter_bytes))
-        return (reduced,) if strategy is Strategy.DDP else (reduced, updated)
+        updated = float(load.trainable * load.parameter_bytes)
+        gathered = Exchange(op="all_gather", size_bytes=updated, hideable=False)
+        return (reduced,) if strategy is Strategy.DDP else (reduced, gathered)
     if load.parameters is None:
         raise ValueError(f"{strategy} gathers all parameters, and their number is not known")
-    gathers = k if strategy is Strategy.SHARD_GRAD_OP else 2 * k
+    once = load.no_sync and strategy is not Strategy.ZERO3
+    stays = once and strategy is Strategy.SHARD_GRAD_OP and load.fsdp_version == 1
+    gathers = load.gathers or (1 if strategy is Strategy.SHARD_GRAD_OP else 2)
     reach = GroupScope.NODE if strategy is Strategy.HYBRID_SHARD else GroupScope.WORLD
+    reductions = 1 if once else k
     weights = float(load.parameters * load.parameter_bytes)
     sharded = (
-        Exchange(op="all_gather", size_bytes=weights, times=gathers, reach=reach),
-        Exchange(op="reduce_scatter", size_bytes=gradients, times=k, reach=reach),
+        Exchange(op="all_gather", size_bytes=weights, times=gathers * (1 if stays else k), reach=reach),
+        Exchange(op="reduce_scatter", size_bytes=gradients, times=reductions, reach=reach),
     )
     if strategy is not Strategy.HYBRID_SHARD:
         return sharded
     share = gradients / layout.workers_per_node
-    return (*sharded, Exchange(op="all_reduce", size_bytes=share, reach=GroupScope.ACROSS))
+    return (*sharded, Exchange(op="all_reduce", size_bytes=share, times=reductions, reach=GroupScope.ACROSS))
 
 
 def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:

@@ -54,7 +54,7 @@ def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> N
         raise UsageError(
             f"the two did not train the same: {', '.join(differing)}",
             detail=_differ(baseline, candidate, first, differing[0]),
-            hint="compare runs of one job, or add --anyway: what differs is then marked",
+            hint="compare runs of one job, or add --force: what differs is then marked",
         )
 
 

@@ -10,33 +10,28 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.analyse.comparison.comparability import find_differences
+from multinode.analyse.comparison.contrast_cost import with_full_run
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
-from multinode.analyse.comparison.contrast_side import SideRun, make_side, with_full_run
+from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
 from multinode.analyse.comparison.slowdown_attribution import Case, attribute_slowdown
-from multinode.analyse.stats.spread import ratio
+from multinode.analyse.stats.estimate import ratio
 from multinode.errors import UsageError
 
-__all__ = ["SideRun", "Terms", "compare", "make_side"]
+__all__ = ["SideRun", "compare", "make_side"]
 
 _SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared: see the attributes of the same names in `Contrast`."""
-
-    mode: str
-    why: str
-    job: str
-    rule: str
-
-
-def compare(sides: Sequence[Side], terms: Terms) -> Contrast:
+def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) -> Contrast:
     """Contrast the candidate with the baseline; further sides make a curve, and tell slow nodes from slow networks.
 
     Args:
         sides: each with its role; one is the baseline and one the candidate.
-        terms: what is compared, and why so.
+        mode: as Contrast has it; likewise `why`, `job` and `rule`.
+        why: of the mode.
+        job: in a few words.
+        rule: which steps are measured.
 
     Raises:
         UsageError: there is no baseline, or no candidate.
@@ -46,21 +41,21 @@ def compare(sides: Sequence[Side], terms: Terms) -> Contrast:
     alone = _alone(sides, baseline)
     speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
     contrast = Contrast(
-        mode=terms.mode,
-        why=terms.why,
-        job=terms.job,
+        mode=mode,
+        why=why,
+        job=job,
         baseline=baseline,
         candidate=candidate,
         others=tuple(side for side in sides if side is not baseline and side is not candidate),
         speedup=speedup,
         efficiency=speedup.value / (candidate.world_size / baseline.world_size),
-        scaling=_SCALING.get(terms.mode) or _scaling(baseline, candidate),
+        scaling=_SCALING.get(mode) or _scaling(baseline, candidate),
         curve=_curve(sides),
         each_node=_each_node(alone),
-        loss=attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=alone, mode=terms.mode)),
+        loss=attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
         verdict="",
-        differences=_differences(sides, baseline, terms.mode),
-        rule=terms.rule,
+        differences=_differences(sides, baseline, mode),
+        rule=rule,
     )
     return msgspec.structs.replace(contrast, verdict=give_verdict(contrast), reasons=give_reasons(contrast))
 

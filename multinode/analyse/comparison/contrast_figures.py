@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.advice.advice import Advice
-from multinode.analyse.job.workload import Settings, Whole
+from multinode.analyse.job.workload import FullRun, Settings
 from multinode.analyse.prediction.forecast import Forecast
-from multinode.analyse.stats.spread import Ranged, Spread
+from multinode.analyse.stats.estimate import Estimate
+from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
@@ -67,14 +68,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings | None = None
     global_batch: int | None = None
     versions: dict[str, str] = {}
-    samples_per_s: Ranged
-    tokens_per_s: Ranged | None = None
-    tgs: Ranged | None = None
-    step_time_ms: Ranged
+    samples_per_s: Estimate
+    tokens_per_s: Estimate | None = None
+    tgs: Estimate | None = None
+    step_time_ms: Estimate
     step_spread: Spread
     steady_steps: int
     split: WorkerSplit | None = None
-    exposed_ms: Ranged | None = None
+    exposed_ms: Estimate | None = None
     exposed_share: float | None = None
     bytes_per_step: BytesPerStep = BytesPerStep()
     bottleneck: Bottleneck
@@ -84,9 +85,9 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     energy_j_per_sample: float | None = None
     price_per_hour: float | None = None
-    whole: Whole = Whole()
+    whole: FullRun = FullRun()
     dataset_samples: int | None = None
-    whole_s: Ranged | None = None
+    whole_s: Estimate | None = None
     whole_cost: float | None = None
     cost_per_million_tokens: float | None = None
     disturbances: tuple[str, ...] = ()
@@ -103,8 +104,8 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int
     world_size: int
-    samples_per_s: Ranged
-    speedup: Ranged
+    samples_per_s: Estimate
+    speedup: Estimate
     efficiency: float
 
 
@@ -116,8 +117,8 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     node: str
-    samples_per_s: Ranged
-    step_time_ms: Ranged
+    samples_per_s: Estimate
+    step_time_ms: Estimate
     relative: float
 
 
@@ -175,7 +176,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Side
     candidate: Side
     others: tuple[Side, ...] = ()
-    speedup: Ranged
+    speedup: Estimate
     efficiency: float
     scaling: str
     curve: tuple[CurvePoint, ...] = ()

@@ -1,4 +1,4 @@
-"""make_side: the runs of one side of a contrast -> its Side; and time and cost of the full run on each. Pure."""
+"""make_side: the runs of one side of a contrast -> its Side. What it costs is `contrast_cost`'s. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,22 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.comparison.contrast_cost import hourly_costs
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.job.workload import Settings, Workload, global_batch
-from multinode.analyse.stats.spread import Ranged, Spread, known_mean, ranged
+from multinode.analyse.stats.estimate import Estimate, of_repeats, of_scatter
+from multinode.analyse.stats.spread import Spread, known_mean
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.repeated_split import average_splits
 from multinode.analyse.steps.summary import Summary
-from multinode.analyse.telemetry.clues import find_disturbances
+from multinode.analyse.telemetry.likely_causes import find_disturbances
 from multinode.analyse.telemetry.machine_use import energy_of
-from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
-__all__ = ["SideRun", "full_run_samples", "make_side", "with_full_run"]
+__all__ = ["SideRun", "make_side"]
 
 # What can be true at all; far enough from what a float can hold that no ratio and no product leaves it.
 _LEAST, _MOST = 1e-6, 1e12
-_MOST_PRICE = 1e6
-# A mean lies within twice its standard error of the true one 19 times in 20.
-_STANDARD_ERRORS = 2
-# Figures scattered more than this tell no more than that they are worthless.
-_WIDEST = 10.0
-_S_PER_HOUR = 3600
-_MILLION = 1e6
 
 
 class SideRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +52,7 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_side(role: str, runs: Sequence[SideRun]) -> Side:
-    """A side from its repeats: medians with their spread; of one repeat, with what its own steps' scatter gives.
+    """A side from its repeats: their means with 95 % confidence intervals, as `stats.estimate` has them.
 
     Args:
         role: as Side has it.
@@ -72,14 +66,11 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     workload, world_size = last.workload or Workload(settings=Settings()), last.nodes * last.workers_per_node
     batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
 
-    def of_repeats(values: Sequence[float]) -> Ranged:
-        return ranged(values, relative=speeds[0].relative)
-
-    tokens: dict[str, Ranged | None] = {}
+    tokens: dict[str, Estimate | None] = {}
     for name in ("tokens_per_s", "tgs"):
         told: list[float | None] = [getattr(summary, name) for summary in summaries]
         known = [value for value in told if value is not None and _LEAST <= value <= _MOST]
-        tokens[name] = of_repeats(known) if len(known) == len(told) else None
+        tokens[name] = _estimate(known, summaries, name) if len(known) == len(told) else None
         if tokens[name] is None:
             reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
             missing[name] = next(reasons, "no worker counted its tokens")
@@ -92,7 +83,11 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     reason = next((one.reason for one in energy if one.reason), "")
     missing |= split.missing | {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
-    figures: dict[str, Any] = {**tokens, **power, **_prices(last, tokens["tokens_per_s"], missing)}
+    figures: dict[str, Any] = {
+        **tokens,
+        **power,
+        **hourly_costs(last.prices, last.nodes, tokens["tokens_per_s"], missing),
+    }
     return Side(
         role=role,
         run_ids=tuple(summary.run_id for summary in summaries),
@@ -103,12 +98,12 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         settings=last.workload.settings if last.workload is not None else None,
         global_batch=batch,
         versions=workload.versions,
-        samples_per_s=of_repeats([speed.samples_per_s for speed in speeds]),
-        step_time_ms=of_repeats([speed.steps.median for speed in speeds]),
+        samples_per_s=_estimate([speed.samples_per_s for speed in speeds], summaries, "samples_per_s"),
+        step_time_ms=_estimate([speed.steps.median for speed in speeds], summaries, "step_time_ms"),
         step_spread=max((speed.steps for speed in speeds), key=lambda steps: steps.cv),
         steady_steps=sum(summary.steady_steps for summary in summaries),
         split=split.split,
-        exposed_ms=of_repeats(split.exposed_ms) if split.exposed_ms is not None else None,
+        exposed_ms=_estimate(split.exposed_ms, summaries, "exposed_ms") if split.exposed_ms is not None else None,
         exposed_share=split.exposed_share,
         bytes_per_step=last.summary.comm.bytes_per_step,
         bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="what holds it up is not known"),
@@ -123,12 +118,24 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     )
 
 
+def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) -> Estimate:
+    """A figure from its values, one a repeat; of one, with the interval that its summary has under that name."""
+    if len(values) > 1:
+        return of_repeats(values)
+    value, summary = values[0], summaries[0]
+    low, high = summary.intervals.get(name, (0.0, 0.0))
+    steps = summary.step_time_ms
+    if not 0 < low <= high <= _MOST and steps is not None:
+        # Summaries of earlier releases have none.
+        low, high = of_scatter(value, steps.cv if 0 <= steps.cv < math.inf else 0.0, summary.steady_steps)
+    return Estimate(value=value, low=min(low, value), high=max(high, value))
+
+
 class _Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """What every repeat has: rate, steps, and how far off its own scatter leaves their mean (a part of it)."""
+    """What every repeat has."""
 
     samples_per_s: float
     steps: Spread
-    relative: float
 
 
 def _speed_of(summary: Summary) -> _Speed:
@@ -145,8 +152,7 @@ def _speed_of(summary: Summary) -> _Speed:
             hint="measure it again: what its nodes recorded lies in its directory",
         )
     cv = steps.cv if 0 <= steps.cv < math.inf else 0.0
-    relative = min(_WIDEST, _STANDARD_ERRORS * cv / math.sqrt(max(1, summary.steady_steps)))
-    return _Speed(samples_per_s=rate, steps=msgspec.structs.replace(steps, cv=cv), relative=relative)
+    return _Speed(samples_per_s=rate, steps=msgspec.structs.replace(steps, cv=cv))
 
 
 def _unknown_facts(last: SideRun) -> dict[str, str]:
@@ -162,73 +168,3 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
     if last.summary.dataset_samples is None:
         missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker told it")
     return missing
-
-
-def _prices(last: SideRun, tokens: Ranged | None, missing: dict[str, str]) -> dict[str, float]:
-    """What its nodes cost together, and a million tokens on them; what is not known goes to `missing`."""
-    known = [price for price in last.prices if price is not None and 0 <= price <= _MOST_PRICE]
-    if len(known) < last.nodes or len(known) < len(last.prices):
-        reason = "not every node has a price: price= in the hostfile"
-        missing |= dict.fromkeys(("price_per_hour", "cost_per_million_tokens"), reason)
-        return {}
-    price = math.fsum(known)
-    if tokens is None:
-        missing["cost_per_million_tokens"] = missing["tokens_per_s"]
-        return {"price_per_hour": price}
-    return {"price_per_hour": price, "cost_per_million_tokens": price / (tokens.value * _S_PER_HOUR) * _MILLION}
-
-
-# More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
-_MOST_EPOCHS = 1e9
-_MS_PER_S = 1e3
-
-
-def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
-    """The sides with time and cost of the whole job, at the rate of their steady state: start and end are left out.
-
-    Args:
-        sides: all of a contrast.
-        candidate: the one whose optimizer steps the job's are.
-    """
-    try:
-        samples = full_run_samples(sides, candidate)
-    except LookupError as unknown:
-        missing = dict.fromkeys(("whole_s", "whole_cost"), str(unknown))
-        return tuple(msgspec.structs.replace(side, missing=side.missing | missing) for side in sides)
-    return tuple(_priced(side, samples) for side in sides)
-
-
-def full_run_samples(sides: Sequence[Side], candidate: Side) -> float:
-    """How many samples the whole job trains.
-
-    Raises:
-        LookupError: that is not known, and why.
-    """
-    told = (candidate, *sides)
-    steps = next((count for side in told if (count := plausible_count(side.whole.steps))), None)
-    if steps is not None:
-        return steps * _samples_of_step(candidate)
-    epochs = next((side.whole.epochs for side in told if side.whole.epochs is not None), None)
-    if epochs is None or not 0 < epochs <= _MOST_EPOCHS:
-        raise LookupError("the job does not say how many steps or epochs it is to run")
-    samples = next((count for side in told if (count := plausible_count(side.dataset_samples))), None)
-    if samples is None:
-        raise LookupError("how many samples the data set has is not known")
-    return epochs * samples
-
-
-def _samples_of_step(side: Side) -> float:
-    """As the settings have it, else as the steps went."""
-    return side.global_batch or side.samples_per_s.value * side.step_time_ms.value / _MS_PER_S
-
-
-def _priced(side: Side, samples: float) -> Side:
-    rate = side.samples_per_s
-    whole_s = Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)
-    price = side.price_per_hour
-    return msgspec.structs.replace(
-        side,
-        whole_s=whole_s,
-        whole_cost=price * whole_s.value / _S_PER_HOUR if price is not None else None,
-        missing=side.missing | ({"whole_cost": side.missing.get("price_per_hour", "")} if price is None else {}),
-    )

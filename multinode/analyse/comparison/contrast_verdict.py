@@ -16,6 +16,7 @@ from multinode.analyse.comparison.contrast_figures import (
     name_role,
 )
 from multinode.analyse.comparison.slowdown_attribution import NOTICEABLE, is_noticeable
+from multinode.analyse.stats.estimate import Estimate, inverse
 from multinode.units import format_count, format_rate, goodput_gb_per_s
 
 __all__ = ["give_reasons", "give_verdict"]
@@ -69,9 +70,9 @@ def _of_same_workers(contrast: Contrast) -> str:
         free = ": the network costs next to nothing here" if contrast.loss.cause == "none" else ""
         return f"{capitalised(many)} are as fast as {few} with {same}{free}."
     if speedup > 1:
-        return f"{capitalised(many)} are {figure(speedup)} times as fast as {few} with {same}."
-    verb = "is" if contrast.baseline.nodes == 1 else "are"
-    return f"{capitalised(few)} {verb} {figure(1 / speedup)} times as fast as {many} with {same}: {_culprit(contrast)}."
+        return f"{capitalised(many)} are {_times(contrast.speedup)} as fast as {few} with {same}."
+    verb, slower = "is" if contrast.baseline.nodes == 1 else "are", _times(inverse(contrast.speedup))
+    return f"{capitalised(few)} {verb} {slower} as fast as {many} with {same}: {_culprit(contrast)}."
 
 
 def _of_more_workers(contrast: Contrast) -> str:
@@ -80,9 +81,9 @@ def _of_more_workers(contrast: Contrast) -> str:
     if _cannot_tell(contrast):
         return f"Whether {many} are faster than {few} cannot be told: {_spread(contrast)}"
     if speedup <= 1 + NOTICEABLE:
-        slower = f"they are no faster than {few}{alone} ({figure(speedup)} times its speed)"
+        slower = f"they are no faster than {few}{alone}, at {_times(contrast.speedup)} its speed"
         return f"Do not use {many} for this job: {slower}; {_culprit(contrast)}."
-    said = f"{capitalised(many)} are {figure(speedup)} times as fast as {few}, "
+    said = f"{capitalised(many)} are {_times(contrast.speedup)} as fast as {few}, "
     said += f"{contrast.efficiency:.0%} of what their workers could give"
     lost = contrast.efficiency < 1 - NOTICEABLE and contrast.loss.cause in {"node", "network"}
     return f"{said}: {_culprit(contrast)}." if lost else f"{said}."
@@ -97,8 +98,8 @@ def _of_two_runs(contrast: Contrast) -> str:
     if abs(speedup - 1) <= NOTICEABLE:
         return f"{capitalised(last)} is as fast as {first}."
     if speedup < 1:
-        return f"{capitalised(first)} is {figure(1 / speedup)} times as fast as {last}: {_culprit(contrast)}."
-    return f"{capitalised(last)} is {figure(speedup)} times as fast as {first}."
+        return f"{capitalised(first)} is {_times(inverse(contrast.speedup))} as fast as {last}: {_culprit(contrast)}."
+    return f"{capitalised(last)} is {_times(contrast.speedup)} as fast as {first}."
 
 
 def _name_run(side: Side) -> str:
@@ -106,8 +107,13 @@ def _name_run(side: Side) -> str:
     return f"run {side.run_ids[-1]} ({name_nodes(side)}, {workers})"
 
 
+def _times(speedup: Estimate) -> str:
+    """`6.66 times (6.1 to 7.3)`: the figure and its confidence interval."""
+    return f"{figure(speedup.value)} times ({figure(speedup.low)} to {figure(speedup.high)})"
+
+
 def _cannot_tell(contrast: Contrast) -> bool:
-    """Whether the spread of both sides reaches from slower to faster, and wider than anybody would call equal."""
+    """Whether the interval reaches from slower to faster, and wider than anybody would call equal."""
     low, high = contrast.speedup.low, contrast.speedup.high
     return low <= 1 <= high and (low < 1 - NOTICEABLE or high > 1 + NOTICEABLE)
 
@@ -115,7 +121,7 @@ def _cannot_tell(contrast: Contrast) -> bool:
 def _spread(contrast: Contrast) -> str:
     speedup = contrast.speedup
     return (
-        f"{figure(speedup.value)} times its speed, and by the spread of both anything from {figure(speedup.low)} to "
+        f"{figure(speedup.value)} times its speed, 95 % confidence interval {figure(speedup.low)} to "
         f"{figure(speedup.high)}; more --repeats or --steps would tell."
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution, milliseconds, name_role
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate, ratio
 
 __all__ = [
     "NOTICEABLE",
@@ -55,11 +55,10 @@ def is_noticeable(part_ms: float, whole_ms: float) -> bool:
     return part_ms > NOTICEABLE * whole_ms
 
 
-def step_like(side: Side, case: Case) -> Ranged:
+def step_like(side: Side, case: Case) -> Estimate:
     """The side's step in ms if its workers had as many samples in it as the candidate's."""
-    grows, step = _growing_share(side), side.step_time_ms
-    factor = (1 - grows) + work_ratio(side, case) * grows
-    return msgspec.structs.replace(step, value=step.value * factor, low=step.low * factor, high=step.high * factor)
+    grows = _growing_share(side)
+    return side.step_time_ms * ((1 - grows) + work_ratio(side, case) * grows)
 
 
 def work_ratio(side: Side, case: Case) -> float:
@@ -235,11 +234,11 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
 
 
 def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
-    """The candidate's slowest node by what each does alone; none where its spread reaches the fastest's."""
+    """The candidate's slowest node by what each does alone; none where it may be as fast as the fastest."""
     mine = [side for side in case.alone if set(side.node_names) <= set(case.candidate.node_names)]
     slowest = max(mine or case.alone, key=lambda side: step_like(side, case).value)
     slow, fast = step_like(slowest, case), step_like(fastest, case)
-    if slow.low <= fast.high:
+    if ratio(slow, fast).low <= 1:
         return _Slowest()
     node = slowest.node_names[0]
     seen = _latest(case)

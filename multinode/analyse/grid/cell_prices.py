@@ -24,7 +24,7 @@ from multinode.analyse.grid.cells import (
     untold,
     value_of,
 )
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
@@ -204,7 +204,7 @@ class _Offer(NamedTuple):
     """A cell whose whole job is timed: how long it takes and what it costs, infinitely much where that is not known."""
 
     row: CellRow
-    time: Ranged
+    time: Estimate
     cost: float
 
     @property
@@ -266,7 +266,7 @@ def _spread(offers: Sequence[_Offer], deadline_s: float) -> str:
     best = offers[0]
     if best.time.high <= deadline_s:
         return ""
-    sentence = f"By its spread it may take {format_duration(best.time.high)}, and miss the deadline"
+    sentence = f"By its 95 % interval it may take {format_duration(best.time.high)}, and miss the deadline"
     safe = next((offer for offer in offers if offer.time.high <= deadline_s), None)
     if safe is None:
         return f"{sentence}; so may every other." if len(offers) > 1 else f"{sentence}."

@@ -1,7 +1,7 @@
 """Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
 
 `make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
-`with_whole_job` how long the user's whole job would take in each. Prices beyond the hostfile's are `cell_prices`'.
+`with_full_run` how long the user's whole job would take in each. Prices beyond the hostfile's are `cell_prices`'.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from multinode.analyse.comparison.contrast_cost import asked_epochs, asked_steps, dataset_size, full_run_s
 from multinode.analyse.comparison.contrast_figures import Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
 from multinode.analyse.grid.cells import MEASURED, CellRow, has_speed
-from multinode.analyse.job.workload import Settings, Whole, global_batch
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.job.workload import FullRun, Settings, global_batch
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.grid.cell_columns import COLUMNS
+from multinode.core.grid.columns import COLUMNS
 from multinode.core.grid.grid import CellRecord
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
-__all__ = ["MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_whole_job"]
+__all__ = ["MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_full_run"]
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 # Figures of a Side, by its names, that a row has under the same ones.
@@ -68,10 +68,9 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     price_purchase: float | None = None
 
     @property
-    def whole(self) -> Whole:
+    def whole(self) -> FullRun:
         """The user's whole job, as far as one of the runs knows it."""
-        told = (run.workload.whole for run in self.runs if run.workload is not None)
-        return next((whole for whole in told if whole != Whole()), Whole())
+        return FullRun.first_of(run.workload.whole for run in self.runs if run.workload is not None)
 
 
 def make_row(measured: MeasuredCell) -> CellRow:
@@ -235,12 +234,8 @@ def _agreed(values: Iterable[T]) -> T | None:
     return found[0] if found and all(value == found[0] for value in found) else None
 
 
-# More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
-_MOST_EPOCHS = 1e9
-
-
-def with_whole_job(
-    rows: Sequence[CellRow], whole: Whole, worker_batch: int | None = None, least_workers: int | None = None
+def with_full_run(
+    rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
 ) -> tuple[tuple[CellRow, ...], str]:
     """The rows of one sweep with the time of the whole job, at the rate of their steady state; and the rule in words.
 
@@ -260,7 +255,7 @@ def with_whole_job(
         ), ""
     samples, rule = asked
     return tuple(
-        msgspec.structs.replace(row, whole_s=_time_s(row.samples_per_s, count))
+        msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
         if row.samples_per_s is not None and _is_timed(row)
         else row
         for row, count in zip(rows, samples, strict=True)
@@ -268,29 +263,25 @@ def with_whole_job(
 
 
 def _asked(
-    rows: Sequence[CellRow], whole: Whole, worker_batch: int | None, workers: int
+    rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
 ) -> tuple[Sequence[float], str]:
     """How many samples the whole job trains, by row, and the rule in a sentence.
 
     Raises:
         UnknownError: that is not known.
     """
-    steps = plausible_count(whole.steps)
-    if steps:
+    if (steps := asked_steps(whole)) is not None:
         own = _worker_batch(rows, worker_batch, workers)
         samples = float(steps * own * workers)
         return [samples] * len(rows), (
             f"The whole job is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples a worker on "
             f"{workers:,} workers), at the rate of the steps that count."
         )
-    if whole.epochs is None or not 0 < whole.epochs <= _MOST_EPOCHS:
-        raise UnknownError("the job does not say how many steps or epochs it is to run")
+    epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
-    known = next((count for row in rows if (count := plausible_count(row.dataset_samples))), None)
-    if known is None:
-        raise UnknownError("how many samples the data set has is not known")
-    counts = [whole.epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
-    times = "1 epoch" if whole.epochs == 1 else f"{whole.epochs:g} epochs"
+    known = dataset_size(row.dataset_samples for row in rows)
+    counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
+    times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
     size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
     return counts, f"The whole job is {times} of the data set{size}, at the rate of the steps that count."
 
@@ -311,7 +302,3 @@ def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: in
 
 def _is_timed(row: CellRow) -> bool:
     return row.state == MEASURED and has_speed(row)
-
-
-def _time_s(rate: Ranged, samples: float) -> Ranged:
-    return Ranged(value=samples / rate.value, low=samples / rate.high, high=samples / rate.low, repeats=rate.repeats)

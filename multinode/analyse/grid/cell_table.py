@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.grid.cell_prices import cheapest, with_prices
-from multinode.analyse.grid.cell_rows import MeasuredCell, fill_rows, make_row, with_whole_job
+from multinode.analyse.grid.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.analyse.grid.cells import (
     CellRow,
     CellTable,
@@ -23,8 +23,8 @@ from multinode.analyse.grid.cells import (
     require_name,
     value_of,
 )
-from multinode.analyse.job.workload import BATCH_WORDS, Whole
-from multinode.analyse.stats.spread import Ranged, ratio
+from multinode.analyse.job.workload import BATCH_WORDS, FullRun
+from multinode.analyse.stats.estimate import Estimate, ratio
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.device_name import device_key
 from multinode.core.cluster.prices import Prices
@@ -58,8 +58,8 @@ class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
 def table_of_sweep(sweep: SweptCells) -> CellTable:
     """The table of a sweep: a row a cell, whatever became of it."""
     rows = fill_rows([make_row(cell) for cell in sweep.cells])
-    whole = next((cell.whole for cell in sweep.cells if cell.whole != Whole()), Whole())
-    rows, told = with_whole_job(rows, whole, sweep.worker_batch, sweep.most_workers)
+    whole = FullRun.first_of(cell.whole for cell in sweep.cells)
+    rows, told = with_full_run(rows, whole, sweep.worker_batch, sweep.most_workers)
     table = CellTable(
         run_id=sweep.run_id,
         job=sweep.job,
@@ -129,12 +129,12 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
     return row
 
 
-def _relative(row: CellRow, baseline: CellRow | None) -> Ranged | None:
+def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
     if baseline is None or row.samples_per_s is None or baseline.samples_per_s is None or not has_speed(row):
         return None
     if row is baseline:
         # Over itself it is 1, however much its repeats scatter.
-        return Ranged(value=1.0, low=1.0, high=1.0, repeats=row.samples_per_s.repeats)
+        return Estimate(value=1.0, low=1.0, high=1.0, repeats=row.samples_per_s.repeats)
     return ratio(row.samples_per_s, baseline.samples_per_s)
 
 

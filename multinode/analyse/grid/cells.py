@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.job.workload import BATCH_NAMES, Settings
-from multinode.analyse.stats.spread import Ranged, Spread
-from multinode.core.grid.cell_columns import COLUMNS, IMPORTED, column_name
+from multinode.analyse.stats.estimate import Estimate
+from multinode.analyse.stats.spread import Spread
+from multinode.core.grid.columns import COLUMNS, IMPORTED, column_name
 from multinode.errors import UsageError
 from multinode.units import format_list
 
@@ -57,7 +58,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
         global_batch: samples of an optimizer step, of all workers (HF: total train batch size).
         samples_per_s: of all workers, over the steady state; `tokens_per_s` likewise, padding counted.
         tgs: tokens a second and worker.
-        tokens_per_sample: padded length, in the mean.
+        tokens_per_sample: padded length, on average.
         model_tflops: TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again.
         mfu: of the device's peak; `hfu` with what is computed again.
         step_time_ms: of an optimizer step; `step_spread` of the steps of the repeat that scattered most.
@@ -94,19 +95,19 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     global_batch: int | None = None
     dataset_samples: int | None = None
-    samples_per_s: Ranged | None = None
-    tokens_per_s: Ranged | None = None
-    tgs: Ranged | None = None
+    samples_per_s: Estimate | None = None
+    tokens_per_s: Estimate | None = None
+    tgs: Estimate | None = None
     tokens_per_sample: float | None = None
     model_tflops: float | None = None
     hardware_tflops: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    step_time_ms: Ranged | None = None
+    step_time_ms: Estimate | None = None
     step_spread: Spread | None = None
     network_share: float | None = None
     peak_memory_gib: float | None = None
-    whole_s: Ranged | None = None
+    whole_s: Estimate | None = None
     energy_j_per_sample: float | None = None
     price_per_hour: float | None = None
     price_purchase: float | None = None
@@ -116,7 +117,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_money: float | None = None
     samples_per_s_per_purchase: float | None = None
     cost_per_million_tokens: float | None = None
-    relative: Ranged | None = None
+    relative: Estimate | None = None
     disturbances: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
     missing: dict[str, str] = {}
@@ -201,7 +202,7 @@ def value_of(row: CellRow, name: str) -> Any:
     if name not in VALUES:
         return row.varied.get(name)
     value = getattr(row, name)
-    return value.value if isinstance(value, Ranged) else value
+    return value.value if isinstance(value, Estimate) else value
 
 
 def our_name(name: str) -> str:

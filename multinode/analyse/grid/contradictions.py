@@ -1,6 +1,6 @@
 """find_contradictions: whether the figures of one row fit together, by arithmetic that holds for every training. Pure.
 
-A breach is named and nothing is mended: which of the figures is wrong nobody can tell from the row alone.
+A breach is named and nothing is corrected: which of the figures is wrong nobody can tell from the row alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_contradictions(figures: Figures) -> tuple[str, ...]:
     """What does not fit together by more than the tolerance, a sentence each.
 
     Args:
-        figures: of one row as they were published, by the names of `core.grid.cell_columns`.
+        figures: of one row as they were published, by the names of `core.grid.columns`.
     """
     return tuple(_breaches(figures))
 

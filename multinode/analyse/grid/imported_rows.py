@@ -1,6 +1,6 @@
 """imported_rows: figures measured elsewhere -> rows of a cell table. Pure; prices of devices are cell_prices'.
 
-What a row gives stands as it was given: where figures contradict each other, the row says so, and nothing is mended.
+What a row gives stands as it was given: where figures contradict each other, the row says so, and nothing is corrected.
 What follows from its figures by arithmetic is filled in, and nothing is assumed: without the accumulation there is no
 global batch.
 """
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from multinode.analyse.grid.cells import MEASURED, RANGED, CellRow
 from multinode.analyse.grid.contradictions import find_contradictions
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.device_name import short_device_name
-from multinode.core.grid.cell_columns import COLUMNS, IMPORTED
+from multinode.core.grid.columns import COLUMNS, IMPORTED
 from multinode.core.grid.imported_table import ImportedRow
 from multinode.core.text.plausible import plausible_count
 from multinode.core.text.rounded import Rounded, product
@@ -83,7 +83,7 @@ def _value(name: str, figure: Rounded) -> Any:
     """As a row has it: a count, a figure with the bounds that the rounding of its digits leaves, or that alone."""
     if COLUMNS[name].kind == "count":
         return plausible_count(round(figure.value))
-    return Ranged(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
+    return Estimate(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
 
 
 _NO_LABEL = re.compile(r"[^a-z0-9.]+")
@@ -222,7 +222,7 @@ def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
     """The figures with all that follows from them, each with the bounds that the rounding of its parts leaves.
 
     Args:
-        figures: by the names of `core.grid.cell_columns`.
+        figures: by the names of `core.grid.columns`.
     """
     known = dict(figures)
     # What one rule gives another may need, whichever stands first.

@@ -10,24 +10,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from multinode.analyse.hang.nccl_ras import find_lagging
 from multinode.analyse.hang.stacks import Frame, Standpoint, parse_main_thread, standpoint
-from multinode.core.run.run import NodeDiagnosis, ProcessDiagnosis
+from multinode.core.run.run import NodeDiagnosis, ProcessDiagnosis, StallCause
 
-__all__ = ["Explanation", "explain_stall"]
+__all__ = ["explain_stall"]
 
 _SPINS = 0.5  # share of a processor from which on a process is said to compute
 _MOST_FRAMES = 20
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is behind a stall; fields as in `core.stall.Stall`."""
-
-    message: str
-    hint: str | None = None
-    node: str | None = None
-    node_rank: int | None = None
-    rank: int | None = None
-    stack: str = ""
 
 
 class _Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +39,14 @@ class _Rank(msgspec.Struct, frozen=True, kw_only=True):
         return self.where is not None and self.where.waits_in is not None
 
 
-def explain_stall(nodes: Sequence[NodeDiagnosis]) -> Explanation:
+def explain_stall(nodes: Sequence[NodeDiagnosis]) -> StallCause:
     """Say which rank is behind.
 
     The surest sign decides: a worker that is stopped; one that is gone; one that the kernel holds; a node that does not
-    answer; one worker outside of any collective while others wait in one; workers in different collectives; one with
-    fewer steps than the rest; a connection on which nothing gets through. Without any of these nobody is blamed.
+    answer; one worker outside of any collective while others wait in one, where the host waits for its collectives;
+    one that launched fewer collectives than others, by their own counts or NCCL's; workers in different collectives;
+    one with fewer steps than the rest; a connection on which nothing gets through. Without any of these nobody is
+    blamed.
     """
     ranks = [_rank(node, number) for node in nodes if node.error is None for number in node.ranks]
     found = (explanation for explain in _CAUSES if (explanation := explain(nodes, ranks)) is not None)
@@ -68,7 +60,7 @@ def _rank(node: NodeDiagnosis, number: int) -> _Rank:
     return _Rank(rank=number, node=node, process=process, frames=frames, where=standpoint(frames), step=step)
 
 
-def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
     found = [one for one in ranks if one.state in {"T", "t"}]
     if not found:
         return None
@@ -83,11 +75,11 @@ def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation 
     return _blame(ranks, found, f"{_are(found)} {cause}", hint)
 
 
-def _launcher_stopped(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanation | None:
+def _launcher_stopped(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> StallCause | None:
     for node in nodes:
         for process in node.processes:
             if process.role == "launcher" and process.state == "T":
-                return Explanation(
+                return StallCause(
                     message=f"the launcher on {node.node} ({process.command}, pid {process.pid}) is stopped (state T): "
                     "somebody sent it SIGSTOP",
                     hint=f"let it go on, on {node.node}: kill -CONT {process.pid}",
@@ -97,13 +89,13 @@ def _launcher_stopped(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Exp
     return None
 
 
-def _gone(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+def _gone(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
     found = [one for one in ranks if one.state in {None, "Z", "X"}]
     if not found:
         return None
     first = found[0]
     if len(found) == len(ranks) and all(one.step is None for one in found):
-        return Explanation(
+        return StallCause(
             message="no worker has started on any node: the launchers wait for each other",
             hint="a port between the nodes may be closed, or they disagree on the rendezvous: multinode check",
         )
@@ -114,7 +106,7 @@ def _gone(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | N
     return _blame(ranks, found, f"{has} {cause}", f"its last words: multinode logs last --node {first.node.node}")
 
 
-def _uninterruptible(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+def _uninterruptible(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
     # Twice in a row: a moment of it belongs to every disk access.
     found = [one for one in ranks if one.process and one.process.state == one.process.state_before == "D"]
     if not found:
@@ -128,11 +120,11 @@ def _uninterruptible(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Expl
     return _blame(ranks, found, text, f"what the kernel says, on {first.node.node}: dmesg -T | tail; df -h")
 
 
-def _silent_node(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanation | None:
+def _silent_node(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> StallCause | None:
     silent = next((node for node in nodes if node.error is not None), None)
     if silent is None:
         return None
-    return Explanation(
+    return StallCause(
         message=f"{silent.node} could not be asked what its ranks do: {silent.error}",
         hint=f"is it alive? try: ssh {silent.node} uptime",
         node=silent.node,
@@ -140,18 +132,51 @@ def _silent_node(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Explanat
     )
 
 
-def _elsewhere(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
-    """Some ranks stand outside of what the others wait in."""
+def _fewest_collectives(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
+    """Some ranks have launched fewer collectives than others, by the counts of their process groups."""
+    counts = [one.process.collectives if one.process is not None else None for one in ranks]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or len(set(known)) < 2:  # noqa: PLR2004 - all have launched as many
+        return None
+    fewest = min(known)
+    found = [one for one, count in zip(ranks, known, strict=True) if count == fewest]
+    return _late(ranks, found, f"has launched {fewest} collectives where others have launched {max(known)}")
+
+
+def _lagging_in_nccl(nodes: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
+    """The same by NCCL's counts, which are those of one communicator and so know its ranks, not ours."""
+    for node in nodes:
+        for lag in find_lagging(node.ras) if node.ras else ():
+            same = [one for one in ranks if lag.pid is not None and _pid(one) == lag.pid]
+            if len(same) == 1:
+                text = f"has launched {lag.launched} {lag.operation} operations where another has launched {lag.most}"
+                return _late(ranks, same, f"{text} (NCCL RAS)")
+    return None
+
+
+def _late(ranks: Sequence[_Rank], found: Sequence[_Rank], text: str) -> StallCause:
+    where = found[0].where
+    place = f", and is in {where.waits_in or where.place}" if where is not None else ""
+    words = text if len(found) == 1 else text.replace("has launched", "have launched", 1)
+    return _blame(ranks, found, f"{words}{place}", "its whole stack is in stall.json")
+
+
+def _elsewhere(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
+    """Some ranks stand outside of what the others wait in.
+
+    With GPUs that is no sign: the host launches a collective and goes on, to block wherever it reads a result.
+    """
     found = [one for one in ranks if one.where is not None and not one.waits]
-    if not found or not any(one.waits for one in ranks):
+    on_gpu = any(one.process is not None and one.process.gpu for one in ranks)
+    if on_gpu or not found or not any(one.waits for one in ranks):
         return None
     first = found[0]
     place = first.where.place if first.where is not None else ""
-    hint = "its whole stack is in stall.json; where it only is slow, --stall makes us more patient"
+    hint = "its whole stack is in stall.json; where it is only slow, give a longer --hang-timeout"
     return _blame(ranks, found, f"{_are(found)} in {place}{_busy(first)}{_behind(ranks, found)}", hint)
 
 
-def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
     """All wait, and not in the same thing."""
     words = collections.Counter(one.where.waits_in for one in ranks if one.where is not None and one.waits)
     if len(words) < 2 or sum(words.values()) < len(ranks):  # noqa: PLR2004 - two make a disagreement
@@ -162,7 +187,7 @@ def _disagreement(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explana
     return _blame(ranks, found, f"{_wait(found)} in {rarest}{_behind(ranks, found)}", hint)
 
 
-def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
     steps = [one.step or 0 for one in ranks]
     if not steps or min(steps) == max(steps):
         return None
@@ -173,7 +198,7 @@ def _fewest_steps(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explana
     return _blame(ranks, found, text, "where it stands is in stall.json")
 
 
-def _connection(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanation | None:
+def _connection(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause | None:
     """All are at the same point, and a connection carries nothing."""
     for one in ranks:
         for peer in one.process.sockets.listed if one.process and one.process.sockets else ():
@@ -187,43 +212,45 @@ def _connection(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> Explanati
     return None
 
 
-_CAUSES: tuple[Callable[[Sequence[NodeDiagnosis], Sequence[_Rank]], Explanation | None], ...] = (
+_CAUSES: tuple[Callable[[Sequence[NodeDiagnosis], Sequence[_Rank]], StallCause | None], ...] = (
     _stopped,
     _gone,
     _uninterruptible,
     _launcher_stopped,
     _silent_node,
     _elsewhere,
+    _fewest_collectives,
+    _lagging_in_nccl,
     _disagreement,
     _fewest_steps,
     _connection,
 )
 
 
-def _unexplained(ranks: Sequence[_Rank]) -> Explanation:
+def _unexplained(ranks: Sequence[_Rank]) -> StallCause:
     words = {one.where.waits_in for one in ranks if one.where is not None and one.waits}
     if len(words) == 1 and all(one.waits for one in ranks):
         message = f"all {len(ranks)} ranks wait in {words.pop()}, and none is behind"
-        return Explanation(message=message, hint="the network between the nodes, or the backend: multinode check")
+        return StallCause(message=message, hint="the network between the nodes, or the backend: multinode check")
     places = {one.where.place for one in ranks if one.where is not None}
     if len(places) == 1 and all(one.where is not None for one in ranks):
-        return Explanation(
+        return StallCause(
             message=f"all {len(ranks)} ranks are in {places.pop()}",
-            hint="where this only takes long, --stall makes us more patient",
+            hint="where this only takes long, give a longer --hang-timeout",
         )
     unknown = [one for one in ranks if one.where is None]
     reason = next((one.process.stack_missing for one in unknown if one.process and one.process.stack_missing), None)
     why = f" ({_names(unknown)} could not show a stack: {reason})" if reason else ""
-    return Explanation(
+    return StallCause(
         message=f"no rank is told to be behind by its state, its stack or its steps{why}",
         hint="what each process does is in stall.json",
     )
 
 
-def _blame(ranks: Sequence[_Rank], found: Sequence[_Rank], text: str, hint: str) -> Explanation:
+def _blame(ranks: Sequence[_Rank], found: Sequence[_Rank], text: str, hint: str) -> StallCause:
     """The first of those that were found is to blame; of `ranks` the others are told where they wait."""
     one = found[0]
-    return Explanation(
+    return StallCause(
         message=f"{_names(found)} {text}{_others(ranks, found)}",
         hint=hint,
         node=one.node.node,

@@ -1,24 +1,16 @@
-"""FLOPs: what a training computes for a token, the peaks of GPUs, and from a speed TFLOP/s, MFU and HFU.
+"""FLOPs: what a training computes for a token, and from a speed TFLOP/s, MFU and HFU.
 
 Counts the multiplications of matrices, an addition and a multiplication each; normalisations, activations, the loss and
 the optimizer are left out, as everybody leaves them out. Measured speeds are in `steady`.
-
-Peaks are by the name that NVML gives a GPU: FLOPs of dense matrices, and bytes a second of its memory. They hold at the
-boost clock; bf16 (fp16 has the same, and is all that there is before Ampere) and tf32 are summed in fp32. Of a GPU or a
-figure that the table does not have nothing is said: a guessed denominator makes a guessed MFU.
 """
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Collection, Sequence
-from statistics import fmean
 
 import msgspec
 
 from multinode.analyse.job.model_size import ModelShape
 
-__all__ = ["Flops", "Peak", "Utilisation", "flops_per_token", "mean_peak", "packed_length", "peak_of", "utilisation"]
+__all__ = ["Flops", "Utilisation", "flops_per_token", "utilisation"]
 
 _TERA = 1e12
 # FLOP for a weight and token: a multiplication and an addition forward, as many backward for the gradient of what came
@@ -26,10 +18,6 @@ _TERA = 1e12
 _FORWARD, _FROZEN, _TRAINED = 2, 4, 6
 # Of attention's two products both sides have a gradient: forward once, backward twice.
 _ATTENTION_PASSES = 3
-
-
-# A multiprocessor of a GeForce makes as many FLOP a clock in fp32 as its tensor cores in tf32.
-_GEFORCE_FP32 = 256
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,33 +36,6 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
 
 
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak of one GPU.
-
-    Attributes:
-        tflops: TFLOP/s (1e12) of dense matrices in `half`, summed in fp32.
-        source: where that figure is from.
-        fp32_tflops: outside the tensor cores; None is not known, as for the others.
-        tf32_tflops: of fp32 matrices that the tensor cores multiply as tf32.
-        memory_gb_per_s: of its own memory, read and written together.
-        others_source: where these three are from.
-        half: `bf16`, or `fp16` of a GPU whose tensor cores have nothing else; `fp16 or bf16` of several.
-    """
-
-    tflops: float
-    source: str
-    fp32_tflops: float | None = None
-    tf32_tflops: float | None = None
-    memory_gb_per_s: float | None = None
-    others_source: str = ""
-    half: str = "bf16"
-
-    @property
-    def denominator(self) -> str:
-        """The figure in words, to stand beside every share of it."""
-        return f"{self.tflops:g} TFLOP/s a GPU, dense {self.half} with fp32 accumulation ({self.source})"
-
-
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     """How much of its GPUs a training uses.
 
@@ -86,7 +47,7 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model_tflops: TFLOP/s a GPU that the training needs.
         hardware_tflops: TFLOP/s a GPU that are computed.
-        mfu: the first over the peak; None where the peak is not known.
+        mfu: the first over the peak in the precision that ran; None where the peak is not known.
         hfu: the second, likewise.
         denominator: the peak in words, or why there is none.
         rule: how FLOPs were counted.
@@ -116,8 +77,8 @@ def flops_per_token(
 
     Args:
         shape: of the model.
-        sequence_tokens: how many tokens attend to one another, in the mean over tokens: the length of a sequence, or
-            `packed_length` of several.
+        sequence_tokens: how many tokens attend to one another, on average over tokens: of sequences of unequal
+            lengths, packed or not, the sum of the squares of their lengths over the sum of their lengths.
         adapter_parameters: of a LoRA adapter (`lora_parameters`); None where the whole model is trained.
         recompute: whether each layer's forward pass is made again in the backward pass, the output layer's is not: full
             gradient checkpointing, LLaMA-Factory's default. With `use_reentrant_gc: false` each layer's last matrix is
@@ -142,38 +103,22 @@ def flops_per_token(
     return Flops(model=model, hardware=model + again, causal=causal, rule=rule)
 
 
-def packed_length(lengths: Collection[int]) -> float:
-    """The length of the sequence that the mean token is in: the sum of squares over the sum.
-
-    For sequences packed into one row, each of which attends to itself alone, and for rows of unequal lengths.
-
-    Args:
-        lengths: in tokens, of all sequences; padding is none.
-
-    Raises:
-        ValueError: there is no token.
-    """
-    tokens = sum(lengths)
-    if tokens <= 0:
-        raise ValueError("no token, no mean length")
-    return sum(length * length for length in lengths) / tokens
-
-
-def utilisation(flops: Flops, tgs: float, peak: Peak | None) -> Utilisation:
+def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:
     """What a speed means in TFLOP/s a GPU, and as a share of the peak.
 
     Args:
         flops: of one token.
         tgs: tokens a second and GPU. Padding is no token: what is computed for it counts as lost.
-        peak: of the GPU, or the mean of them; None where it is not known.
+        peak_tflops: of the GPU, or the mean of them (`mean_peak`); None where it is not known.
+        denominator: the peak in words, or why there is none.
     """
     model, hardware = (tgs * each / _TERA for each in (flops.model, flops.hardware))
     return Utilisation(
         model_tflops=model,
         hardware_tflops=hardware,
-        mfu=model / peak.tflops if peak else None,
-        hfu=hardware / peak.tflops if peak else None,
-        denominator=peak.denominator if peak else "the peak of these GPUs is not known",
+        mfu=model / peak_tflops if peak_tflops else None,
+        hfu=hardware / peak_tflops if peak_tflops else None,
+        denominator=denominator,
         rule=flops.rule,
     )
 
@@ -189,119 +134,3 @@ def _attention(shape: ModelShape, tokens: float) -> float:
     Heads that share keys and values share memory, not multiplications.
     """
     return 4 * shape.layers * tokens * shape.linears["q_proj"].outputs
-
-
-def peak_of(gpu_name: str) -> Peak | None:
-    """The peak of the GPU that NVML calls so; None where it is not known.
-
-    A part of a GPU (MIG), a mobile GPU and one with another power limit have names of their own, and no peak here.
-    """
-    # Older drivers leave the maker's name out.
-    return _PEAKS.get(gpu_name.strip().removeprefix("NVIDIA "))
-
-
-def mean_peak(gpu_names: Sequence[str]) -> Peak | None:
-    """The mean peak of the workers' GPUs, one name a worker; None without workers or where one of them is not known."""
-    peaks = [peak for name in gpu_names if (peak := peak_of(name)) is not None]
-    if not peaks or len(peaks) < len(gpu_names):
-        return None
-    counts = Counter(name.strip() for name in gpu_names)
-    if len(counts) == 1:
-        return peaks[0]
-    mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    half = " or ".join(dict.fromkeys(peak.half for peak in peaks))
-    return Peak(tflops=fmean(peak.tflops for peak in peaks), source=f"mean of {mixed}", half=half)
-
-
-def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: str, memory_gb_per_s: float) -> Peak:
-    """Of a GeForce: its tensor cores sum in fp32 at half their rate, 512 FLOP a clock and multiprocessor."""
-    made = f"{multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
-    fp32 = round(multiprocessors * _GEFORCE_FP32 * boost_ghz / 1000, 1)
-    return Peak(
-        tflops=tflops,
-        source=f"NVIDIA {whitepaper} architecture; {made.format(2 * _GEFORCE_FP32)}",
-        fp32_tflops=fp32,
-        tf32_tflops=fp32,
-        memory_gb_per_s=memory_gb_per_s,
-        others_source=f"NVIDIA {whitepaper} architecture; {made.format(_GEFORCE_FP32)}",
-    )
-
-
-def _data_sheet(
-    tflops: float, sheet: str, note: str = "dense figure", others: tuple[float, float, float] | None = None
-) -> Peak:
-    """With what a data sheet has beside bf16: TFLOP/s in fp32, in dense tf32, and GB/s of the memory."""
-    fp32, tf32, memory = others or (None, None, None)
-    return Peak(
-        tflops=tflops,
-        source=f"NVIDIA {sheet} data sheet, {note}",
-        fp32_tflops=fp32,
-        tf32_tflops=tf32,
-        memory_gb_per_s=memory,
-        others_source=f"NVIDIA {sheet} data sheet, without sparsity" if others else "",
-    )
-
-
-# What data sheets print first is often with structured sparsity, which no training of dense weights has.
-_HALVED = "half of the {} TFLOP/s that it gives with sparsity"
-
-
-def _a100(memory_gb_per_s: float) -> Peak:
-    """The same chip at the same clock, whatever its memory and its socket."""
-    return _data_sheet(312.0, "A100", others=(19.5, 156.0, memory_gb_per_s))
-
-
-def _fp16_only(tflops: float, fp32: float, memory_gb_per_s: float, source: str) -> Peak:
-    """Of Volta and Turing, whose tensor cores know neither bf16 nor tf32."""
-    return Peak(
-        tflops=tflops,
-        source=source,
-        fp32_tflops=fp32,
-        memory_gb_per_s=memory_gb_per_s,
-        others_source=source,
-        half="fp16",
-    )
-
-
-_V100_SXM2 = _fp16_only(125.0, 15.7, 900.0, "NVIDIA V100 data sheet, SXM2")
-_V100_PCIE = _fp16_only(112.0, 14.0, 900.0, "NVIDIA V100 data sheet, PCIe")
-_H100_SXM = (67.0, 494.5, 3350.0)
-
-_PEAKS = {
-    "Tesla V100-SXM2-16GB": _V100_SXM2,
-    "Tesla V100-SXM2-32GB": _V100_SXM2,
-    "Tesla V100-PCIE-16GB": _V100_PCIE,
-    "Tesla V100-PCIE-32GB": _V100_PCIE,
-    "Tesla T4": _fp16_only(65.0, 8.1, 320.0, "NVIDIA Turing architecture, Tesla T4"),
-    "GeForce RTX 2080 Ti": _fp16_only(
-        53.8, 13.4, 616.0, "NVIDIA Turing architecture; 68 multiprocessors x 512 FLOP x 1.545 GHz"
-    ),
-    "GeForce RTX 3090": _geforce(71.2, 82, 1.695, "GA102", 936.0),
-    "GeForce RTX 3090 Ti": _geforce(80.0, 84, 1.86, "GA102", 1008.0),
-    "GeForce RTX 4080": _geforce(97.5, 76, 2.505, "Ada", 716.8),
-    "GeForce RTX 4090": _geforce(165.2, 128, 2.52, "Ada", 1008.0),
-    "GeForce RTX 4090 D": _geforce(147.1, 114, 2.52, "Ada", 1008.0),
-    "GeForce RTX 5080": _geforce(112.6, 84, 2.617, "RTX Blackwell", 960.0),
-    "GeForce RTX 5090": _geforce(209.5, 170, 2.407, "RTX Blackwell", 1792.0),
-    "RTX 6000 Ada Generation": _data_sheet(364.2, "RTX 6000 Ada", _HALVED.format(728.5), (91.1, 182.1, 960.0)),
-    "RTX A6000": _data_sheet(154.8, "RTX A6000", _HALVED.format(309.7), (38.7, 77.4, 768.0)),
-    "A30": _data_sheet(165.0, "A30", others=(10.3, 82.0, 933.0)),
-    "A40": _data_sheet(149.7, "A40", others=(37.4, 74.8, 696.0)),
-    "L4": _data_sheet(121.0, "L4", _HALVED.format(242), (30.3, 60.0, 300.0)),
-    "L40": _data_sheet(181.05, "L40", others=(90.5, 90.5, 864.0)),
-    "L40S": _data_sheet(362.05, "L40S", others=(91.6, 183.0, 864.0)),
-    "A100-SXM4-40GB": _a100(1555.0),
-    "A100-SXM4-80GB": _a100(2039.0),
-    "A100-PCIE-40GB": _a100(1555.0),
-    "A100 80GB PCIe": _a100(1935.0),
-    # An A100 whose links to other GPUs alone are slower.
-    "A800-SXM4-80GB": _a100(2039.0),
-    "A800 80GB PCIe": _a100(1935.0),
-    "H100 80GB HBM3": _data_sheet(989.5, "H100", "SXM, " + _HALVED.format(1979), _H100_SXM),
-    "H100 PCIe": _data_sheet(756.5, "H100", "PCIe, " + _HALVED.format(1513), (51.0, 378.0, 2000.0)),
-    "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 3900.0)),
-    "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979), (67.0, 494.5, 4800.0)),
-    "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 4800.0)),
-    # Its data sheet's other figures are of eight GPUs together, and rounded.
-    "B200": _data_sheet(2250.0, "HGX B200", _HALVED.format(4500)),
-}

@@ -64,8 +64,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         """All parameters of the model; a tied embedding counts once."""
         layer = sum(linear.parameters for linear in self.linears.values()) + self.norms_a_layer
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + embeddings + self.hidden
+        return self.layers * layer + self.outside_layers
+
+    @property
+    def outside_layers(self) -> int:
+        """Parameters of the embedding, the last normalisation and the output layer."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
 
 
 def parse_model(config: Mapping[str, Any]) -> ModelShape | None:

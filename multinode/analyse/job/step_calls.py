@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -12,9 +11,18 @@ from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy, TrafficInputs, step_exchanges
 from multinode.analyse.job.step_messages import StepMessages
 
-__all__ = ["StepCall", "Work", "calls_of_messages", "calls_of_strategy", "passing_bytes", "with_gradients"]
+__all__ = [
+    "StepCall",
+    "Work",
+    "calls_of_messages",
+    "calls_of_strategy",
+    "hideable_share",
+    "passing_bytes",
+    "with_gradients",
+]
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
+_GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 
 
 class StepCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +102,7 @@ def calls_of_strategy(
                 size_bytes=one.size_bytes / pieces,
                 times=one.times * pieces,
                 per_micro_batch=grows,
-                hideable=_is_hideable(one.op, grows=grows),
+                hideable=one.hideable,
                 reach=one.reach,
             )
         )
@@ -108,21 +116,13 @@ def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall
         once: of the job without gradient accumulation.
         twice: of the same job with two micro-batches a step: what has become more, every micro-batch sends.
     """
-    first, second = (_by_size(messages) for messages in (once, twice))
+    first, second = (_counts(messages) for messages in (once, twice))
     calls = []
-    for (collective, size_bytes), times in first.items():
-        more = second.get((collective, size_bytes), times) - times
+    for one, times in first.items():
+        more = second.get(one, times) - times
         for grows, count in ((True, more), (False, times - more)):
             if count > 0:
-                calls.append(
-                    StepCall(
-                        collective=collective,
-                        size_bytes=size_bytes,
-                        times=count,
-                        per_micro_batch=grows,
-                        hideable=_is_hideable(collective, grows=grows),
-                    )
-                )
+                calls.append(msgspec.structs.replace(one, times=count, per_micro_batch=grows))
     return tuple(calls)
 
 
@@ -145,13 +145,29 @@ def passing_bytes(calls: Sequence[StepCall], accumulation: int, ranks: int) -> f
     )
 
 
-def _is_hideable(collective: str, *, grows: bool) -> bool:
-    """ZeRO-1 and 2 gather once a step what the optimizer has updated; other gathers are of parameters before use."""
-    return grows or collective != "all_gather"
+def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = False) -> float:
+    """The fraction of a micro-batch's compute beside which its collectives may run, where the engine overlaps at all.
+
+    Gradients are reduced during the backward pass. ZeRO-3 and FSDP gather parameters in the forward pass too, so all of
+    the compute may hide them. In times of the forward pass, the backward pass computes the gradients of the inputs (1)
+    and of the weights (1, which the frozen weights of LoRA have none of; Hu et al., arXiv 2106.09685), and with
+    activation checkpointing the forward pass again (1; Narayanan et al., arXiv 2104.04473, section 5.1).
+
+    Args:
+        strategy: how the model is shared out.
+        lora: whether an adapter is trained instead of the whole model.
+        recompute: whether activations are computed again.
+    """
+    if strategy in _GATHERS_BEFORE_USE:
+        return 1.0
+    backward = 1 + (not lora) + recompute
+    return backward / (1 + backward)
 
 
-def _by_size(messages: StepMessages) -> Counter[tuple[str, int]]:
-    counts: Counter[tuple[str, int]] = Counter()
+def _counts(messages: StepMessages) -> dict[StepCall, float]:
+    """How many there are of each, which does not count them."""
+    counts: dict[StepCall, float] = {}
     for one in messages.messages:
-        counts[one.collective, one.size_bytes] += one.times
+        call = StepCall(collective=one.collective, size_bytes=one.size_bytes, hideable=one.hideable)
+        counts[call] = counts.get(call, 0.0) + one.times
     return counts

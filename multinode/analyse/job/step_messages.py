@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.collectives.traffic import Layout, Strategy, step_exchanges
 from multinode.analyse.job.model_size import ModelShape
-from multinode.analyse.job.training import Adapter, Training, read_training
+from multinode.analyse.job.training import Adapter, Training, read_training, zero_3_gathers
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.measure.benchmark import Message
@@ -54,9 +54,11 @@ _FILLED = (
     "which parameters ZeRO-3 gathers together depends on its trace of the model: approximated by filling "
     "stage3_prefetch_bucket_size in the modules' order"
 )
-_STAY_WHOLE = "the parameters stay whole from the forward to the backward pass (stage3_max_live_parameters)"
-_GATHERED_TWICE = "all parameters are taken to be gathered twice, although some stay whole for the backward pass"
-_WRAPS_LAYERS = "FSDP is taken to wrap each decoder layer, and what is outside of them to be gathered once"
+_STAY_WHOLE = "parameters that are used again soon stay whole for the backward pass (stage3_max_reuse_distance)"
+_WRAPS_LAYERS = (
+    "FSDP is taken to wrap each decoder layer, and to reduce gradients in the last micro-batch alone, as the "
+    "Trainer has it"
+)
 _INSIDE_LEFT_OUT = (
     "what stays inside a node is left out; the all-reduce between the nodes joins one worker of each node, and is "
     "measured with all workers"
@@ -92,12 +94,14 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: S as nccl-tests counts it.
         times: how many of them a step makes.
         what: what they carry, in a few words.
+        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
     """
 
     collective: str
     size_bytes: int
     times: int
     what: str
+    hideable: bool = True
 
 
 class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +125,7 @@ class _Calls(NamedTuple):
     elements: Iterable[int]
     width: int
     times: int = 1
+    hideable: bool = True
 
 
 _Sent = tuple[list[_Calls], tuple[str, ...]]
@@ -192,7 +197,7 @@ def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | N
         time_of: what a collective of so many bytes takes, in us; None if unknown.
 
     Returns:
-        None where the time of a message cannot be told.
+        None where the time of a message is not known.
     """
     total_us = 0.0
     for one in step.messages:
@@ -205,13 +210,13 @@ def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | N
 
 def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
     """Calls of one kind and size together."""
-    counts: Counter[tuple[str, int, str]] = Counter()
+    counts: Counter[tuple[str, int, str, bool]] = Counter()
     for one in calls:
         for elements in one.elements:
-            counts[one.collective, elements * one.width, one.what] += one.times
+            counts[one.collective, elements * one.width, one.what, one.hideable] += one.times
     return tuple(
-        StepMessage(collective=collective, size_bytes=size, times=times, what=what)
-        for (collective, size, what), times in counts.items()
+        StepMessage(collective=collective, size_bytes=size, times=times, what=what, hideable=hideable)
+        for (collective, size, what, hideable), times in counts.items()
         if size and times
     )
 
@@ -267,7 +272,7 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     notes = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
     return [
         _Calls(reduce, "gradient buckets", fill_up_to(order, cap), load.gradient_bytes, times),
-        _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes),
+        _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes, hideable=False),
     ], (*notes, _CUT_AT_OWNERS.format(cap=cap)) if any(one > cap for one in order) else notes
 
 
@@ -279,19 +284,26 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
     prefetch = _known(settings.prefetch_elements, 9 * shape.hidden**2 // 10)
     parameters = _elements((*registered(shape, None), *(registered(shape, training.adapter) if training.lora else ())))
     large, kept = ([_padded(one, n) for one in parameters if (one > small) is large] for large in (True, False))
-    passes = 1 if sum(large) <= settings.live_elements else 2
+    whole, again = zero_3_gathers(settings, shape, recompute=training.recompute)
+    cut = next((at for at in range(len(large)) if sum(large[at:]) <= whole), len(large))
+    # A tied embedding that is released is gathered for the output layer, too.
+    tied = large[:1] if shape.tied and cut else []
+    passes = [(large[:cut], again), (large[cut:], 1), (tied, 1)]
     trained = [_padded(one, n) for one in _elements(arriving(shape, training.adapter))]
     buckets = fill_up_to(trained, _reduce_cap(training, settings))
-    gathered, times = fill_past(large, [prefetch]), load.accumulation
+    times, width = load.accumulation, load.parameter_bytes
     return [
-        _Calls("all_gather", "parameters before their use", gathered, load.parameter_bytes, passes * times),
+        *(
+            _Calls("all_gather", "parameters before their use", fill_past(part, [prefetch]), width, often * times)
+            for part, often in passes
+        ),
         _Calls("reduce_scatter", "gradient buckets", buckets, load.gradient_bytes, times),
-        _Calls("all_gather", "small parameters after the step", kept, load.parameter_bytes),
-    ], (_FILLED, _STAY_WHOLE if passes == 1 else _GATHERED_TWICE)
+        _Calls("all_gather", "small parameters after the step", kept, width, hideable=False),
+    ], (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
 
 
 def _fsdp(training: Training, layout: Layout) -> _Sent:
-    """FSDP: each layer is a unit, what is outside of the layers another, which stays whole until its backward pass."""
+    """FSDP: each layer is a unit, and what is outside of the layers another."""
     hybrid = training.strategy is Strategy.HYBRID_SHARD
     load, layers = training.load, training.shape.layers
     ranks = layout.workers_per_node if hybrid else layout.workers
@@ -299,14 +311,19 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     base = _unit(training.shape, None) if training.lora else (0, 0)
     outer, layer = (_padded(one + other, ranks) for one, other in zip(base, trained, strict=True))
     gradients = [_padded(one, ranks) for one in (*[trained[1]] * layers, trained[0])]
+    sharded = step_exchanges(training.strategy, load, layout)
+    reductions = round(sharded[1].times)
     if hybrid:
         shares = [one // ranks for one in gradients]
-        across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes)
+        across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes, reductions)
         return [across], (_WRAPS_LAYERS, _INSIDE_LEFT_OUT)
-    gathered = [outer, *[layer] * layers * (1 if training.strategy is Strategy.SHARD_GRAD_OP else 2)]
+    whole = training.strategy is Strategy.SHARD_GRAD_OP
+    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * (1 if whole else 2)]
+    # Of micro-batches: under no_sync, version 1 keeps what stays whole.
+    micro_batches = round(sharded[0].times) if whole else load.accumulation
     return [
-        _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, load.accumulation),
-        _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, load.accumulation),
+        _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, micro_batches),
+        _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, reductions),
     ], (_WRAPS_LAYERS,)
 
 

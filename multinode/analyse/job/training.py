@@ -6,7 +6,7 @@ Reads the job and the model's config.json, which are given. What the traffic cos
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +25,11 @@ __all__ = [
     "read_trained",
     "read_training",
     "refuse_unknown",
+    "with_accelerate",
+    "zero_3_gathers",
 ]
+
+_Job = TypeVar("_Job")
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 """Of ZeRO, by their numbers."""
@@ -57,6 +61,8 @@ _FSDP = {
     "shard_grad_op": Strategy.SHARD_GRAD_OP,
     "hybrid_shard": Strategy.HYBRID_SHARD,
 }
+# As accelerate's configuration numbers them, from 1.
+_SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _MEASURE_SIZES = "sizes of your own can be measured as well: multinode nccl-test -b 1M -e 64M"
 
@@ -78,6 +84,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         adapter: what is trained instead of the whole model; None where the whole model is.
         settings: of DeepSpeed; None without it.
+        recompute: whether activations are computed again, LLaMA-Factory's default.
         small: what it would move under DDP with its adapter, or with one of SMALL_RANK where it trains the whole model.
     """
 
@@ -87,6 +94,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     settings: DeepSpeedConfig | None = None
     load: TrafficInputs
     small: TrafficInputs
+    recompute: bool = True
 
     @property
     def lora(self) -> bool:
@@ -118,6 +126,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
     strategy = _strategy(job, settings)
     adapter, trainable = read_trained(job, shape)
     half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
+    version = _fsdp_version(config.get("fsdp_config"))
     load = TrafficInputs(
         parameters=shape.parameters + (trainable if adapter is not None else 0),
         trainable=trainable,
@@ -130,7 +139,17 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
         trainable=trainable if adapter is not None else lora_parameters(shape, SMALL_RANK, ("all",)) or 0,
         gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
     )
-    return Training(strategy=strategy, shape=shape, adapter=adapter, settings=settings, load=load, small=small)
+    training = Training(
+        strategy=strategy,
+        shape=shape,
+        adapter=adapter,
+        settings=settings,
+        load=load,
+        small=small,
+        recompute=config.get("disable_gradient_checkpointing") is not True,
+    )
+    load = msgspec.structs.replace(load, gathers=_gathers(training, version), fsdp_version=version)
+    return msgspec.structs.replace(training, load=load)
 
 
 def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelShape:
@@ -194,6 +213,22 @@ def named_fsdp(fsdp: object) -> Strategy | None:
     return next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
 
 
+def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
+    """The job, to be read: with FSDP as accelerate's configuration has it, in the keys that the Trainer has for it."""
+    told = accelerate.get("fsdp_config")
+    if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
+        return job
+    told = told if isinstance(told, dict) else {}
+    version = _fsdp_version(told)
+    strategy = str(told.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
+    if strategy.isdigit():
+        strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
+    if version != 1:
+        strategy = "SHARD_GRAD_OP" if told.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
+    fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": {"version": version}}
+    return msgspec.structs.replace(job, config=job.config | fsdp)
+
+
 def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
     """The adapter, None where the whole model is trained, and how many parameters are trained.
 
@@ -213,6 +248,51 @@ def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | Non
     if trainable is None:
         raise _unknown(job, "lora_target")
     return Adapter(rank=rank, targets=names), trainable
+
+
+def _fsdp_version(config: object) -> int:
+    """Of the Trainer's `fsdp_config`; its default where that is a file."""
+    told = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
+    return 2 if str(told) == "2" else 1
+
+
+def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: bool) -> tuple[int, int]:
+    """Elements at the end of the forward pass that a micro-batch gathers once, and how often it gathers the others.
+
+    ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements (DeepSpeed
+    0.19.8, partitioned_param_coordinator.py, `__params_to_release`). From a use in the forward pass to that in the
+    backward pass, each pass uses all that comes after it; activation checkpointing does so a third time, and uses each
+    layer again before its backward pass. `stage3_max_live_parameters` limits what is prefetched, and no more.
+    """
+    layer = (shape.parameters - shape.outside_layers) // shape.layers
+    head = 0 if shape.tied else shape.vocabulary * shape.hidden
+    kept = 0
+    for unit in (head + shape.hidden, *[layer] * shape.layers, shape.vocabulary * shape.hidden):
+        # What is used between the two uses are those after it, which are kept then, too.
+        if (3 if recompute else 2) * kept >= settings.reuse_elements:
+            break
+        kept += unit
+    else:
+        # An adapter, too.
+        kept = max(kept, settings.reuse_elements)
+    return kept, 3 if recompute and settings.reuse_elements < layer else 2
+
+
+def _gathers(training: Training, version: int) -> float | None:
+    """In a micro-batch; None takes the strategy's usual number.
+
+    FSDP keeps what is outside of the layers for the backward pass. Its version 2 would, too, but accelerate tells it to
+    free that as it frees the layers.
+    """
+    shape, parameters = training.shape, training.load.parameters or 0
+    if training.settings is not None and training.strategy is Strategy.ZERO3:
+        kept, again = zero_3_gathers(training.settings, shape, recompute=training.recompute)
+        # A tied embedding that is released is gathered for the output layer, too.
+        tied = shape.vocabulary * shape.hidden if shape.tied and kept < parameters else 0
+        return again - (again - 1) * min(1.0, kept / parameters) + tied / parameters
+    if training.strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1:
+        return 2 - shape.outside_layers / parameters
+    return None
 
 
 def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:

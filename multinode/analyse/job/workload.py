@@ -6,7 +6,7 @@ Read from the job before it starts; what the workers did is in the summary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,8 +24,8 @@ from multinode.errors import JobError
 __all__ = [
     "BATCH_NAMES",
     "BATCH_WORDS",
+    "FullRun",
     "Settings",
-    "Whole",
     "Workload",
     "global_batch",
     "read_settings",
@@ -65,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         method: `full`, `lora`, `qlora`, ... as the job has it; `script` of a script.
         lora_rank: of an adapter.
         stage: `sft`, `pt`, `dpo`, ...
-        dataset: names, with commas between; `synthetic` of made-up data.
+        dataset: names, with commas between; `synthetic` for synthetic data.
         strategy: as configured: `DDP`, `ZeRO-2`, ...
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches a step.
@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     command: str | None = None
 
 
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
+class FullRun(msgspec.Struct, frozen=True, kw_only=True):
     """The user's whole job, of which a short run was a part.
 
     Attributes:
@@ -105,6 +105,11 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int | None = None
     epochs: float | None = None
+
+    @classmethod
+    def first_of(cls, told: Iterable[FullRun]) -> FullRun:
+        """The first that asks for something."""
+        return next((one for one in told if one != cls()), cls())
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +122,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: Settings
-    whole: Whole = Whole()
+    whole: FullRun = FullRun()
     work: Work | None = None
     reason: str = ""
     versions: dict[str, str] = {}
@@ -149,7 +154,7 @@ def read_workload(
         work, reason = read_work(job, model, layout), ""
     except JobError as error:
         work, reason = None, error.message
-    return Workload(settings=settings, whole=_whole(job), work=work, reason=reason, versions=known)
+    return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=known)
 
 
 def read_settings(job: Job) -> Settings:
@@ -212,7 +217,7 @@ def _packs(config: Mapping[str, Any], stage: str | None) -> bool:
     return config.get("neat_packing") is True or (packing if isinstance(packing, bool) else stage == "pt")
 
 
-def _whole(job: LlamaFactoryJob) -> Whole:
+def _full_run(job: LlamaFactoryJob) -> FullRun:
     """Of the job before it was cut, or as the user's file has it where an override cut it; not of made-up epochs."""
     config: dict[str, Any] | None
     if job.uncut is not None:
@@ -220,13 +225,13 @@ def _whole(job: LlamaFactoryJob) -> Whole:
     else:
         config = job.config if _SHORTENING.isdisjoint(job.overridden) else _written(job)
     if config is None:
-        return Whole()
+        return FullRun()
     steps = config.get("max_steps")
     if type(steps) is int and steps > 0:
-        return Whole(steps=steps)
+        return FullRun(steps=steps)
     epochs = config.get("num_train_epochs", _EPOCHS)
     known = job.synthetic is None and type(epochs) in {int, float} and 0 < epochs < math.inf
-    return Whole(epochs=float(epochs) if known else None)
+    return FullRun(epochs=float(epochs) if known else None)
 
 
 def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:

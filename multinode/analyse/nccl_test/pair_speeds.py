@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from multinode.core.run.samples import StreamResult
 from multinode.units import format_rate
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "least_of_due",
     "least_of_pairs",
     "slowest_gb_per_s",
+    "stream_speed",
 ]
 
 Pair = tuple[str, str]
@@ -43,6 +45,9 @@ _CPU_BOUND_GBIT = 10.0
 _CPU_BOUND_GOODPUT_GBIT = 9.4
 _PAIR = 2
 _BITS_PER_BYTE = 8
+_GIGA = 1e9
+# What arrived in less tells no rate.
+_LEAST_STREAM_S = 1e-3
 
 
 class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +82,8 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
     """What TCP reached between the nodes' cards without any collective.
 
     Attributes:
-        one: every node sends to the next while it receives from the one before, over one connection.
+        one: every node sends to the next while it receives from the one before, over one connection: the median of the
+            turns that it took with collectives.
         several: likewise over several.
         connections: how many those are; 0 where nothing was measured.
         latency: round trips along the same ring.
@@ -153,6 +159,16 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     nodes: tuple[str, ...]
     pairs: tuple[Pair, ...]
+
+
+def stream_speed(source: str, target: str, results: Sequence[StreamResult]) -> PairSpeed:
+    """All connections of a stream together; it is as good as the worst of them."""
+    total = 0.0
+    for one in results:
+        if one.error is not None or not one.size_bytes or (one.time_s or 0.0) < _LEAST_STREAM_S:
+            return PairSpeed(source=source, target=target, error=one.error or "too little arrived")
+        total += one.size_bytes * _BITS_PER_BYTE / (one.time_s or 0.0) / _GIGA
+    return PairSpeed(source=source, target=target, gbit_per_s=total)
 
 
 def least_of_due(due_gbit_per_s: float, link_gbit_per_s: float) -> float:

@@ -1,24 +1,26 @@
 """compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
 
-A speed has changed only where it differs by more than both scatter; judges neither of the two by itself.
+A speed has changed where the confidence interval of the ratio of both says so; judges neither of the two by itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from multinode.analyse.collectives.collectives import CollectiveRow
+from multinode.analyse.stats.estimate import Estimate, of_scatter, ratio
 from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.units import format_rate, format_size
 
 __all__ = ["RULE", "NodeState", "RowChange", "ScanChanges", "ScanRecord", "compare_scans", "node_state"]
 
 RULE = (
-    "a speed has changed where the better one is above the other by more than both sweeps scatter (of each the lesser "
-    "of its cv and of p95 over median, less 1), and by 5% at least; by 20% where fewer than 5 iterations were timed"
+    "a speed has changed where the 95 % confidence interval of the ratio of both, by their iterations, does not "
+    "contain 1, and by 5% at least; by 20% where fewer than 5 iterations were timed"
 )
 
 _LEAST_CHANGE = 0.05
@@ -74,7 +76,7 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: as it is now.
         before_gb_per_s: busbw; likewise `now_gb_per_s`.
         change: of busbw, as a fraction: -0.5 is half of what it was; 0 where it is within the noise.
-        noise: what both scatter together, as a fraction of the time.
+        noise: how far off the ratio of both speeds may be, as a fraction of it.
     """
 
     collective: str
@@ -242,13 +244,14 @@ def _same_size(one: CollectiveRow, other: CollectiveRow) -> bool:
 
 def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
     """The change as RULE has it, or None."""
-    noise = _scatter(before) + _scatter(now)
     least = _LEAST_CHANGE if min(before.iters, now.iters) >= _FEW_ITERS else _LEAST_CHANGE_OF_FEW
     # By busbw and not by time: it can be compared between unlike numbers of workers.
-    speeds = sorted((before.busbw_gb_per_s, now.busbw_gb_per_s))
-    has_changed = speeds[0] > 0 and speeds[1] / speeds[0] - 1 > max(noise, least)
+    change, noise, has_changed = 0.0, 0.0, False
+    if min(before.busbw_gb_per_s, now.busbw_gb_per_s) > 0:
+        change, times = now.busbw_gb_per_s / before.busbw_gb_per_s - 1, ratio(_time_us(before), _time_us(now))
+        noise = math.sqrt(times.high / times.low) - 1
+        has_changed = max(1 + change, 1 / (1 + change)) - 1 > max(noise, least)
     words = []
-    change = now.busbw_gb_per_s / before.busbw_gb_per_s - 1 if before.busbw_gb_per_s > 0 else 0.0
     if has_changed:
         way = "faster" if change > 0 else "slower"
         figures = f"{now.busbw_gb_per_s:.3g} GB/s, was {before.busbw_gb_per_s:.3g} GB/s ({change:+.0%})"
@@ -270,9 +273,11 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
     )
 
 
-def _scatter(row: CollectiveRow) -> float:
-    """One slow iteration swells the cv and not the p95; a scan that is unsteady throughout swells both."""
-    return max(0.0, min(row.cv, row.p95_us / row.time_us - 1))
+def _time_us(row: CollectiveRow) -> Estimate:
+    interval = row.interval_us
+    # Scans of earlier releases have none.
+    low, high = interval if interval and interval[0] > 0 else of_scatter(row.time_us, row.cv, row.iters)
+    return Estimate(value=row.time_us, low=low, high=high)
 
 
 def _message(row: CollectiveRow) -> str:

@@ -14,8 +14,8 @@ import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share, message_steps
 from multinode.analyse.collectives.collectives import CollectiveRow
+from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
-from multinode.analyse.nccl_test.path_proof import PathProof
 from multinode.core.cluster.facts import Interface
 from multinode.units import format_list, format_rate, format_size, goodput_gb_per_s
 
@@ -98,7 +98,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         text: one or two plain sentences.
         nodes: names to look at, the likeliest first.
-        causes: likewise; empty where there is nothing to mend.
+        causes: likewise; empty where there is nothing to fix.
         shares: how much of the network every large message used.
     """
 
@@ -124,7 +124,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     backend: str = "unknown"
     cards: dict[str, Interface] = {}
     tcp: RawTcp = RawTcp()
-    path: PathProof = PathProof(ok=None)
+    path: NicPathCheck = NicPathCheck(ok=None)
     over_rdma: bool = False
     wait_share_by_node: dict[str, float] = {}
     busy_percent_by_node: dict[str, float] = {}
@@ -224,7 +224,8 @@ def judge_scan(seen: Evidence) -> Verdict:
 
 
 def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
-    ceiling, tcp = seen.ceiling_gb_per_s, seen.tcp_gb_per_s
+    ceiling = seen.ceiling_gb_per_s
+    tcp = None if seen.over_rdma else row.tcp_gb_per_s or seen.tcp_gb_per_s
     across = seen.layout.nodes > 1
     what = (seen.backend, row.collective, seen.layout)
     speed = card_factor(*what) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
@@ -459,7 +460,7 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
     if not small or trip_us is None or trip_us > _LAN_ROUND_TRIP_US:
         return
     row = min(small, key=lambda row: row.size_bytes)
-    needed_us = message_steps(seen.backend, row.collective, seen.layout.workers) * trip_us / 2
+    needed_us = message_steps(seen.backend, row.collective, seen.layout) * trip_us / 2
     if row.time_us >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
         yield Cause(
             text=f"{row.collective} of {format_size(row.size_bytes)} takes {_ms(row.time_us)}, where round trips need "

@@ -15,8 +15,9 @@ from multinode.analyse.collectives.algorithms import Layout
 from multinode.analyse.collectives.collectives import CollectiveRow, collective_rows, with_shares
 from multinode.analyse.job.step_messages import StepMessage, StepMessages, estimate_step_us
 from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
+from multinode.analyse.nccl_test.nic_path_check import NicPathCheck, check_nic_path
 from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, slowest_gb_per_s
-from multinode.analyse.nccl_test.path_proof import PathProof, prove_path
+from multinode.analyse.nccl_test.raw_ring import read_ring
 from multinode.analyse.nccl_test.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
 from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
@@ -86,7 +87,7 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     curves: dict[str, SizeCurve] = {}
     tcp: RawTcp = RawTcp()
     odd: tuple[Odd, ...] = ()
-    path: PathProof | None = None
+    path: NicPathCheck | None = None
     nccl: NcclPath | None = None
     like: StepEstimate | None = None
     verdict: Verdict
@@ -155,8 +156,10 @@ def summarise_scan(
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")
     nccl = _nccl(samples.values())
-    rows = collective_rows(measured, plan.world_size)
-    path = prove_path(
+    indices = {sample.index for sample in measured}
+    in_turns_gb_per_s = {index: slowest_gb_per_s(read_ring(plan, samples, index).ring) for index in indices}
+    rows = collective_rows(measured, plan.world_size, in_turns_gb_per_s)
+    path = check_nic_path(
         measured,
         cards={node.node_rank: node.ifname for node in plan.nodes},
         layout=layout,

@@ -6,16 +6,20 @@ Reads summaries alone; the network comes from an nccl-test. What follows from it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, TrafficInputs
 from multinode.analyse.job.step_calls import Work, with_gradients
+from multinode.analyse.prediction.back_test import ResidualQuantile
 from multinode.analyse.prediction.cost_model import (
+    HIDEABLE_SHARE,
+    Overlap,
     Scenario,
     StepCosts,
-    bucketed_overlap,
-    late_ms,
+    hideable_part,
+    overlaps,
     step_parts,
 )
 from multinode.analyse.prediction.network_model import CommTimes, Link, NetworkModel, UncertaintySource, comm_times
@@ -23,12 +27,24 @@ from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError
 
-__all__ = ["Calibration", "Measured", "Residual", "calibrate", "calibrate_without_single", "gradient_factor"]
+__all__ = [
+    "Calibration",
+    "Measured",
+    "Residual",
+    "batch_of",
+    "calibrate",
+    "calibrate_without_single",
+    "gradient_factor",
+    "largest",
+]
 
 _MS_PER_S = 1e3
 _HALF_BYTES = 2
 # Of a worker's own work, where it is known from a run whose network had its part in every figure.
 _UNSEEN_ALONE = 0.05
+_HALVINGS = 40
+# How far the overlap of an engine, and calls in a training, are from what is thought: the usual.
+_RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +95,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         per_device_batch: samples of a micro-batch, of one worker.
         accumulation: micro-batches a step.
         network: what was measured of, or is known of, the network between the nodes.
-        scatter: cv of the step times that it was made from.
+        scatter: cv of the step times that it was made from; what repeats differ by, where that is more.
+        scatter_of: which of the two, in words.
         tokens_per_sample: padded; None is unknown.
         notes: what had to be taken for granted, a sentence each.
         doubts: of every prediction that is made from it, beside those that the scenario brings.
         residual: of the run on several nodes; of none the model is what it is.
+        quantile: how far off the model was on stored runs; None where it was held against none.
     """
 
     costs: StepCosts
@@ -94,10 +112,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     work: Work
     network: NetworkModel
     scatter: float = 0.0
+    scatter_of: str = "its step times scatter"
     tokens_per_sample: float | None = None
     notes: tuple[str, ...] = ()
     doubts: tuple[UncertaintySource, ...] = ()
     residual: Residual = Residual()
+    quantile: ResidualQuantile | None = None
 
     def known_workers(self, nodes: int) -> int:
         """The most workers on a node of a run that tells of so many nodes."""
@@ -105,11 +125,25 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.layout.workers_per_node, several)
 
 
-def calibrate(single: Measured, work: Work, network: NetworkModel, several: Measured | None = None) -> Calibration:
+def calibrate(
+    single: Measured,
+    work: Work,
+    network: NetworkModel,
+    several: Measured | None = None,
+    *,
+    share: float = HIDEABLE_SHARE,
+) -> Calibration:
     """What a run on one node tells, and, where there is one, a run on several.
 
     The single run gives compute, data, optimizer and host; its own workers' communication is taken out. The run on
     several nodes gives the overlap alone.
+
+    Args:
+        single: on one node.
+        work: what both communicate.
+        network: between several nodes.
+        several: on them.
+        share: of a micro-batch's compute, beside which communication may run: `hideable_share` of the training.
 
     Raises:
         UsageError: a run has no steady step or no samples a second, the single one ran on several nodes, or the network
@@ -121,11 +155,13 @@ def calibrate(single: Measured, work: Work, network: NetworkModel, several: Meas
             f"run {summary.run_id} ran on {single.layout.nodes} nodes: it does not tell what a step costs without them",
             hint="add a run on one node: multinode contrast makes one",
         )
-    seen = _calibrated(single, work, network)
+    seen = _calibrated(single, work, network, share)
     return seen if several is None else _with_overlap(seen, several)
 
 
-def calibrate_without_single(several: Measured, work: Work, network: NetworkModel) -> Calibration:
+def calibrate_without_single(
+    several: Measured, work: Work, network: NetworkModel, *, share: float = HIDEABLE_SHARE
+) -> Calibration:
     """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
 
     Raises:
@@ -139,7 +175,7 @@ def calibrate_without_single(several: Measured, work: Work, network: NetworkMode
             f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
             hint="add a run on one node: multinode contrast makes one",
         )
-    seen = _calibrated(several, work, network)
+    seen = _calibrated(several, work, network, share)
     alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
     note = (
         f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
@@ -150,7 +186,7 @@ def calibrate_without_single(several: Measured, work: Work, network: NetworkMode
     return _with_overlap(seen, several)
 
 
-def _calibrated(run: Measured, work: Work, network: NetworkModel) -> Calibration:
+def _calibrated(run: Measured, work: Work, network: NetworkModel, share: float) -> Calibration:
     if network.layout.nodes == 1:
         raise UsageError(
             "the collectives were measured on one node: that tells nothing of a network",
@@ -158,10 +194,10 @@ def _calibrated(run: Measured, work: Work, network: NetworkModel) -> Calibration
         )
     summary = run.summary
     accumulation = _accumulation(summary)
-    batch = _batch(summary, run.layout.workers, accumulation)
+    batch = batch_of(summary, run.layout.workers, accumulation)
     costs, local_ms, notes = _costs(summary, accumulation, run.layout.workers * batch * accumulation)
     return Calibration(
-        costs=costs,
+        costs=msgspec.structs.replace(costs, hideable_share=share),
         local_ms=local_ms,
         layout=run.layout,
         per_device_batch=batch,
@@ -178,7 +214,12 @@ def _accumulation(summary: Summary) -> int:
     return max(1, round(summary.micro_steps or 1))
 
 
-def _batch(summary: Summary, workers: int, accumulation: int) -> float:
+def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
+    """Samples of a worker's micro-batch: by the settings or counted; of an older run of a script by its rate.
+
+    Raises:
+        UsageError: the run tells no samples a second, or what it tells cannot be.
+    """
     if summary.samples_per_s is None or summary.step_time_ms is None:
         reason = summary.missing.get("samples_per_s", "it recorded no steady step")
         raise UsageError(
@@ -191,7 +232,7 @@ def _batch(summary: Summary, workers: int, accumulation: int) -> float:
     if not math.isfinite(samples) or summary.step_time_ms.median <= 0:
         raise UsageError(f"what the summary of run {summary.run_id} says of its steps cannot be")
     # A micro-batch has a whole number of samples, unless the last one of an epoch was short.
-    return float(round(samples)) or samples
+    return summary.per_device_batch or float(round(samples)) or samples
 
 
 def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
@@ -230,39 +271,50 @@ def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str
 
 
 def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
-    """Rho from the exposed communication of a run on several nodes: (C - x) / t_hide.
+    """Rho from the exposed communication of a run on several nodes, where there was more to send than time to hide it.
 
-    Where computation could have hidden all of it, of rho only that is known which hid the rest, and what it leaves
-    exposed beyond its buckets is the tail. Where computation was not allowed to hide, nothing is learnt of rho.
+    Where computation could have hidden all of it, of rho only that is known which hid the rest. Where computation was
+    not allowed to hide, nothing is learnt of rho.
     """
-    if not several.overlap:
+    work, costs = seen.work, seen.costs
+    exposed_ms = _exposed_ms(several.summary, costs)
+    if not several.overlap or not overlaps(work.strategy, seen.network.backend) or exposed_ms is None:
         return seen
-    summary, costs = several.summary, seen.costs
-    accumulation = _accumulation(summary)
-    factor = gradient_factor(seen.work.load) if several.grad_compress else 1.0
-    calls = with_gradients(seen.work.calls_of(seen.work.strategy, several.layout), factor)
+    accumulation = _accumulation(several.summary)
+    factor = gradient_factor(work.load) if several.grad_compress else 1.0
+    calls = with_gradients(work.calls_of(work.strategy, several.layout), factor)
     comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
-    exposed_ms = _exposed_ms(summary, costs)
-    if exposed_ms is None:
-        return seen
+    passes = accumulation if comm.micro_batch_ms else 1
     hideable_ms = comm.step_ms + accumulation * comm.micro_batch_ms
-    hide_ms = costs.t_hide_ms * (accumulation if comm.micro_batch_ms else 1)
-    exposed_ms = max(0.0, exposed_ms - comm.after_ms)
-    late = late_ms(calls, comm, hide_ms=costs.t_hide_ms, accumulation=accumulation)
-    if not seen.work.is_cut(seen.work.strategy):
-        late = 0.0
-    elif late > exposed_ms:
-        costs = msgspec.structs.replace(costs, lateness=exposed_ms / late)
-    if hideable_ms <= hide_ms:
-        exposed_ms = min(exposed_ms, hideable_ms)
-        least = (hideable_ms - exposed_ms) / hide_ms if hide_ms else 0.0
-        beyond_ms = max(0.0, hideable_ms - max(least, bucketed_overlap(calls)) * hide_ms)
-        tail_ms = max(0.0, exposed_ms - beyond_ms) if exposed_ms > late else 0.0
-        costs = msgspec.structs.replace(costs, tail_ms=tail_ms, least_overlap=least)
-    else:
-        rho = min(1.0, max(0.0, (hideable_ms - exposed_ms) / hide_ms)) if hide_ms else 0.0
-        costs = msgspec.structs.replace(costs, overlap=rho)
-    return msgspec.structs.replace(seen, costs=costs)
+    if hideable_ms <= passes * costs.hideable_ms:
+        hidden_ms = hideable_ms - max(0.0, exposed_ms - comm.after_ms)
+        least = max(0.0, hidden_ms / (passes * costs.hideable_ms)) if hidden_ms else 0.0
+        return msgspec.structs.replace(seen, costs=msgspec.structs.replace(costs, least_overlap=min(1.0, least)))
+    overlap = Overlap(hide_ms=costs.hideable_ms, calls=calls if work.is_cut(work.strategy) else ())
+    more_ms = exposed_ms - step_parts(costs, comm, accumulation=accumulation, overlap=overlap).exposed_ms
+    hide_ms = passes * costs.hideable_ms * hideable_part(overlap.calls)
+    rho = min(1.0, max(0.0, 1 - _of_overlap(hideable_ms, hide_ms) * more_ms))
+    return msgspec.structs.replace(seen, costs=msgspec.structs.replace(costs, overlap=rho))
+
+
+def _of_overlap(comm_ms: float, hide_ms: float) -> float:
+    """What a ms that is exposed beyond the model says of rho; the rest it says of what the calls take.
+
+    x = f C - rho H: of one figure both follow by their weights, a priori 1 within _RHO_SIGMA and _COMM_SIGMA. Where C
+    is many times H, a little of C is all of H, and rho is hardly told.
+    """
+    of_rho, of_comm = (hide_ms * _RHO_SIGMA) ** 2, (comm_ms * _COMM_SIGMA) ** 2
+    return of_rho / (of_rho + of_comm) / hide_ms if of_rho else 0.0
+
+
+def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """The largest value for which something holds that holds for all smaller ones; `low` where it holds for none."""
+    if holds(high):
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
@@ -272,7 +324,7 @@ def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
         return mean.exposed_ms
     if summary.step_time_ms is None:
         return None
-    alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary), overlap=0.0)
+    alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary))
     return max(0.0, summary.step_time_ms.median - alone.step_ms)
 
 

@@ -13,7 +13,17 @@ from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.prediction.network_model import CommTimes, Link
 
-__all__ = ["Scenario", "StepCosts", "StepParts", "bucketed_overlap", "late_ms", "step_parts"]
+__all__ = [
+    "HIDEABLE_SHARE",
+    "Overlap",
+    "Scenario",
+    "StepCosts",
+    "StepParts",
+    "exposed_ms",
+    "hideable_part",
+    "overlaps",
+    "step_parts",
+]
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +52,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.workers * self.per_device_batch * self.accumulation
 
 
-# A backward pass computes two gradients where the forward pass computes one product.
-_BACKWARD_SHARE = 2 / 3
+def overlaps(strategy: Strategy, backend: str) -> bool:
+    """Whether an engine can compute and communicate at once.
+
+    DDP's reducer issues its calls asynchronously. DeepSpeed and FSDP issue them synchronously, on CUDA streams of their
+    own (torch 2.13, `FSDPParamGroup.unshard_async_op` is False by default): with gloo such a call blocks the worker.
+    """
+    return strategy is Strategy.DDP or backend != "gloo"
+
+
+HIDEABLE_SHARE = 2 / 3
+"""`hideable_share` of a training of which nothing is known: the backward pass, without activation checkpointing."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,28 +73,23 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         optimizer_ms: t_opt, once a step.
         host_ms: t_host, once a step.
         data_ms: waiting for the batch of one micro-batch.
-        hideable_ms: t_hide, computation of a micro-batch beside which communication may run; None takes two thirds of
-            `compute_ms`, the backward pass.
-        overlap: rho, the part of `hideable_ms` that is used; None is not known, and follows from the buckets.
-        least_overlap: where rho is not known, what of it was needed to hide what was seen hidden.
-        tail_ms: communication that stays exposed however fast the network is.
-        lateness: of `late_ms`, the part that was seen to be exposed; 1 where nobody looked.
+        hideable_share: the fraction of `compute_ms` beside which communication may run (`hideable_share`).
+        overlap: rho, the fraction of that time which was seen to be used; None is unknown.
+        least_overlap: where rho is unknown, what of it was needed to hide what was seen hidden.
     """
 
     compute_ms: float
     optimizer_ms: float = 0.0
     host_ms: float = 0.0
     data_ms: float = 0.0
-    hideable_ms: float | None = None
+    hideable_share: float = HIDEABLE_SHARE
     overlap: float | None = None
     least_overlap: float = 0.0
-    tail_ms: float = 0.0
-    lateness: float = 1.0
 
     @property
-    def t_hide_ms(self) -> float:
-        """The same as `hideable_ms`, taken where it is not given."""
-        return _BACKWARD_SHARE * self.compute_ms if self.hideable_ms is None else self.hideable_ms
+    def hideable_ms(self) -> float:
+        """t_hide, of a micro-batch."""
+        return self.hideable_share * self.compute_ms
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +99,8 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
         compute_ms: of all micro-batches; likewise `data_ms`.
         optimizer_ms: of the step; likewise `host_ms`.
         comm_ms: what the calls take alone: C and what cannot be hidden.
-        beyond_ms: of C, what computation had no time to hide.
-        exposed_ms: x, what of it lengthens the step, tail included.
+        beyond_ms: of x, all but the last bucket of each backward pass, which nothing can hide.
+        exposed_ms: x, what of it lengthens the step.
     """
 
     compute_ms: float
@@ -103,63 +117,72 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
         return self.compute_ms + self.optimizer_ms + self.host_ms + self.data_ms + self.exposed_ms
 
 
-def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap: float, late: float = 0.0) -> StepParts:
-    """T_step = K (t_f + t_b) + t_opt + t_host + x, with x = max(0, C - rho t_hide) + tail.
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """What computation hides.
 
-    What follows the optimizer counts with the tail; calls of every micro-batch have the computation of every one to
-    hide beside. No more is exposed than there is.
+    Attributes:
+        hide_ms: rho t_hide: of each micro-batch, the time at the end of which its backward pass ends, and beside all of
+            which calls can run.
+        calls: of a step, as the engine cuts them, in their order; none are taken to be divisible at will.
+    """
+
+    hide_ms: float = 0.0
+    calls: tuple[StepCall, ...] = ()
+
+
+NOTHING_HIDDEN = Overlap()
+
+
+def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap: Overlap = NOTHING_HIDDEN) -> StepParts:
+    """T_step = K (t_f + t_b) + t_opt + t_host + x.
+
+    Calls of every micro-batch have the computation of every one to hide beside. What follows the optimizer is exposed.
 
     Args:
         costs: of the step.
         comm: of its calls.
         accumulation: K.
-        overlap: rho, from 0 to 1.
-        late: x is no less than that, in ms: the buckets that are full when there is no time left to hide them.
+        overlap: of its calls and its computation.
     """
-    hideable = comm.step_ms + accumulation * comm.micro_batch_ms
-    passes = accumulation if comm.micro_batch_ms else 1
-    beyond = max(0.0, hideable - overlap * costs.t_hide_ms * passes)
-    tail = min(costs.tail_ms, hideable)
+    exposed = beyond = 0.0
+    for grows, comm_ms, count in ((False, comm.step_ms, 1), (True, comm.micro_batch_ms, accumulation)):
+        calls = [call for call in overlap.calls if call.hideable and call.per_micro_batch is grows]
+        late_ms = count * exposed_ms(calls, comm_ms, overlap.hide_ms)
+        exposed += late_ms
+        beyond += max(0.0, late_ms - count * comm_ms * _share(calls, -1))
     return StepParts(
         compute_ms=accumulation * costs.compute_ms,
         optimizer_ms=costs.optimizer_ms,
         host_ms=costs.host_ms,
         data_ms=accumulation * costs.data_ms,
-        comm_ms=hideable + comm.after_ms,
+        comm_ms=comm.step_ms + accumulation * comm.micro_batch_ms + comm.after_ms,
         beyond_ms=beyond,
-        exposed_ms=min(max(beyond + tail, late), hideable) + comm.after_ms,
+        exposed_ms=exposed + comm.after_ms,
     )
 
 
-def bucketed_overlap(calls: Sequence[StepCall]) -> float:
-    """Rho where nobody has measured it: reducing begins when the first bucket is full, all before that hides nothing.
-
-    Gradients arrive evenly over the backward pass, or nearly so: the first of equal buckets is full after its share of
-    it. One bucket is full at the end, and hides behind nothing.
-    """
-    hideable = [call for call in calls if call.hideable]
-    total = sum(call.times * call.size_bytes for call in hideable)
-    return 1 - hideable[0].size_bytes / total if total else 0.0
+def hideable_part(calls: Sequence[StepCall]) -> float:
+    """The part of the time that hides which a slow link uses: it has nothing to send until the first bucket is full."""
+    return 1 - _share([call for call in calls if call.hideable], 0)
 
 
-def late_ms(calls: Sequence[StepCall], comm: CommTimes, *, hide_ms: float, accumulation: int) -> float:
-    """What of a step's calls is still to be sent when a backward pass ends, where each begins when its bucket is full.
+def _share(calls: Sequence[StepCall], index: int) -> float:
+    """Of the bytes, what one bucket has; nothing where they are divisible at will."""
+    total = sum(call.times * call.size_bytes for call in calls)
+    return calls[index].size_bytes / total if total else 0.0
 
-    Gradients arrive as `bucketed_overlap` has it, and one call follows the other: the last bucket hides behind nothing,
-    and the larger it is, the less computation helps.
+
+def exposed_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float:
+    """What is still to be sent when a backward pass ends: the timeline of its buckets.
+
+    Gradients arrive evenly over the time that hides. A bucket is sent when it is full and the one before is sent; the
+    last hides behind nothing, and the larger it is, the less computation helps.
 
     Args:
-        calls: of a step, as the engine cuts them, in their order.
-        comm: what they take.
-        hide_ms: the backward pass of a micro-batch.
-        accumulation: K.
+        calls: in their order; none are divisible at will, so that only their sum counts.
+        comm_ms: what they take, each by its share of the bytes.
+        hide_ms: of a micro-batch.
     """
-    hideable = [call for call in calls if call.hideable]
-    once, each = ([call for call in hideable if call.per_micro_batch is grows] for grows in (False, True))
-    return _late_ms(once, comm.step_ms, hide_ms) + accumulation * _late_ms(each, comm.micro_batch_ms, hide_ms)
-
-
-def _late_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float:
     total = sum(call.times * call.size_bytes for call in calls)
     full_ms = end_ms = 0.0
     for call in calls if total else ():
@@ -168,4 +191,4 @@ def _late_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float
         first_ms = max(end_ms, full_ms + filling_ms) + call.times * sending_ms
         full_ms += call.times * filling_ms
         end_ms = max(first_ms, full_ms + sending_ms)
-    return max(0.0, end_ms - hide_ms)
+    return max(0.0, (end_ms if total else comm_ms) - hide_ms)

@@ -16,6 +16,7 @@ from multinode.analyse.job.workload import read_work
 from multinode.analyse.prediction.calibration import (
     Calibration,
     Measured,
+    batch_of,
     calibrate,
     calibrate_without_single,
     gradient_factor,
@@ -29,6 +30,7 @@ from multinode.analyse.prediction.run_selection import (
     RunSelection,
     is_alike,
     is_rate,
+    repeats_of,
     select_runs,
 )
 from multinode.analyse.prediction.variants import Subject, vary
@@ -53,14 +55,16 @@ _SMALL_BYTES = 1 << 10
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
 _WIDTHS = (4, 2)
-_ONCE_A_STEP = frozenset({Strategy.DDP, Strategy.ZERO1})
 _GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
+_GATHER, _REDUCTIONS = "all_gather", frozenset({"all_reduce", "reduce_scatter"})
+# Beyond what a micro-batch makes: of fewer micro-batches than two nothing can be told.
+_MORE = 1.5
 
 
 def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False) -> Work | None:
     """What a step communicates; None where no call between workers was seen.
 
-    What DDP sends, and ZeRO-1, does not grow with accumulation; all else is taken to be of every micro-batch.
+    What DDP sends, and ZeRO-1, does not grow with accumulation, nor do FSDP's reductions under `no_sync`.
 
     Args:
         summary: of the run.
@@ -72,14 +76,20 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
         return None
     strategy = _strategy(summary, seen)
     accumulation = float(max(1, round(summary.micro_steps or 1)))
-    calls = tuple(_step_call(call, strategy, layout, accumulation) for call in seen)
+    once = _once_a_step(summary, seen, strategy, accumulation)
+    calls = tuple(_step_call(call, strategy, layout, None if call.op in once else accumulation) for call in seen)
     if compressed:
         calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
-    reduced = sum(call.size_bytes * call.times for call in calls if call.collective in {"all_reduce", "reduce_scatter"})
+    reduced = sum(call.size_bytes * call.times for call in calls if call.collective in _REDUCTIONS)
     trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
     width = min(_WIDTHS, key=lambda one: abs(one * trainable - reduced))
     load = TrafficInputs(
-        parameters=summary.parameters, trainable=trainable, parameter_bytes=_WIDTHS[0], gradient_bytes=width
+        parameters=summary.parameters,
+        trainable=trainable,
+        parameter_bytes=_WIDTHS[0],
+        gradient_bytes=width,
+        no_sync=once >= _REDUCTIONS,
+        fsdp_version=2 if (summary.strategy or "").startswith("FSDP2") else 1,
     )
     return Work(strategy=strategy, load=load, calls={strategy: calls})
 
@@ -91,22 +101,44 @@ def _counts(call: SeenCall) -> bool:
 
 def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
     """As it was recognised; else by whether parameters are gathered."""
-    told = next((one for one in Strategy if summary.strategy == one.value), None)
+    name = (summary.strategy or "").replace("FSDP2", "FSDP").replace("(", "").replace(")", "")
+    # The longer names come last.
+    told = next((one for one in reversed(Strategy) if name.startswith(one)), None)
     if told is not None:
         return told
-    gathers = any(call.op == "all_gather" for call in seen)
+    gathers = any(call.op == _GATHER for call in seen)
     return Strategy.FSDP if gathers and any(call.op == "reduce_scatter" for call in seen) else Strategy.DDP
 
 
-def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float) -> StepCall:
-    gathered_after = call.op == "all_gather" and strategy in _GATHERS_UPDATED
-    grows = call.source != "ddp" and strategy not in _ONCE_A_STEP and not gathered_after
+def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy, accumulation: float) -> frozenset[str]:
+    """Collectives that a step makes once, however many micro-batches it has.
+
+    Of FSDP the number of calls tells whether all but the last micro-batch are under `no_sync`, and where SHARD_GRAD_OP
+    keeps its parameters for them, their bytes. One micro-batch tells nothing: most trainings would be.
+    """
+    if strategy in {Strategy.DDP, Strategy.ZERO1}:
+        return frozenset(COLLECTIVES)
+    if strategy is Strategy.ZERO2:
+        return frozenset({_GATHER})
+    gathers, reductions = (sum(call.count for call in seen if call.op == op) for op in (_GATHER, "reduce_scatter"))
+    if strategy is Strategy.ZERO3 or not reductions:
+        return frozenset()
+    keeps = strategy is Strategy.SHARD_GRAD_OP
+    if accumulation == 1 or gathers / reductions > _MORE * (1 if keeps else 2):
+        return _REDUCTIONS
+    gathered = sum(call.size_bytes * call.count for call in seen if call.op == _GATHER)
+    whole = _WIDTHS[0] * (summary.parameters or 0)
+    return _REDUCTIONS | {_GATHER} if keeps and gathered < _MORE * whole else frozenset()
+
+
+def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float | None) -> StepCall:
+    """Of every micro-batch of so many, or of the step alone."""
     return StepCall(
         collective=call.op,
         size_bytes=call.size_bytes,
-        times=call.count / accumulation if grows else call.count,
-        per_micro_batch=grows,
-        hideable=not gathered_after,
+        times=call.count / (accumulation or 1.0),
+        per_micro_batch=accumulation is not None,
+        hideable=not (call.op == _GATHER and strategy in _GATHERS_UPDATED),
         reach=_reach(call, layout),
     )
 
@@ -117,10 +149,11 @@ def _reach(call: SeenCall, layout: Layout) -> GroupScope:
     return GroupScope.NODE if call.nodes <= 1 else GroupScope.ACROSS
 
 
-_MS_PER_S = 1e3
 # Of times in ms and of samples, and of how far they scatter: beyond these a figure is none.
 _LEAST, _MOST, _MOST_CV = 1e-6, 1e9, 100.0
 _MEASURE_AGAIN = f"measure anew: {CONTRAST}"
+# The newest: a machine changes.
+_MOST_REPEATS = 10
 
 
 class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,12 +161,14 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         link_measured: rate of the link that the runs used, Gbit/s, where their cards did not say it.
+        stored: all runs, oldest first: repeats say how far two runs of one training differ.
     """
 
     subject: Subject
     work: Work
     network: NetworkModel
     link_measured: float | None = None
+    stored: tuple[Record, ...] = ()
 
     def calibrated(self, single: Record | None, several: Sequence[Record]) -> Calibration:
         """From a run on one node, and from the last of several on more.
@@ -142,16 +177,26 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: they tell too little, or what they tell cannot be.
         """
         many = self.measured(several[-1]) if several else None
+        share = self.subject.hideable_share(self.work.strategy)
         if single is not None:
-            found = calibrate(self.measured(single), self.work, self.network, many)
+            found = calibrate(self.measured(single), self.work, self.network, many, share=share)
         elif many is not None:
-            found = calibrate_without_single(many, self.work, self.network)
+            found = calibrate_without_single(many, self.work, self.network, share=share)
         else:
             raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
         if not _is_credible(found):
             names = " and ".join(one.run_id for one in (single, *several[-1:]) if one is not None)
             raise UsageError(f"what the summary of run {names} says of its steps cannot be", hint=_MEASURE_AGAIN)
+        found = self._with_repeats(found, [one for one in (single, *several[-1:]) if one is not None])
         return found if many is None else carry_residual(found, many, self._sent_as(many, several[-1]))
+
+    def _with_repeats(self, found: Calibration, used: Sequence[Record]) -> Calibration:
+        """Two runs of one training may differ by more than the steps of one."""
+        rates = [[one.samples_per_s for one in repeats_of(run, self.stored)[-_MOST_REPEATS:]] for run in used]
+        spread = max((max(each) / min(each) - 1 for each in rates if each and min(each) > 0), default=0.0)
+        if spread <= found.scatter:
+            return found
+        return msgspec.structs.replace(found, scatter=spread, scatter_of="repeats of its runs differ")
 
     def _sent_as(self, run: Measured, record: Record) -> Scenario:
         """What it ran as, its gradients as they were sent."""
@@ -170,6 +215,8 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         if summary.micro_steps is None and settings.accumulation is not None:
             # Of an older release, or of a training whose passes could not be counted.
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
+        if settings.per_device_batch is not None:
+            summary = msgspec.structs.replace(summary, per_device_batch=float(settings.per_device_batch))
         return Measured(
             summary=summary,
             layout=record.layout,
@@ -195,8 +242,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         return Scenario(
             link=(None if one_node else self.link_of(record)) or self.network.link,
             layout=self.network.layout if one_node else record.layout,
-            # Of a script as its samples tell.
-            per_device_batch=float(settings.per_device_batch or 0) or _seen_batch(record, accumulation),
+            per_device_batch=batch_of(summary, record.layout.workers, accumulation),
             accumulation=accumulation,
             strategy=record.strategy or self.work.strategy,
             overlap=settings.overlap is not False,
@@ -204,7 +250,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibration_inputs(
-    chosen: RunSelection, stored: Sequence[Record], link_measured: float | None
+    chosen: RunSelection, stored: Sequence[Record], link_measured: float | None, stream: float | None = None
 ) -> CalibrationInputs:
     """What the runs that were chosen have in common.
 
@@ -212,6 +258,7 @@ def calibration_inputs(
         chosen: the runs.
         stored: all that are stored, oldest first: one alike may know what these do not.
         link_measured: as CalibrationInputs has it.
+        stream: as `gather` has it.
 
     Raises:
         UsageError: what they communicate is not known, or nothing tells of their network.
@@ -223,8 +270,9 @@ def calibration_inputs(
     return CalibrationInputs(
         subject=Subject(settings=newest.settings, job=newest.job, model=model),
         work=_work([*runs, *alike], model),
-        network=_network(chosen, link_measured),
+        network=_with_stream(_network(chosen, link_measured), stream),
         link_measured=link_measured,
+        stored=tuple(stored),
     )
 
 
@@ -255,13 +303,19 @@ def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
     return stated_network(Link(gbit_per_s=rate), layout, _backend(newest))
 
 
+def _with_stream(network: NetworkModel, stream: float | None) -> NetworkModel:
+    if stream is None:
+        return network
+    return msgspec.structs.replace(network, stream_gb_per_s=stream / _BITS_PER_BYTE)
+
+
 def _backend(record: Record) -> str:
     calls = record.summary.comm.calls if record.summary is not None else ()
     told = next((call.backend for call in calls if call.backend), None)
     return told or ("nccl" if any(node.gpus for node in record.plan.nodes) else "gloo")
 
 
-def _seen_work(record: Record) -> Work | None:
+def _inferred_work(record: Record) -> Work | None:
     """As its workers' calls tell, its gradients as wide as without a hook."""
     if record.summary is None:
         return None
@@ -284,7 +338,7 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
             reason = error.message
     # Those whose gradients were sent as they are come first.
     alike.sort(key=lambda one: one.settings.grad_compress is not None)
-    seen = (_seen_work(one) for one in alike)
+    seen = (_inferred_work(one) for one in alike)
     found = next((work for work in seen if work is not None), None)
     if found is None:
         told = f": {reason}" if reason else ""
@@ -293,16 +347,6 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
             hint=_MEASURE_AGAIN,
         )
     return found
-
-
-def _seen_batch(record: Record, accumulation: int) -> float:
-    summary = record.summary
-    if summary is None or summary.step_time_ms is None:
-        return 1.0
-    mean = summary.split.mean
-    step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
-    samples = record.samples_per_s * step_ms / _MS_PER_S / (record.layout.workers * accumulation)
-    return float(round(samples)) or samples
 
 
 # The newest: a cluster changes, and so does what is worth knowing of it.
@@ -380,6 +424,10 @@ def _hold(
 
 
 _NO_SWEEP = "no nccl-test of these nodes is stored: the link's stated rate is taken, and the intervals are wide"
+_STREAM_ALONE = (
+    "no nccl-test of these nodes is stored: the stream that was measured is taken, and the intervals are wide"
+)
+_BITS_PER_BYTE = 8
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,6 +437,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         calibration: of the runs that were named.
         today: the scenario that was measured: on several nodes, where that was; else on those of the network.
         today_samples_per_s: of it; None where it was not measured.
+        single_samples_per_s: of the run on one node; None where there is none.
         grad_compress: the hook that was used.
         holdouts: stored runs of the same training, each with a calibration that does not know it.
         sources: what all this was made from, a sentence each.
@@ -398,6 +447,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Calibration
     today: Scenario
     today_samples_per_s: float | None = None
+    single_samples_per_s: float | None = None
     subject: Subject
     grad_compress: str | None = None
     holdouts: tuple[HoldoutRun, ...] = ()
@@ -405,30 +455,43 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def gather(named: Sequence[Record], others: Sequence[Record] = (), link_measured: float | None = None) -> Evidence:
+def gather(
+    named: Sequence[Record],
+    others: Sequence[Record] = (),
+    link_measured: float | None = None,
+    stream: float | None = None,
+) -> Evidence:
     """Sort the records and calibrate.
 
     Args:
         named: the runs that the user named, oldest first.
         others: all other stored runs, oldest first: for an nccl-test of the same nodes, and to test the model.
         link_measured: rate in Gbit/s of the link that they used, where their cards did not say it.
+        stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
 
     Raises:
         UsageError: what they tell is too little, or they are of different trainings.
     """
     chosen, stored = select_runs(named, others), [*others, *named]
-    inputs = calibration_inputs(chosen, stored, link_measured)
+    inputs = calibration_inputs(chosen, stored, link_measured, stream)
     calibration = inputs.calibrated(chosen.single, chosen.several)
     return Evidence(
         calibration=calibration,
         today=inputs.scenario_of(chosen.newest),
         today_samples_per_s=chosen.newest.samples_per_s if chosen.several else None,
+        single_samples_per_s=chosen.single.samples_per_s if chosen.single is not None else None,
         subject=inputs.subject,
         grad_compress=inputs.subject.settings.grad_compress,
         holdouts=tuple(holdout_runs(inputs, chosen, stored)),
         sources=chosen.sources,
-        notes=(*calibration.notes, *_other_workers(chosen), *([_NO_SWEEP] if chosen.sweep is None else [])),
+        notes=(*calibration.notes, *_other_workers(chosen), *_unswept(chosen, stream)),
     )
+
+
+def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:
+    if chosen.sweep is not None:
+        return ()
+    return (_NO_SWEEP if stream is None else _STREAM_ALONE,)
 
 
 def _other_workers(chosen: RunSelection) -> tuple[str, ...]:

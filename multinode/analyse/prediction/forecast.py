@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.prediction.back_test import BackTest, Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, break_even, on_one_node
 from multinode.analyse.prediction.calibration import Calibration, gradient_factor
 from multinode.analyse.prediction.cost_model import Scenario, StepParts
 from multinode.analyse.prediction.evidence import Evidence
+from multinode.analyse.prediction.gain import gain
 from multinode.analyse.prediction.network_model import UncertaintySource
-from multinode.analyse.prediction.predict import predict
+from multinode.analyse.prediction.predict import Basis, predict
 from multinode.analyse.prediction.variants import method_of, vary
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.errors import UsageError
@@ -25,12 +26,9 @@ from multinode.units import format_count, format_rate
 __all__ = [
     "GRAD_COMPRESS",
     "USUAL_LINKS",
-    "BackTest",
     "Forecast",
     "ForecastRequest",
     "PredictedScenario",
-    "Trial",
-    "back_test",
     "back_tested",
     "gradient_factor",
     "make_forecast",
@@ -38,72 +36,6 @@ __all__ = [
     "refuse_unusable",
     "trusted",
 ]
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One prediction and what was measured afterwards, or was known and kept from it; all in samples/s.
-
-    Attributes:
-        name: of what was predicted, in a few words.
-        interval: low, high.
-    """
-
-    name: str
-    predicted: float
-    interval: tuple[float, float]
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """Of the step time, relative to what was measured; negative where the model was too fast."""
-        return self.measured / self.predicted - 1
-
-    @property
-    def miss(self) -> float:
-        """The same as a factor, less 1: an interval of so much up and down has what was measured."""
-        return max(self.measured / self.predicted, self.predicted / self.measured) - 1
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether the interval has what was measured."""
-        low, high = self.interval
-        return low <= self.measured <= high
-
-
-class BackTest(msgspec.Struct, frozen=True, kw_only=True):
-    """The model against stored runs.
-
-    Attributes:
-        median_error: of the errors' magnitudes; None of nothing, likewise the others.
-        worst: the trial that is furthest off.
-        coverage: part of the trials whose interval has what was measured.
-        sentence: the same for people.
-    """
-
-    tested: tuple[Trial, ...] = ()
-    median_error: float | None = None
-    worst: Trial | None = None
-    coverage: float | None = None
-    sentence: str = "the model has not been held against any run"
-
-
-def back_test(tested: Sequence[Trial]) -> BackTest:
-    """Errors and coverage; pairs without a speed on either side are left out."""
-    known = tuple(one for one in tested if one.predicted > 0 and one.measured > 0)
-    if not known:
-        return BackTest()
-    median = statistics.median(abs(one.error) for one in known)
-    worst = max(known, key=lambda one: abs(one.error))
-    covered = sum(one.is_covered for one in known)
-    runs = format_count(len(known), "measured run")
-    return BackTest(
-        tested=known,
-        median_error=median,
-        worst=worst,
-        coverage=covered / len(known),
-        sentence=f"of {runs} the step time was off by {median:.1%} in the median, by {abs(worst.error):.1%} at worst "
-        f"({worst.name}); {covered} within the interval",
-    )
 
 
 GRAD_COMPRESS = ("fp16", "bf16")
@@ -124,6 +56,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
         grad_compress: `fp16`, `bf16`, or None for gradients as they are.
         target: efficiency of the break-even, above 0 and below 1.
         link_measured: rate of the link that the runs and the nccl-test used, where their cards did not say it.
+        stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
     """
 
     links: tuple[float, ...] = ()
@@ -138,6 +71,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: tuple[str | None, ...] = ()
     target: float = 0.9
     link_measured: float | None = None
+    stream: float | None = None
 
 
 class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +88,10 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers.
         interval: of samples_per_s: low, high.
+        basis: of the interval: `back-test`, `measured` or `assumed`.
         tokens_per_s: padded; None where samples have no known length.
         speedup: over one node in the same settings, with all the workers that one was measured with.
+        speedup_interval: low, high; None in what earlier releases stored.
         efficiency: speed-up over the ratio of workers.
         bottleneck: what holds it up most.
         doubts: why the interval is as wide.
@@ -175,8 +111,10 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     step_time_ms: float
     samples_per_s: float
     interval: tuple[float, float]
+    basis: Basis = "assumed"
     tokens_per_s: float | None = None
     speedup: float
+    speedup_interval: tuple[float, float] | None = None
     efficiency: float
     parts: StepParts
     bottleneck: Bottleneck
@@ -232,7 +170,7 @@ def predict_scenario(
     layout = scenario.layout
     alone = predict(calibration, on_one_node(calibration, scenario))
     length = calibration.tokens_per_sample
-    speedup = found.samples_per_s / alone.samples_per_s
+    speedup, *speedup_interval = gain(found, alone)
     return PredictedScenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
@@ -247,8 +185,10 @@ def predict_scenario(
         step_time_ms=found.step_time_ms,
         samples_per_s=found.samples_per_s,
         interval=found.interval,
+        basis=found.basis,
         tokens_per_s=None if length is None else found.samples_per_s * length,
         speedup=speedup,
+        speedup_interval=(speedup_interval[0], speedup_interval[1]) if layout.nodes > 1 else (1.0, 1.0),
         efficiency=speedup * alone.scenario.layout.workers / layout.workers,
         parts=found.parts,
         bottleneck=found.bottleneck,
@@ -323,16 +263,9 @@ def back_tested(evidence: Evidence) -> BackTest:
 
 
 def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
-    """The same evidence with the doubt that its own error on stored runs brings: no interval is narrower than that."""
-    if not tested.median_error:
-        return evidence
-    miss = statistics.median(one.miss for one in tested.tested)
-    told = f"{miss:.1%}" if miss < 1 else f"a factor of {1 + miss:.3g}"
-    why = f"stored runs were missed by {told} in the median"
-    doubt = UncertaintySource(part="step", relative=miss, why=why)
-    calibration = evidence.calibration
-    doubted = msgspec.structs.replace(calibration, doubts=(*calibration.doubts, doubt))
-    return msgspec.structs.replace(evidence, calibration=doubted)
+    """The same evidence, whose intervals are those that its back-test justifies."""
+    calibration = msgspec.structs.replace(evidence.calibration, quantile=tested.quantile)
+    return msgspec.structs.replace(evidence, calibration=calibration)
 
 
 class _Variants:
@@ -431,6 +364,7 @@ def refuse_unusable(request: ForecastRequest) -> None:
     for option, values, (least, most) in (
         ("--link", request.links, _GBIT_PER_S),
         ("--link-measured", () if request.link_measured is None else (request.link_measured,), _GBIT_PER_S),
+        ("--stream", () if request.stream is None else (request.stream,), _GBIT_PER_S),
         ("--nodes", request.nodes, (1, _MOST_NODES)),
         ("--workers-per-node", request.workers_per_node, (1, _MOST_WORKERS)),
         ("--batch", request.per_device_batches, _BATCH),

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from multinode.analyse.collectives.traffic import GroupScope
 from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradients
-from multinode.analyse.prediction.calibration import Calibration, Measured, Residual
+from multinode.analyse.prediction.back_test import ResidualQuantile
+from multinode.analyse.prediction.calibration import Calibration, Measured, Residual, largest
 from multinode.analyse.prediction.cost_model import (
+    Overlap,
     Scenario,
     StepParts,
-    bucketed_overlap,
-    late_ms,
+    hideable_part,
+    overlaps,
     step_parts,
 )
 from multinode.analyse.prediction.network_model import (
     Assumed,
-    CommTimes,
     NetworkModel,
     UncertaintySource,
     comm_times,
@@ -36,8 +37,10 @@ from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError
 from multinode.units import format_count
 
-__all__ = ["Prediction", "carry_residual", "overlap_of", "predict", "sent_bytes"]
+__all__ = ["Basis", "Prediction", "carry_residual", "overlap_of", "predict", "sent_bytes"]
 
+Basis = Literal["back-test", "measured", "assumed"]
+"""Where an interval is from."""
 _MS_PER_S = 1e3
 # Not two runs of one training agree better.
 _LEAST_DOUBT = 0.02
@@ -58,6 +61,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers.
         interval: of samples_per_s: low, high.
+        basis: of the interval: `back-test` (90 %, by the residuals of stored runs), `measured` (this was measured: by
+            the scatter of its steps) or `assumed`.
+        ends: the step at the slow end of what is not known, and at the fast end.
         bottleneck: what holds it up most, as of a run that was measured.
         doubts: why the interval is as wide.
     """
@@ -66,7 +72,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     step_time_ms: float
     samples_per_s: float
     interval: tuple[float, float]
+    basis: Basis
     parts: StepParts
+    ends: tuple[StepParts, StepParts]
     bottleneck: Bottleneck
     doubts: tuple[UncertaintySource, ...] = ()
 
@@ -89,19 +97,37 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
     stretch, own = widest(doubts, "network"), widest(doubts, "compute")
     fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own)
     slow = _End(network=Assumed(end=1, stretch=stretch), own=own)
-    parts = _parts(calibration, scenario, calls, _End())
-    rates = [scenario.samples / _parts(calibration, scenario, calls, end).step_ms * _MS_PER_S for end in (fast, slow)]
-    rate = scenario.samples / parts.step_ms * _MS_PER_S
+    parts, *ends = (_parts(calibration, scenario, calls, end) for end in (_End(), slow, fast))
+    rate, low, high = (scenario.samples / one.step_ms * _MS_PER_S for one in (parts, *ends))
     least = max(doubt.relative for doubt in doubts if doubt.part == "step")
+    assumed = (min(low, rate / (1 + least)), max(high, rate * (1 + least)))
+    interval = assumed
+    basis: Basis = "measured" if scenario == calibration.residual.at else "assumed"
+    # One node has no part in the back-test, which is of several.
+    if basis == "assumed" and calibration.quantile is not None and scenario.layout.nodes > 1:
+        interval, basis = _by_back_test(calibration.quantile, rate, assumed)
+        doubts = (*doubts, calibration.quantile.doubt)
     return Prediction(
         scenario=scenario,
         step_time_ms=parts.step_ms,
         samples_per_s=rate,
-        interval=(min(rates[1], rate / (1 + least)), max(rates[0], rate * (1 + least))),
+        interval=interval,
+        basis=basis,
         parts=parts,
+        ends=(ends[0], ends[1]),
         bottleneck=_bottleneck(parts),
         doubts=doubts,
     )
+
+
+def _by_back_test(
+    quantile: ResidualQuantile, rate: float, assumed: tuple[float, float]
+) -> tuple[tuple[float, float], Basis]:
+    """What was tested by its residuals; all else as assumed, and no narrower than those."""
+    low, high = rate / (1 + quantile.relative), rate * (1 + quantile.relative)
+    if quantile.covers(*assumed):
+        return (low, high), "back-test"
+    return (min(assumed[0], low), max(assumed[1], high)), "assumed"
 
 
 def _calls(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]:
@@ -121,21 +147,14 @@ def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, 
         optimizer_ms=costs.optimizer_ms * own,
         host_ms=costs.host_ms * own,
         data_ms=costs.data_ms * larger * own,
-        # Computing that takes longer than thought does not hide more for it.
-        hideable_ms=costs.t_hide_ms * larger,
     )
     assumed = msgspec.structs.replace(end.network, stretch=end.network.stretch * residual.comm)
     comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, assumed)
-    parts = step_parts(
-        costs,
-        comm,
-        accumulation=scenario.accumulation,
-        overlap=_rho(calibration, scenario, calls, end.network.end),
-        late=_late_ms(calibration, scenario, calls, comm) if end.network.end >= 0 else 0.0,
-    )
+    overlap = _overlap(calibration, scenario, calls, end.network.end)
+    parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=overlap)
     # A ring over all nodes passes between the workers of each as well: it is no faster than theirs alone.
     exposed_ms = max(parts.exposed_ms, _local_ms(calibration, scenario, calls) * end.own)
-    exposed_ms += _extra_ms(residual, scenario, calls)
+    exposed_ms = max(0.0, exposed_ms + _extra_ms(residual, scenario, calls))
     return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
 
 
@@ -152,12 +171,13 @@ def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[StepCall, ...
 
 
 def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
-    """Rho: the part of the time beside which communication may run that is used for it; 0 hides nothing.
+    """Of a micro-batch's compute, the ms that a slow link uses to communicate; 0 hides nothing.
 
     Raises:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
-    return _rho(calibration, scenario, _calls(calibration, scenario), 0)
+    overlap = _overlap(calibration, scenario, _calls(calibration, scenario), 0)
+    return hideable_part(overlap.calls) * overlap.hide_ms
 
 
 def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
@@ -165,22 +185,27 @@ def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
     return passing_bytes(calls, scenario.accumulation, scenario.layout.workers)
 
 
-def _rho(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> float:
-    if not scenario.overlap:
-        return 0.0
+def _overlap(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> Overlap:
+    """What computation hides, at an end of what is not known.
+
+    Calls that nobody cut tell nothing of the last bucket: rho stands for the timeline.
+    """
+    costs, cut = calibration.costs, bool(scenario.bucket_bytes) or calibration.work.is_cut(scenario.strategy)
+    # Computing that takes longer than thought does not hide more for it.
+    hide_ms = costs.hideable_ms * scenario.per_device_batch / calibration.per_device_batch
     measured = _measured_rho(calibration, scenario)
-    if measured is not None:
-        return min(1.0, max(0.0, measured - end * _RHO_DOUBT))
-    least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
-    return {-1: 1.0, 0: max(least, bucketed_overlap(calls)), 1: max(0.0, least - _RHO_DOUBT)}[end]
+    least = costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
+    if not _overlaps(calibration, scenario):
+        rho = 0.0
+    elif measured is not None:
+        rho = min(1.0, max(0.0, measured - end * _RHO_DOUBT))
+    else:
+        rho = {-1: 1.0, 0: 1.0 if cut else max(least, hideable_part(calls)), 1: max(0.0, least - _RHO_DOUBT)}[end]
+    return Overlap(hide_ms=rho * hide_ms, calls=calls if cut and (measured is not None or end >= 0) else ())
 
 
-def _late_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], comm: CommTimes) -> float:
-    if not scenario.overlap or not (scenario.bucket_bytes or calibration.work.is_cut(scenario.strategy)):
-        return 0.0
-    hide_ms = calibration.costs.t_hide_ms * scenario.per_device_batch / calibration.per_device_batch
-    waiting_ms = late_ms(calls, comm, hide_ms=hide_ms, accumulation=scenario.accumulation)
-    return calibration.costs.lateness * waiting_ms
+def _overlaps(calibration: Calibration, scenario: Scenario) -> bool:
+    return scenario.overlap and overlaps(scenario.strategy, calibration.network.backend)
 
 
 def _measured_rho(calibration: Calibration, scenario: Scenario) -> float | None:
@@ -211,7 +236,7 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
     found = [UncertaintySource(part="step", relative=least, why=_why_least(scatter, network, between=between))]
     if scatter:
         found.append(
-            UncertaintySource(part="compute", relative=scatter, why=f"its step times scatter by {scatter:.0%}")
+            UncertaintySource(part="compute", relative=scatter, why=f"{calibration.scatter_of} by {scatter:.0%}")
         )
     for name, ratio, rate in (
         ("the batch", scenario.per_device_batch / calibration.per_device_batch, _PER_DOUBLING_OF_BATCH),
@@ -229,7 +254,7 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         return tuple(found)
     found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)
-    if scenario.overlap and _measured_rho(calibration, scenario) is None:
+    if _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
         least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
         start = f"the {least:.0%} that it was seen to use" if least else "nothing"
         why = f"how much computation hides was not measured: from {start} to all that it could"
@@ -248,13 +273,20 @@ def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[Unc
     return [UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
 
 
-def _doubts_of_residual(residual: Residual, scenario: Scenario) -> list[UncertaintySource]:
-    """Of what the model alone missed, wherever it was not measured; and of what it misses all the same."""
+def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[UncertaintySource]:
+    """Of what the model alone missed, wherever it was not measured; and of what it misses all the same.
+
+    That the workers' own work took longer or less than on one node is known no better than two runs agree, and on a
+    faster link it is more of the step than where it was measured.
+    """
     size = residual.left if scenario == residual.at else max(residual.left, residual.size)
-    if size <= _LEAST_DOUBT:
-        return []
-    why = f"of the run on several nodes the model alone was off by a factor of {1 + size:.3g}"
-    return [UncertaintySource(part="step", relative=size, why=why)]
+    if size > _LEAST_DOUBT:
+        why = f"of the run on several nodes the model alone was off by a factor of {1 + size:.3g}"
+        yield UncertaintySource(part="step", relative=size, why=why)
+    off = max(residual.own, 1 / residual.own) - 1
+    if scenario != residual.at and off > _LEAST_DOUBT:
+        why = f"the workers' own work took {residual.own:.3g} times that on one node, which may be chance"
+        yield UncertaintySource(part="compute", relative=off, why=why)
 
 
 def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:
@@ -281,7 +313,8 @@ _AGAIN = "measure it anew, or name another run"
 _LEAST_MS, _MOST_MS = 1e-6, 1e9
 # No run is that far off by what is carried on; what remains is a doubt.
 _LEAST_FACTOR, _MOST_FACTOR = 1 / 16, 16.0
-_HALVINGS = 40
+# As far as a stated rate may be off: beyond that the link's rate is not what holds the calls up.
+_MOST_COMM = 1.25
 # Of a step, what a user would notice.
 _NOTICEABLE = 0.05
 # Rounding must not decide.
@@ -309,7 +342,7 @@ def carry_residual(calibration: Calibration, several: Measured, scenario: Scenar
         # What it sends is not known: that is told where it is asked for.
         return calibration
     exposed_ms = _exposed_ms(several.summary, step_ms, alone)
-    residual = _of_exposed(_Model(calibration, scenario), exposed_ms, alone)
+    residual = _of_exposed(_Model(calibration, scenario), exposed_ms)
     residual = _of_own(_Model(calibration, scenario), residual, step_ms)
     residual = msgspec.structs.replace(residual, size=_missed(step_ms, alone.step_ms))
     notes = (*calibration.notes, *_notes(several.summary.run_id, step_ms, alone, residual))
@@ -345,27 +378,28 @@ def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
     return min(1.0, max(0.0, mean.exposed_ms / mean.step_ms)) * step_ms
 
 
-def _of_exposed(model: _Model, exposed_ms: float, alone: StepParts) -> Residual:
-    """With which the model exposes that much; as little, where it cannot expose less."""
+def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
+    """With which the model exposes that much; as little, where it cannot expose less.
+
+    By what the calls take, as long as the link is what holds them up; the rest as time beyond all calls.
+    """
     calibration, scenario = model
-    if exposed_ms < alone.exposed_ms:
-        return Residual(at=scenario, comm=_comm(model, exposed_ms))
-    calls = with_gradients(calibration.work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
-    return Residual(at=scenario, extra_ms=exposed_ms - alone.exposed_ms, sent_bytes=sent_bytes(scenario, calls))
 
+    def parts(comm: float) -> StepParts:
+        return model.parts(Residual(at=scenario, comm=comm))
 
-def _comm(model: _Model, exposed_ms: float) -> float:
-    """The largest part of the calls' time with which no more is exposed, or as little as can be."""
-
-    def exposed_at(factor: float) -> float:
-        return model.parts(Residual(at=model.scenario, comm=factor)).exposed_ms
-
-    little, much = _LEAST_FACTOR, 1.0
-    goal_ms = max(exposed_ms, exposed_at(little)) * (1 + _ROUNDING)
-    for _ in range(_HALVINGS):
-        middle = (little + much) / 2
-        little, much = (middle, much) if exposed_at(middle) <= goal_ms else (little, middle)
-    return little
+    calls = _calls(calibration, scenario)
+    passes = scenario.accumulation if any(call.per_micro_batch for call in calls) else 1
+    hide_ms = passes * _overlap(calibration, scenario, calls, 0).hide_ms
+    comm, comm_ms = 1.0, parts(1.0).comm_ms
+    if comm_ms > hide_ms:
+        goal_ms = max(exposed_ms, parts(_LEAST_FACTOR).exposed_ms) * (1 + _ROUNDING)
+        # With everything hidden that could be, they took no less.
+        least = min(1 / _MOST_COMM, max(_LEAST_FACTOR, (exposed_ms + hide_ms) / comm_ms))
+        comm = largest(least, _MOST_COMM, lambda factor: parts(factor).exposed_ms <= goal_ms)
+    extra_ms = exposed_ms - parts(comm).exposed_ms
+    extra_ms = extra_ms if abs(extra_ms) > _ROUNDING * exposed_ms else 0.0
+    return Residual(at=scenario, comm=comm, extra_ms=extra_ms, sent_bytes=sent_bytes(scenario, calls))
 
 
 def _of_own(model: _Model, residual: Residual, step_ms: float) -> Residual:
@@ -393,7 +427,7 @@ def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) ->
 def _causes(step_ms: float, residual: Residual) -> Iterator[str]:
     if residual.extra_ms > _NOTICEABLE * step_ms:
         yield f"{residual.extra_ms:.3g} ms of it is exposed communication that the network's figures do not explain"
-    if residual.comm < 1 - _NOTICEABLE:
+    if abs(residual.comm - 1) > _NOTICEABLE:
         yield f"its calls took {residual.comm:.2f} times what the network's figures say"
     if abs(residual.own - 1) > _NOTICEABLE:
         yield f"its workers' own work and waiting for each other took {residual.own:.2f} times that on one node"

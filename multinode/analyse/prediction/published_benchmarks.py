@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.analyse.job.step_calls import Work
+from multinode.analyse.job.step_calls import Work, hideable_share
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.calibration import Calibration, Measured, calibrate
 from multinode.analyse.prediction.cost_model import Scenario
@@ -24,6 +24,8 @@ from multinode.units import goodput_gb_per_s
 __all__ = ["evidence_of_benchmarks"]
 
 _MS_PER_S, _MB_PER_GB = 1e3, 1e3
+# Of a stream over its link's rate: what rounding may add.
+_ABOVE_ITS_RATE = 1.05
 _HALF_BYTES, _FP32_BYTES = 2, 4
 _STRATEGIES = {
     "ddp": Strategy.DDP,
@@ -48,9 +50,10 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks) -> Evidence:
     strategy = _STRATEGIES[benchmarks.strategy]
     per_node = (several or benchmarks.single_node).workers_per_node
     layout = Layout(nodes=several.nodes if several is not None else 2, workers_per_node=per_node)
-    network = stated_network(_link(benchmarks.network), layout, benchmarks.backend)
+    network = stated_network(_link(benchmarks.network), layout, benchmarks.backend, _stream(benchmarks.network))
     work = Work(strategy=strategy, load=_load(benchmarks, strategy))
-    calibration = calibrate(_measured(benchmarks, benchmarks.single_node, "single_node"), work, network)
+    share = hideable_share(strategy, lora=benchmarks.model.lora is not None)
+    calibration = calibrate(_measured(benchmarks, benchmarks.single_node, "single_node"), work, network, share=share)
     today = Scenario(
         link=network.link,
         layout=layout,
@@ -78,7 +81,7 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks) -> Evidence:
         ),
         holdouts=holdouts,
         sources=(f"published figures: {benchmarks.title}",),
-        notes=(*calibration.notes, "no collective was measured: the link's rate is all that is known of the network"),
+        notes=(*calibration.notes, f"no collective was measured: {_known(benchmarks.network)} of the network"),
     )
 
 
@@ -89,13 +92,25 @@ def _held(calibration: Calibration, today: Scenario, rate: float) -> HoldoutRun:
 
 
 def _link(network: Network) -> Link:
-    if (network.gbit_per_s is None) == (network.payload_mb_per_s is None):
-        raise UsageError("network: exactly one of gbit_per_s and payload_mb_per_s is needed", hint="gbit_per_s: 1")
-    rate = network.gbit_per_s
+    stream, rate = _stream(network), network.gbit_per_s
     if rate is None:
-        payload_gb_per_s = (network.payload_mb_per_s or 0.0) / _MB_PER_GB
-        rate = payload_gb_per_s * 8 if network.rdma else payload_gb_per_s / goodput_gb_per_s(1.0, network.mtu)
-    return Link(gbit_per_s=rate, mtu=network.mtu, rdma=network.rdma)
+        if stream is None:
+            raise UsageError("network: one of gbit_per_s and payload_mb_per_s is needed", hint="gbit_per_s: 1")
+        rate = stream * 8 if network.rdma else stream / goodput_gb_per_s(1.0, network.mtu)
+    link = Link(gbit_per_s=rate, mtu=network.mtu, rdma=network.rdma)
+    if stream is not None and stream > link.goodput_gb_per_s * _ABOVE_ITS_RATE:
+        raise UsageError(f"network.payload_mb_per_s: a link of {rate:g} Gbit/s does not carry that")
+    return link
+
+
+def _known(network: Network) -> str:
+    if network.payload_mb_per_s is None:
+        return "the link's rate is all that is known"
+    return f"a stream of {network.payload_mb_per_s:g} MB/s is all that is known"
+
+
+def _stream(network: Network) -> float | None:
+    return None if network.payload_mb_per_s is None else network.payload_mb_per_s / _MB_PER_GB
 
 
 def _shape(model: Model) -> ModelShape | None:

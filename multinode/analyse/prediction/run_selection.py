@@ -24,6 +24,7 @@ __all__ = [
     "difference",
     "is_alike",
     "is_rate",
+    "repeats_of",
     "select_runs",
     "tells_exposed",
 ]
@@ -218,13 +219,18 @@ def tells_exposed(record: Record) -> bool:
 
 def _usual(runs: Sequence[Record]) -> Record:
     """Of the newest run's repeats the middle one."""
-    last = runs[-1]
-    repeats = [
-        one
-        for one in runs
-        if (one.layout, one.settings, one.node_names) == (last.layout, last.settings, last.node_names)
-    ]
+    repeats = repeats_of(runs[-1], runs)
     return sorted(repeats, key=lambda one: one.samples_per_s)[(len(repeats) - 1) // 2]
+
+
+def repeats_of(run: Record, stored: Sequence[Record]) -> list[Record]:
+    """Those that ran the same on the same nodes, itself among them; one node alone uses no link."""
+
+    def ran_as(one: Record) -> tuple[object, ...]:
+        link = one.link_gbit_per_s if one.layout.nodes > 1 else None
+        return one.layout, one.settings, one.node_names, link
+
+    return [one for one in stored if one.is_training and is_alike(one, run) and ran_as(one) == ran_as(run)]
 
 
 def _newest_on(others: Sequence[Record], sweep: Record) -> list[Record]:

@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
 from multinode.analyse.job.flops import flops_per_token
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.analyse.job.step_calls import Work, passing_bytes
+from multinode.analyse.job.step_calls import Work, hideable_share, passing_bytes
 from multinode.analyse.job.workload import Settings, read_work
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.network_model import UncertaintySource
@@ -51,6 +51,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     model: dict[str, Any] | None = None
     shape: ModelShape | None = None
     targets: tuple[str, ...] = ("all",)
+
+    def hideable_share(self, strategy: Strategy, *, lora: bool | None = None) -> float:
+        """The fraction of compute beside which communication may run; without `lora` as the settings have it."""
+        is_lora = self.settings.lora_rank is not None if lora is None else lora
+        return hideable_share(strategy, lora=is_lora, recompute=self.settings.recompute is True)
 
     def known_shape(self) -> ModelShape | None:
         """The model's shape."""
@@ -94,6 +99,10 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
     if not other and strategy is calibration.work.strategy:
         return calibration
     rank = parse_method(method) if method is not None and other else None
+    share = subject.hideable_share(strategy, lora=rank is not None if other else None)
+    calibration = msgspec.structs.replace(
+        calibration, costs=msgspec.structs.replace(calibration.costs, hideable_share=share)
+    )
     asked = _work(calibration, subject, strategy, rank, other=other)
     if not other:
         calls = {**calibration.work.calls, **asked.calls}
@@ -126,11 +135,8 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         costs=msgspec.structs.replace(
             costs,
             compute_ms=costs.compute_ms * less,
-            hideable_ms=None if costs.hideable_ms is None else costs.hideable_ms * less,
             optimizer_ms=costs.optimizer_ms * other.work.load.trainable / max(1, work.load.trainable),
             overlap=None,
-            tail_ms=0.0,
-            lateness=1.0,
         ),
         # Nobody measured it: what was carried on is as doubtful at the measured point as elsewhere.
         residual=msgspec.structs.replace(calibration.residual, at=None),

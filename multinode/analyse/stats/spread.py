@@ -1,4 +1,4 @@
-"""Spreads: a distribution in three figures, and a figure with its range over repeats."""
+"""Spreads: a distribution in three figures; and means, medians and sums of what is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-__all__ = ["Ranged", "Spread", "known_max", "known_mean", "known_median", "known_sum", "ranged", "ratio", "spread_of"]
+__all__ = ["Spread", "known_max", "known_mean", "known_median", "known_sum", "spread_of"]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,43 +26,6 @@ def spread_of(values: Sequence[float]) -> Spread:
     mean = statistics.fmean(ordered)
     deviation = statistics.stdev(ordered) if len(ordered) > 1 else 0.0
     return Spread(median=statistics.median(ordered), p95=p95, cv=deviation / mean if mean else 0.0)
-
-
-class Ranged(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure with its spread.
-
-    Attributes:
-        value: the median of the repeats.
-        low: the least of them, or the bound that their own scatter gives where that is lower; `high` likewise.
-    """
-
-    value: float
-    low: float
-    high: float
-    repeats: int = 1
-
-
-def ranged(values: Sequence[float], *, relative: float = 0.0) -> Ranged:
-    """Of at least one repeat.
-
-    Args:
-        values: one a repeat.
-        relative: how far off one repeat may be by its own scatter, upwards or downwards: two that agree are no proof.
-    """
-    value = statistics.median(values)
-    off = relative / math.sqrt(len(values))
-    low, high = min(*values, value / (1 + off)), max(*values, value * (1 + off))
-    return Ranged(value=value, low=low, high=high, repeats=len(values))
-
-
-def ratio(over: Ranged, under: Ranged) -> Ranged:
-    """One over another, both above zero; its bounds are the furthest apart that theirs allow."""
-    return Ranged(
-        value=over.value / under.value,
-        low=over.low / under.high,
-        high=over.high / under.low,
-        repeats=min(over.repeats, under.repeats),
-    )
 
 
 def known_median(values: Iterable[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Unknown: the one way in which a figure that cannot be told says why: raised, and kept under its name in `missing`."""
+"""Unknown: the one way in which a figure that is unknown says why: raised, and kept under its name in `missing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""average_splits: where the steps of repeated runs go, in the mean, and which nodes any of them finds late. Pure."""
+"""average_splits: where the steps of repeated runs go, on average, and which nodes any of them finds late. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RepeatedSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         split: of every part the mean, where all repeats have it; None where a repeat was not split.
-        exposed_ms: one a repeat; None where one has none. `exposed_share` of the step, in the mean.
+        exposed_ms: one a repeat; None where one has none. `exposed_share` of the step, on average.
         stragglers: nodes that a repeat names, the latest first.
         late_ms: what the others wait for the latest of them, mean of the repeats; None where waits were not timed.
         missing: reason by name of what is None.
@@ -67,7 +67,7 @@ def _is_plausible(split: WorkerSplit) -> bool:
 
 
 def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
-    """What the others wait for each node that a repeat names, in the mean of all repeats."""
+    """What the others wait for each node that a repeat names, on average over all repeats."""
     late_ms: dict[str, float] = {}
     for straggler in (straggler for summary in summaries for straggler in summary.stragglers):
         if 0 <= straggler.late_ms <= _LONGEST_MS:

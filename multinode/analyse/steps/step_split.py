@@ -14,7 +14,7 @@ import msgspec
 from multinode.analyse.stats.spread import known_mean
 from multinode.analyse.steps.exposure import Exposure, WorkerStep
 
-__all__ = ["StepSplit", "WorkerSplit", "split_steps"]
+__all__ = ["StepSplit", "WorkerSplit", "split_steps", "transfers_us"]
 
 _SOURCES = {
     "ddp": "communication is exposed where DDP's counters say that the backward pass did not overlap it",
@@ -58,7 +58,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
         device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
         mean: the mean over the workers, `rank` -1.
         workers: by rank.
-        comm_ms: span of communication a step, hidden or not, the least of all workers; None where it cannot be told.
+        comm_ms: span of communication a step, hidden or not, the least of all workers; None where it is not known.
         missing: reason by name of every part that is None.
         rule: how it was told, in words, to stand beside the figures.
     """
@@ -75,11 +75,16 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
 
 
+def transfers_us(exposure: Exposure) -> list[float | None]:
+    """Of each step what the worker waited that waited least, in microseconds; None where one does not know."""
+    return [_transfer(step) for step in exposure.steps]
+
+
 def split_steps(exposure: Exposure) -> StepSplit:
     """Split the steps that can be told; in each, what the worker waited that waited least is transfer."""
     if not exposure.steps:
         return StepSplit(missing=dict.fromkeys((*_PARTS, "overlap", "comm_ms"), exposure.reason))
-    transfers = [_transfer(step) for step in exposure.steps]
+    transfers = transfers_us(exposure)
     workers = tuple(_split_worker(exposure, transfers, rank) for rank in exposure.steps[0])
     mean = _mean(exposure, workers)
     comm_ms = _comm_ms(exposure)
@@ -132,7 +137,6 @@ def _parts(
 
 
 def _transfer(step: dict[int, WorkerStep]) -> float | None:
-    """What the worker waited that waited least."""
     exposed = [worker.exposed_us for worker in step.values() if worker.exposed_us is not None]
     return min(exposed) if len(exposed) == len(step) else None
 

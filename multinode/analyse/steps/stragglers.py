@@ -1,6 +1,6 @@
 """Stragglers: workers that the others wait for, step after step, and what is the likely cause. Pure.
 
-How long a worker waited is `exposure`'s. A clue has figures of both sides: what is the same everywhere makes nobody
+How long a worker waited is `exposure`'s. A cause has figures of both sides: what is the same everywhere makes nobody
 late.
 """
 
@@ -16,10 +16,9 @@ from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.spread import known_median
 from multinode.analyse.steps.exposure import Exposure, WorkerStep
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
-from multinode.analyse.telemetry.clues import Beside, Clue, compare_machines
 from multinode.analyse.telemetry.gpus import GpuUse
+from multinode.analyse.telemetry.likely_causes import Beside, LikelyCause, compare_machines
 from multinode.analyse.telemetry.machine_use import NodeUse
-from multinode.analyse.traffic.calls import read_calls, rooted_part
 
 __all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
 
@@ -87,6 +86,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     exposure: Exposure
     split: StepSplit
     uses: Sequence[NodeUse]
+    rooted: float
 
 
 _Group = tuple[str, tuple[int, ...]]
@@ -102,9 +102,9 @@ class _Late(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_stragglers(
-    observed: Observed, exposure: Exposure, split: StepSplit, uses: Sequence[NodeUse]
+    observed: Observed, exposure: Exposure, split: StepSplit, uses: Sequence[NodeUse], rooted: float
 ) -> tuple[Straggler, ...]:
-    """The late nodes, in node-rank order, with the likely cause; empty where that cannot be told.
+    """The late nodes, in node-rank order, with the likely cause; empty where that is not known.
 
     Workers end a step together, so a late one shows by waiting less than the others. On each node the one that waits
     least is compared with the median of the other nodes. Where more than half are late, the others are merely fast.
@@ -115,6 +115,7 @@ def find_stragglers(
         exposure: of it.
         split: of that.
         uses: what the nodes' machines did.
+        rooted: part of what is sent that such calls send (`rooted_part`).
     """
     groups = _groups(observed)
     if exposure.source is None or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
@@ -122,7 +123,7 @@ def find_stragglers(
     late = [found for group in groups if (found := _late(exposure, group, groups)) is not None]
     if 2 * len(late) > len(groups):
         return ()
-    seen = _Seen(observed=observed, exposure=exposure, split=split, uses=uses)
+    seen = _Seen(observed=observed, exposure=exposure, split=split, uses=uses, rooted=rooted)
     slow = frozenset(rank for one in late for rank in one.ranks)
     nodes = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
     return tuple(straggler for node in nodes if (straggler := _straggler(node, slow, seen)) is not None)
@@ -200,8 +201,8 @@ def _merged(late: Sequence[_Late], node: str) -> _Late:
 def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | None:
     """The straggler with its cause; without any, with what was looked at. None where it may be a root alone."""
     case = _case(late, slow, seen)
-    clues = _find_clues(case)
-    if not clues and not _compute_longer(case) and rooted_part(read_calls(seen.observed).values()) >= _ROOTED:
+    causes = _find_causes(case)
+    if not causes and not _compute_longer(case) and seen.rooted >= _ROOTED:
         return None
     return Straggler(
         node=late.node,
@@ -210,9 +211,9 @@ def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | N
         share=statistics.median(
             late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
         ),
-        cause=clues[0].cause if clues else "unknown",
-        evidence=tuple(clue.sentence for clue in clues) or (_nothing_differs(case),),
-        hint=clues[0].hint if clues else f"look at it while it trains: ssh {late.node} {_watch(case)}",
+        cause=causes[0].cause if causes else "unknown",
+        evidence=tuple(cause.sentence for cause in causes) or (_nothing_differs(case),),
+        hint=causes[0].hint if causes else f"look at it while it trains: ssh {late.node} {_watch(case)}",
     )
 
 
@@ -250,7 +251,7 @@ def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
 
 
 def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
-    """What each worker had to do in a step, in the mean: tokens, else samples; empty where some worker does not say."""
+    """What each worker had to do in a step, on average: tokens, else samples; empty where some worker does not say."""
     for unit in ("tokens", "samples"):
         counts = {
             rank: [known for step in exposure.steps if (known := getattr(step[rank].record, unit)) is not None]
@@ -285,7 +286,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[NodeUse, ...] = ()
 
 
-def _find_clues(case: _Case) -> tuple[Clue, ...]:
+def _find_causes(case: _Case) -> tuple[LikelyCause, ...]:
     """All that differs, the best evidence first; the first names the cause."""
     found = [*_more_work(case), *_data(case)]
     if case.use is not None:
@@ -329,14 +330,14 @@ def _both_know(case: _Case, knows: Callable[[NodeUse], bool]) -> bool:
     return case.use is not None and knows(case.use) and any(knows(other) for other in case.others)
 
 
-def _more_work(case: _Case) -> Iterator[Clue]:
+def _more_work(case: _Case) -> Iterator[LikelyCause]:
     mine = [case.work[worker.rank] for worker in case.mine if worker.rank in case.work]
     theirs = known_median(case.work.get(worker.rank) for worker in case.theirs)
     if not mine or theirs is None or max(mine) <= _MORE_WORK * theirs:
         return
     busy_ms = max(_busy_ms(worker) for worker in case.mine)
     if busy_ms * (1 - theirs / max(mine)) >= _EXPLAINS * case.late_ms:
-        yield Clue(
+        yield LikelyCause(
             cause="work",
             sentence=f"{_workers(case)} had {max(mine):.0f} {case.work_unit} a step where {case.they} had {theirs:.0f}",
             hint="give every worker as much: the same batch size on every node, and samples of like length together "
@@ -344,11 +345,11 @@ def _more_work(case: _Case) -> Iterator[Clue]:
         )
 
 
-def _data(case: _Case) -> Iterator[Clue]:
+def _data(case: _Case) -> Iterator[LikelyCause]:
     mine = max((worker.data_ms for worker in case.mine if worker.data_ms is not None), default=None)
     theirs = known_median(worker.data_ms for worker in case.theirs)
     if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
-        yield Clue(
+        yield LikelyCause(
             cause="data",
             sentence=f"{_workers(case)} waited {mine:.0f} ms a step for batches where {case.they} waited "
             f"{theirs:.0f} ms",
@@ -357,7 +358,7 @@ def _data(case: _Case) -> Iterator[Clue]:
         )
 
 
-def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[Clue]:
+def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     """Fewer processors than the others while it did not wait: others took them, or it may use no more."""
     mine, theirs = _cores(case, use), known_median(_cores(case, other) for other in case.others)
     crowded = use.cpu_busy_percent is not None and use.cpu_busy_percent >= _FULL_PERCENT
@@ -366,7 +367,7 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[Clue]:
         return
     when = " while it computed" if case.on_cpu else ""
     why = f", and {use.cpu_busy_percent:.0f} % of its processors' time is taken" if crowded else ""
-    yield Clue(
+    yield LikelyCause(
         cause="cpu",
         sentence=f"{case.node}'s job used {_figure(mine)} cores{when} where {_figure(theirs)} were used on "
         f"{case.they}{why}",

@@ -10,20 +10,22 @@ import msgspec
 from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.estimate import Bounds, Estimate, estimate_median, estimate_rate
 from multinode.analyse.stats.spread import Spread, spread_of
 from multinode.analyse.stats.unknown import attempt
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
-from multinode.analyse.steps.exposure import find_exposure
+from multinode.analyse.steps.exposure import Exposure, find_exposure
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
-from multinode.analyse.steps.step_split import StepSplit, split_steps
+from multinode.analyse.steps.step_split import StepSplit, split_steps, transfers_us
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.steps.throughput import Throughput, all_steps_samples_per_s, measure_throughput
 from multinode.analyse.steps.trace_events import TraceEvents
 from multinode.analyse.steps.trace_view import TraceView, view_traces
 from multinode.analyse.steps.utilisation import ModelWork, utilisation_of
 from multinode.analyse.telemetry.machine_use import NodeUse, use_of
+from multinode.analyse.traffic.calls import read_calls, rooted_part
 from multinode.analyse.traffic.step_bytes import BytesPerStep, SeenCall, SeenTraffic, see_traffic
-from multinode.analyse.traffic.strategy import model_of, recognise
+from multinode.analyse.traffic.strategy import model_of, recognise_strategy
 from multinode.core.run.samples import LossSample, NoteSample, StepSample, TrainEndSample
 
 __all__ = ["Comm", "Summary", "summarise"]
@@ -120,26 +122,29 @@ def summarise(
         sweep: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
         unread: reason by name of what could not be read.
     """
-    speed, seen, exposure = measure_throughput(observed), see_traffic(observed), find_exposure(observed)
+    speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
+    seen = see_traffic(observed, calls)
     split = split_steps(exposure)
     uses = tuple(use_of(node, observed) for node in observed.nodes)
-    stragglers = find_stragglers(observed, exposure, split, uses)
+    stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
     trace = view_traces(traces, observed.world_size, split) if traces else None
     missing: dict[str, str] = {}
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
-    times_us = [_time_us(workers) for workers in observed.counted_steps]
-    strategy = recognise(observed, seen.bytes_per_step.card)
+    times_ms = [_time_us(workers) / 1000 for workers in observed.counted_steps]
+    strategy = recognise_strategy(observed, calls, seen.bytes_per_step.card).name
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
+    unknown = _missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {})
     return Summary(
-        **{name: figure for name, figure in msgspec.structs.asdict(speed).items() if name != "missing"},
+        **msgspec.structs.asdict(speed)
+        | {"intervals": speed.intervals | _intervals(times_ms, exposure), "missing": unknown},
         run_id=observed.run_id,
         strategy=strategy,
         world_size=observed.world_size,
         steps=observed.recorded,
         steady_steps=len(observed.counted),
         rule=observed.rule,
-        step_time_ms=spread_of([time_us / 1000 for time_us in times_us]) if times_us else None,
+        step_time_ms=spread_of(times_ms) if times_ms else None,
         parameters=model.parameters if model else None,
         trainable=model.trainable if model else None,
         dataset_samples=model.dataset_samples if model else None,
@@ -154,7 +159,6 @@ def summarise(
         nodes=uses,
         utilisation=used,
         trace=trace,
-        missing=_missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {}),
     )
 
 
@@ -168,6 +172,17 @@ def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler]
 def _time_us(workers: Mapping[int, StepSample]) -> float:
     """Of one step: the median over the workers."""
     return statistics.median(one.step_time_us for one in workers.values() if one.step_time_us is not None)
+
+
+def _intervals(times_ms: Sequence[float], exposure: Exposure) -> dict[str, Bounds]:
+    """Of what is not a rate; the median step's, and the mean's of what is exposed."""
+    found: dict[str, Estimate] = {}
+    if times_ms:
+        found["step_time_ms"] = estimate_median(times_ms)
+    exposed_ms = [time_us / 1000 for time_us in transfers_us(exposure) if time_us is not None]
+    if exposed_ms and len(exposed_ms) == len(exposure.steps):
+        found["exposed_ms"] = estimate_rate(exposed_ms, [1.0] * len(exposed_ms))
+    return {name: (one.low, one.high) for name, one in found.items()}
 
 
 def _trainers_own(observed: Observed) -> float | None:

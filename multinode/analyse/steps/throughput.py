@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.estimate import Bounds, estimate_rate
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.traffic.calls import last_models
 from multinode.core.run.samples import Sample, StepSample
@@ -35,8 +36,12 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_s: likewise, padding counted as the device computes it.
         effective_tokens_per_s: likewise without padding.
         tgs: tokens a second and worker (GPU), padding counted; `effective_tgs` without.
-        tokens_per_sample: padded length of a sample, in the mean.
-        micro_steps: forward passes a step, of one worker (gradient accumulation), in the mean.
+        tokens_per_sample: padded length of a sample, on average.
+        attention_length: tokens of the sequence that the mean token is in, and attends to: the sum of the squares of
+            lengths over the sum of lengths, without padding where that is known.
+        per_device_batch: samples of a worker's micro-batch: of a step's, the median.
+        micro_steps: forward passes a step, of one worker (gradient accumulation), on average.
+        intervals: low and high of the 95 % confidence interval, by the name of the figure.
         missing: reason by name of every figure that is None.
     """
 
@@ -46,7 +51,10 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     tgs: float | None = None
     effective_tgs: float | None = None
     tokens_per_sample: float | None = None
+    attention_length: float | None = None
+    per_device_batch: float | None = None
     micro_steps: float | None = None
+    intervals: dict[str, Bounds] = {}
     missing: dict[str, str] = {}
 
 
@@ -59,10 +67,11 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of all workers together: in all, and a second."""
+    """Work of all workers together: in all, and a second, with its confidence interval."""
 
     total: int
     per_s: float
+    interval: Bounds
 
 
 _SAMPLES = _Work(field="samples", meaning="how many samples a step has")
@@ -87,6 +96,7 @@ _COUNTED = (
     ("effective_tgs", "effective_tokens"),
     ("tokens_per_sample", "samples"),
     ("tokens_per_sample", "tokens"),
+    ("attention_length", "tokens"),
 )
 
 
@@ -97,10 +107,21 @@ def measure_throughput(observed: Observed) -> Throughput:
     samples, tokens, effective = (
         attempt(reasons, work.field, partial(_rate, observed, steps, work)) for work in (_SAMPLES, _TOKENS, _EFFECTIVE)
     )
-    micro_steps = [record.micro_steps for step in steps for record in step.values() if record.micro_steps]
+    records = [record for step in steps for record in step.values()]
+    micro_steps = [record.micro_steps for record in records if record.micro_steps]
+    batches = [record.samples / record.micro_steps for record in records if record.samples and record.micro_steps]
     missing = {name: reasons[field] for name, field in _COUNTED if field in reasons}
+    intervals = {"samples_per_s": samples.interval} if samples else {}
+    if tokens:
+        low, high = tokens.interval
+        intervals |= {"tokens_per_s": tokens.interval, "tgs": (low / world, high / world)}
     if not micro_steps:
         missing["micro_steps"] = "no forward pass with gradients was seen"
+    if not batches:
+        missing["per_device_batch"] = reasons.get("samples") or missing.get("micro_steps", "")
+    attention_length = _attention_length(records)
+    if attention_length is None:
+        missing.setdefault("attention_length", "the training does not say how long its sequences are")
     return Throughput(
         samples_per_s=samples.per_s if samples else None,
         tokens_per_s=tokens.per_s if tokens else None,
@@ -108,9 +129,23 @@ def measure_throughput(observed: Observed) -> Throughput:
         tgs=tokens.per_s / world if tokens else None,
         effective_tgs=effective.per_s / world if effective else None,
         tokens_per_sample=tokens.total / samples.total if tokens and samples else None,
+        attention_length=attention_length,
+        per_device_batch=statistics.median(batches) if batches else None,
         micro_steps=statistics.fmean(micro_steps) if micro_steps else None,
+        intervals=intervals,
         missing=missing,
     )
+
+
+def _attention_length(records: Iterable[StepSample]) -> float | None:
+    """A GPU tells squares as late as the tokens that are no padding: of sums over many steps the share is right."""
+    tokens, squares = 0, 0
+    for record in records:
+        length = record.tokens if record.effective_tokens is None else record.effective_tokens
+        if length is None or record.squared_lengths is None:
+            return None
+        tokens, squares = tokens + length, squares + record.squared_lengths
+    return squares / tokens if tokens and squares else None
 
 
 def all_steps_samples_per_s(observed: Observed) -> float | None:
@@ -140,7 +175,18 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
         raise UnknownError(f"the training does not say {work.meaning}: it counted none")
-    return _Rate(total=total, per_s=per_s)
+    return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s))
+
+
+def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float) -> Bounds:
+    """By the mean of a step's workers, which end it together."""
+    timed = [[one for one in step.values() if one.step_time_us is not None] for step in steps]
+    estimate = estimate_rate(
+        [statistics.fmean(getattr(one, work.field) or 0 for one in workers) for workers in timed if workers],
+        [statistics.fmean(one.step_time_us or 0.0 for one in workers) for workers in timed if workers],
+    )
+    scaled = estimate * (per_s / estimate.value)
+    return scaled.low, scaled.high
 
 
 def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> tuple[list[StepSample], list[int]]:

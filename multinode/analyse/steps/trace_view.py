@@ -32,7 +32,7 @@ _Key = tuple[int, str, str, int | None, int]
 
 
 class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The window of one worker, per step in the mean.
+    """The window of one worker, per step on average.
 
     Attributes:
         rank: global rank.

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.job.flops import Utilisation, flops_per_token, mean_peak, utilisation
+from multinode.analyse.job.flops import Utilisation, flops_per_token, utilisation
 from multinode.analyse.job.model_size import ModelShape, parse_model
+from multinode.analyse.job.peak_flops import mean_peak
 from multinode.analyse.job.training import read_trained, refuse_unknown
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.unknown import UnknownError
@@ -19,11 +20,13 @@ from multinode.analyse.steps.throughput import Throughput
 from multinode.analyse.traffic.calls import last_models
 from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.samples import ModelSample
 from multinode.errors import JobError
 
 __all__ = ["ModelWork", "read_model_work", "utilisation_of"]
 
 
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # They change the weights' type in memory, what the optimizer does, or who starts the workers, and no matrix.
 _SAME_FLOPS = frozenset({"quantization_bit", "use_galore", "use_apollo", "use_ray"})
 
@@ -32,6 +35,7 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     """What decides the FLOPs of a token.
 
     Attributes:
+        precision: in which matrices are multiplied, where the files alone tell (`fp8`); None is what the workers tell.
         shape: of the model; None is unknown.
         adapter_parameters: of a LoRA or QLoRA adapter; None where the whole model is trained.
         recompute: whether each layer's forward pass is made again in the backward pass.
@@ -39,6 +43,7 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
         reason: why nothing is known.
     """
 
+    precision: str | None = None
     shape: ModelShape | None = None
     adapter_parameters: int | None = None
     recompute: bool = False
@@ -66,6 +71,7 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
     except JobError as error:
         return ModelWork(reason=error.message)
     return ModelWork(
+        precision="fp8" if job.config.get("fp8") is True else None,
         shape=shape,
         adapter_parameters=None if adapter is None else trainable,
         recompute=job.config.get("disable_gradient_checkpointing") is not True,
@@ -83,18 +89,46 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
     """
     if work.shape is None:
         raise UnknownError(work.reason or "the model's shape is not known")
-    tgs, length = speed.effective_tgs or speed.tgs, speed.tokens_per_sample
+    tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
     if tgs is None or length is None:
         raise UnknownError("the training does not say how many tokens a step has")
-    if speed.effective_tgs is not None and speed.tgs:
-        length *= speed.effective_tgs / speed.tgs
     flops = flops_per_token(
         work.shape, length, adapter_parameters=work.adapter_parameters, recompute=work.recompute, causal=True
     )
+    used = utilisation(flops, tgs, *_peak(work, observed))
+    notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
+    if speed.attention_length is None:
+        bound = "upper bound, samples are packed" if work.packing else "lower bound, by the mean length"
+        notes.append(f"attention is a {bound}")
+    return msgspec.structs.replace(used, rule="; ".join(notes))
+
+
+def _mean_length(speed: Throughput) -> float | None:
+    """Of a sample, without its padding where that is known."""
+    if speed.tokens_per_sample is None or speed.effective_tgs is None or not speed.tgs:
+        return speed.tokens_per_sample
+    return speed.tokens_per_sample * speed.effective_tgs / speed.tgs
+
+
+def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
+    """Of the workers' GPUs in the precision that ran, and in words; None with the reason."""
     models = last_models(observed).values()
     names = [model.device_name for model in models if model.device == "cuda" and model.device_name]
-    used = utilisation(flops, tgs, mean_peak(names) if len(names) == observed.world_size else None)
-    notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
-    if work.packing:
-        notes.append("samples are packed: attention is an upper bound")
-    return msgspec.structs.replace(used, rule="; ".join(notes))
+    if len(names) < observed.world_size or not names:
+        return None, "not every worker tells on which GPU it computes" if names else "no worker computes on a GPU"
+    dtypes = {work.precision or _precision(model) for model in models}
+    dtype = dtypes.pop()
+    if dtype is None or dtypes:
+        return None, "the precision in which matrices were multiplied is not known"
+    return mean_peak(names, dtype)
+
+
+def _precision(model: ModelSample) -> str | None:
+    """As accelerate has it; else that of most parameters, as FSDP gathers them. None is not known."""
+    if model.mixed_precision not in {None, "no"}:
+        return model.mixed_precision
+    most = max((name for name in model.dtypes if name in _PRECISIONS), key=model.dtypes.__getitem__, default="")
+    gathered = model.settings.get("param_dtype")
+    precision = _PRECISIONS.get(gathered if isinstance(gathered, str) else most)
+    # Older records tell neither tf32 nor what accelerate does with parameters of fp32.
+    return precision if precision != "fp32" else {True: "tf32", False: "fp32", None: None}[model.tf32]

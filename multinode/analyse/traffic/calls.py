@@ -55,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         op: as CallCount has it; likewise `size_bytes` and `source`.
-        count: a step, in the mean over the steps that count.
+        count: a step, on average over the steps that count.
     """
 
     op: str

@@ -39,7 +39,7 @@ _LEAST_IDLE_NS = 500_000_000
 
 
 class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload that a node's cards carried in a step, in the mean.
+    """Payload that a node's cards carried in a step, on average.
 
     Attributes:
         ifname: its card of the data plane; None is unknown.

@@ -15,7 +15,7 @@ from multinode.analyse.collectives.algorithms import algorithms_of, protocols_of
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.telemetry.cards import is_rdma
-from multinode.analyse.traffic.calls import WorkerCalls, asked_factor, busiest_worker, read_calls
+from multinode.analyse.traffic.calls import WorkerCalls, asked_factor, busiest_worker
 from multinode.analyse.traffic.card_bytes import LEAST_BYTES_A_WORKER, NodeCards, find_carrier, read_node_cards
 from multinode.analyse.traffic.card_flows import CardFlows, Manner, Share, expect_flows
 from multinode.units import format_list
@@ -44,7 +44,7 @@ class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
         nodes: nodes that they are on.
         backend: of the group, `nccl` or `gloo`; None is unknown.
         size_bytes: S of one call.
-        count: calls a step, in the mean over the steps that count.
+        count: calls a step, on average over the steps that count.
         source: as CallCount has it.
     """
 
@@ -88,13 +88,16 @@ class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-def see_traffic(observed: Observed) -> SeenTraffic:
+def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTraffic:
     """What the steps that count communicate, a step.
 
     Calls of less than 1 KiB and barriers are listed, but no figure waits for an algorithm that is not known for them.
     The card's figure is raw: what passes it when nothing trains is not subtracted, but told where it is over 1 %.
+
+    Args:
+        observed: the run.
+        every: of it, as `read_calls` has them.
     """
-    every = read_calls(observed)
     # A worker with calls that cannot be read would pull down what its groups are taken to call.
     calls = {rank: worker for rank, worker in every.items() if not worker.odd}
     flows, cards = expect_flows(calls, observed), read_node_cards(observed)

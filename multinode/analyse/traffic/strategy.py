@@ -12,10 +12,10 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.run.observed import Observed
-from multinode.analyse.traffic.calls import Group, Kind, WorkerCalls, busiest_worker, last_models, read_calls
+from multinode.analyse.traffic.calls import Group, Kind, WorkerCalls, busiest_worker, last_models
 from multinode.core.run.samples import ModelSample, WorkerSample
 
-__all__ = ["Recognised", "model_of", "recognise", "recognise_strategy"]
+__all__ = ["Recognised", "model_of", "recognise_strategy"]
 
 # Below these parts of what a step sends, calls are no part of the strategy: a metric, an evaluation, a checkpoint.
 _TRIFLE = 0.02
@@ -55,21 +55,21 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.bytes_by_op.get(op, 0.0) for op in ops) / self.total if self.total else 0.0
 
 
-def recognise(observed: Observed, card_bytes: float | None = None) -> str:
-    """The strategy in words; `no communication` begins what a user must mend. Arguments as `recognise_strategy`."""
-    return recognise_strategy(observed, card_bytes).name
-
-
-def recognise_strategy(observed: Observed, card_bytes: float | None = None) -> Recognised:
+def recognise_strategy(
+    observed: Observed, calls: Mapping[int, WorkerCalls], card_bytes: float | None = None
+) -> Recognised:
     """The strategy, by what the worker of the lowest rank said last of its model, and by what all of them called.
+
+    A name that begins with `no communication` is one that a user has to fix.
 
     Args:
         observed: the run.
+        calls: of it, as `read_calls` has them.
         card_bytes: what a card carried in a step: calls that nobody saw (of compiled code) are calls all the same.
     """
     if observed.world_size <= 1:
         return Recognised(name="one worker")
-    calls, model = read_calls(observed), model_of(observed)
+    model = model_of(observed)
     told = _as_told(model) if model else None
     silence = _why_silent(observed, calls, wrapped=told is not None)
     if silence:
@@ -81,6 +81,7 @@ def recognise_strategy(observed: Observed, card_bytes: float | None = None) -> R
     if model is None or told is None:
         return _by_calls(calls, sent)
     if _is_fsdp(model):
+        model = msgspec.structs.replace(model, accumulation=model.accumulation or _seen_accumulation(observed))
         return _fsdp(model, sent, hybrid=_is_hybrid(observed, calls))
     return _contradicted(told, sent) if _contradicts(told.strategy, sent) else told
 
@@ -193,6 +194,11 @@ def _stays_whole(model: ModelSample, sent: _Sent) -> bool | None:
         return None
     ratio = sent.count_by_op.get("all_gather", 0.0) / scattered
     return True if ratio <= _GATHERED_ONCE else False if ratio >= _GATHERED_TWICE else None
+
+
+def _seen_accumulation(observed: Observed) -> int | None:
+    """Micro-batches of a step, by its forward passes; None where they were not counted."""
+    return max((one.micro_steps or 0 for step in observed.counted_steps for one in step.values()), default=0) or None
 
 
 def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:

@@ -1,4 +1,4 @@
-"""Finding: a judgement on the facts, with the node, the reason and what mends it."""
+"""Finding: a judgement on the facts, with the node, the reason and what fixes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         node: the node's name; None concerns the cluster as a whole.
         check: the check's name, as in the matrix.
         message: what is wrong and why it breaks the training.
-        hint: the exact command or hostfile key that mends it.
+        hint: the exact command or hostfile key that fixes it.
     """
 
     severity: str

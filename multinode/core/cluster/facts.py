@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ __all__ = [
     "RdmaPort",
     "Route",
     "RunProcess",
+    "select_gpus",
 ]
 
 
@@ -125,6 +127,26 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] = ()
 
 
+def select_gpus(visible: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA shows under this value of CUDA_VISIBLE_DEVICES, in its order.
+
+    CUDA takes the entries before the first one that names no GPU (CUDA C++ Programming Guide, "CUDA Environment
+    Variables"). Numbers count as nvidia-smi does, in PCI bus order. A MIG device is not one of nvidia-smi's GPUs.
+    """
+    selected: list[Gpu] = []
+    for entry in map(str.strip, visible.split(",")):
+        gpu = next((gpu for gpu in gpus if _is_named(entry, gpu)), None)
+        if gpu is None or gpu in selected:
+            break
+        selected.append(gpu)
+    return tuple(selected)
+
+
+def _is_named(entry: str, gpu: Gpu) -> bool:
+    """By its number or by its UUID, which may be shortened."""
+    return entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
+
+
 class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process of one of our runs, found by its environment.
 
@@ -209,6 +231,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         interactive: those that were not found so and that an interactive login shell finds.
         nccl_files: values by file, of the NCCL configuration files that the node has.
         deepspeed_env: values of ~/.deepspeed_env.
+        gpu_query_s: how long nvidia-smi took; None where it answered before it was waited for.
         nccl_version: NCCL of the job's torch.
         cuda_version: CUDA that the job's torch was built with.
         model: config.json of the job's model, where it was asked for.
@@ -236,6 +259,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     ssh_address: str | None = None
     hostname_address: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    gpu_query_s: float | None = None
     paths: tuple[PathFact, ...] = ()
     port_users: dict[str, str] = {}
     env: dict[str, str] = {}
@@ -259,6 +283,12 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     contents: tuple[ContentFact, ...] = ()
     model: dict[str, Any] | None = None
     missing: dict[str, str] = {}
+
+    @property
+    def visible_gpus(self) -> tuple[Gpu, ...]:
+        """Those that the environment of the node's sessions lets a program use, in CUDA's order; else all."""
+        visible = self.env.get("CUDA_VISIBLE_DEVICES")
+        return self.gpus if visible is None else select_gpus(visible, self.gpus)
 
     def __post_init__(self) -> None:
         if self.ssh_address is not None:

@@ -1,4 +1,4 @@
-"""From `--set key=a,b` and `--nodes 1,2` to a grid's cells, each with a name, and the order of measuring. Pure."""
+"""From `--grid key=a,b` and `--nodes 1,2` to a grid's cells, each with a name, and the order of measuring. Pure."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _with_unique_labels(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 # Of a number of nodes, or of workers.
 _MOST_DIGITS = 9
-_EXAMPLE = "--set per_device_train_batch_size=1,2,4"
+_EXAMPLE = "--grid per_device_train_batch_size=1,2,4"
 _KEY = re.compile(r"\w+", re.ASCII)
 _COUNTS = frozenset({BATCH, "gradient_accumulation_steps", "cutoff_len", "lora_rank"})
 # A sweep cuts every run itself.
@@ -175,7 +175,7 @@ _OURS = {"max_steps": "--steps", "num_train_epochs": "--steps"}
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    """Values by key, in the order given; a key with one value has no axis, and is set in every cell.
+    """Values by key, in the order given; a key with one value has no axis, and is set in every cell as by `--set`.
 
     Commas part the values, and each is read as YAML, so that a list or a text with a comma in it is written as YAML
     writes it: `key=[a,b]` is one value, `key=[a],[a,b]` are two, `key='"a,b"'` is one text.
@@ -187,7 +187,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     for text in texts:
         key, values = _parse_axis(text)
         if key in axes:
-            raise JobError(f"--set {key} is given twice", hint=f"all values of a key stand in one: {_EXAMPLE}")
+            raise JobError(f"--grid {key} is given twice", hint=f"all values of a key stand in one: {_EXAMPLE}")
         axes[key] = values
     return axes
 
@@ -218,15 +218,15 @@ def override_text(key: str, value: Any) -> str:
 def _parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     key, equals, written = text.partition("=")
     if not equals or not _KEY.fullmatch(key):
-        raise JobError(f"--set {text!r} is not KEY=VALUE[,VALUE...]", hint=f"for example {_EXAMPLE}")
+        raise JobError(f"--grid {text!r} is not KEY=VALUE[,VALUE...]", hint=f"for example {_EXAMPLE}")
     values = _parse_values(key, written)
     _require_sense(key, values)
     twice = _first_twice([_identity(value) for value in values])
     if twice is not None:
-        raise JobError(f"--set {text}: {values[twice]!r} stands twice", hint="--repeats measures every cell again")
+        raise JobError(f"--grid {text}: {values[twice]!r} stands twice", hint="--repeats measures every cell again")
     if key in _OURS and len(values) > 1:
         raise JobError(
-            f"--set {text}: how long a cell trains is no axis", hint=f"{_OURS[key]} or --minutes says it for all cells"
+            f"--grid {text}: how long a cell trains is no axis", hint=f"{_OURS[key]} or --minutes says it for all cells"
         )
     return key, values
 
@@ -240,14 +240,14 @@ def _require_sense(key: str, values: Sequence[Any]) -> None:
     if key in _COUNTS:
         wrong = next((value for value in values if type(value) is not int or value < 1), None)
         if wrong is not None:
-            raise JobError(f"--set {key}: {wrong!r} is not a number from 1 on", hint=f"for example --set {key}=1,2,4")
+            raise JobError(f"--grid {key}: {wrong!r} is not a number from 1 on", hint=f"for example --grid {key}=1,2,4")
     if key == "finetuning_type" and "qlora" in values:
         raise JobError(
-            "--set finetuning_type: qlora is LoRA on quantized weights, and no type of LLaMA-Factory's",
+            "--grid finetuning_type: qlora is LoRA on quantized weights, and no type of LLaMA-Factory's",
             hint="--set finetuning_type=lora --set quantization_bit=4",
         )
     if len(values) > 1 and is_secret(key):
-        raise JobError(f"--set {key}: a secret is no axis: it would stand in every table", hint="give it one value")
+        raise JobError(f"--grid {key}: a secret is no axis: it would stand in every table", hint="give it one value")
 
 
 def _parse_values(key: str, written: str) -> tuple[Any, ...]:
@@ -256,17 +256,17 @@ def _parse_values(key: str, written: str) -> tuple[Any, ...]:
     Raises:
         JobError: it is not YAML, or a value is empty.
     """
-    quoted = f"a text with a comma or a bracket in it is quoted: --set {key}='\"...\"'"
+    quoted = f"a text with a comma or a bracket in it is quoted: --grid {key}='\"...\"'"
     try:
         values = parse_yaml(f"[{written}]")
     except YamlError as wrong:
         empty = re.search(r"(?:^|,)\s*,", written)
         said = "has an empty value" if empty else f"is no list of YAML values: {wrong}"
-        raise JobError(f"--set {key}={written} {said}", hint=_EXAMPLE if empty else quoted) from None
+        raise JobError(f"--grid {key}={written} {said}", hint=_EXAMPLE if empty else quoted) from None
     # YAML takes a last comma for none at all.
     if not isinstance(values, list) or not values or written.rstrip().endswith(","):
         hint = _EXAMPLE if "," in written else f"to unset a key: --set {key}=null"
-        raise JobError(f"--set {key}={written} has an empty value", hint=hint)
+        raise JobError(f"--grid {key}={written} has an empty value", hint=hint)
     return tuple(values)
 
 

@@ -35,7 +35,7 @@ _MOST_STAGE = 3
 _BUCKET_ELEMENTS = 500_000_000
 _PREFETCH_ELEMENTS = 50_000_000
 _PERSISTENT_ELEMENTS = 100_000
-_LIVE_ELEMENTS = 1_000_000_000
+_REUSE_ELEMENTS = 1_000_000_000
 # Keys whose values the Trainer compares with its own arguments (transformers, HfTrainerDeepSpeedConfig).
 _COMPARED = (
     "train_batch_size",
@@ -98,7 +98,7 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
         multi_rank_allreduce: whether stages 1 and 2 reduce a bucket to all workers, where each needs its part alone.
         prefetch_elements: elements of parameters that stage 3 gathers at once; None is left to the Trainer.
         persistent_elements: parameters of up to so many elements are whole on each worker in stage 3, likewise.
-        live_elements: elements of parameters that stage 3 leaves whole between their uses.
+        reuse_elements: stage 3 leaves a parameter whole where it is used again before so many others are.
         communication_bytes: of one element of a gradient on the wire; None where the JSON does not say.
     """
 
@@ -113,7 +113,7 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     multi_rank_allreduce: bool = True
     prefetch_elements: int | None = _PREFETCH_ELEMENTS
     persistent_elements: int | None = _PERSISTENT_ELEMENTS
-    live_elements: int = _LIVE_ELEMENTS
+    reuse_elements: int = _REUSE_ELEMENTS
     communication_bytes: int | None = None
 
 
@@ -134,7 +134,7 @@ def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
     stage = zero.get("stage")
     stage = stage if type(stage) is int and 0 <= stage <= _MOST_STAGE else 0
     overlap = zero.get("overlap_comm")
-    live = _elements(zero, "stage3_max_live_parameters", _LIVE_ELEMENTS)
+    reuse = _elements(zero, "stage3_max_reuse_distance", _REUSE_ELEMENTS)
     dtype = data.get("communication_data_type")
     values = {key: _look_up(data, key) for key in _COMPARED}
     return DeepSpeedConfig(
@@ -149,7 +149,7 @@ def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
         multi_rank_allreduce=zero.get("use_multi_rank_bucket_allreduce") is not False,
         prefetch_elements=_elements(zero, "stage3_prefetch_bucket_size", _PREFETCH_ELEMENTS),
         persistent_elements=_elements(zero, "stage3_param_persistence_threshold", _PERSISTENT_ELEMENTS),
-        live_elements=_LIVE_ELEMENTS if live is None else live,
+        reuse_elements=_REUSE_ELEMENTS if reuse is None else reuse,
         communication_bytes=_DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None,
     )
 

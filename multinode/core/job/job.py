@@ -17,8 +17,8 @@ __all__ = [
     "ScriptJob",
     "Synthetic",
     "argument_keys",
+    "benchmark_job",
     "describe_job",
-    "figures_only",
     "is_llamafactory",
     "job_paths",
     "limit_steps",
@@ -95,7 +95,7 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
         deepspeed_text: the DeepSpeed JSON that it names, verbatim but for the edits; None where it names none.
         deepspeed_diff: what was edited in it for this job alone, as a unified diff; None where nothing was to be.
         keeps_output: whether what it trains is kept where the YAML says; else it goes to the run's directory.
-        synthetic: the made-up data that it trains on (`with_synthetic`); None where it has its own.
+        synthetic: the synthetic data that it trains on (`with_synthetic`); None where it has its own.
         uncut: its content before it was cut short for its figures; None where it was not.
         local_paths: those of `named_paths` that are there on the controller, which tells a path from a hub's name.
     """
@@ -153,7 +153,7 @@ def limit_steps(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
     return msgspec.structs.replace(override_job(job, {"max_steps": steps}), uncut=job.uncut or job.config)
 
 
-def figures_only(job: LlamaFactoryJob) -> LlamaFactoryJob:
+def benchmark_job(job: LlamaFactoryJob) -> LlamaFactoryJob:
     """The same training for its figures alone: it evaluates and reports nothing, and leaves the user's output alone.
 
     What an earlier training left in `output_dir` would be resumed from, or written over.

@@ -56,7 +56,7 @@ def parse_job_environment(variables: Iterable[str], prelude: str | None, environ
         env[name] = value
     text = (prelude or "").strip()
     if "\0" in text:
-        raise UsageError("--prelude holds a NUL character")
+        raise UsageError("--setup holds a NUL character")
     return JobEnvironment(env=env, forwarded=tuple(forwarded), prelude=text or None)
 
 

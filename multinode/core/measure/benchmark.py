@@ -24,6 +24,7 @@ __all__ = [
     "check_choice",
     "check_reduction",
     "describe_benchmark",
+    "in_turns",
     "make_device_test",
     "scan_messages",
     "scan_sizes",
@@ -38,6 +39,7 @@ REDOPS = ("sum", "prod", "max", "min", "avg")
 
 _MOST_BYTES = 16 << 30
 _MOST_SIZES = 1000
+_TURNS = 5
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +48,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         collective: one of COLLECTIVES.
         size_bytes: S as nccl-tests counts it: of the whole buffer that is reduced, gathered, scattered or sent.
+        turns: parts into which its iterations are cut, with raw TCP around the ring of nodes before each; 0 is none.
     """
 
     collective: str = "all_reduce"
     size_bytes: int
+    turns: int = 0
 
 
 class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-test"):
@@ -120,6 +124,15 @@ def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tup
     """
     names = [check_choice("collective", name, COLLECTIVES) for name in dict.fromkeys(collectives)]
     return tuple(Message(collective=name, size_bytes=size) for name in names for size in sizes_bytes)
+
+
+def in_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages, the largest of each collective in turns with raw TCP: it is what the network is judged by."""
+    largest = {message.collective: message for message in sorted(messages, key=lambda message: message.size_bytes)}
+    return tuple(
+        msgspec.structs.replace(message, turns=_TURNS) if message is largest[message.collective] else message
+        for message in messages
+    )
 
 
 def check_choice(what: str, asked: str, known: Sequence[str]) -> str:

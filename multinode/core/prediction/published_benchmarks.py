@@ -47,7 +47,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The link of a node: its rate, or the payload that it was seen to carry one way."""
+    """The link of a node: its rate, the payload that a stream was measured to carry one way, or both."""
 
     gbit_per_s: _Positive | None = None
     payload_mb_per_s: _Positive | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import zlib
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ __all__ = [
     "reads_rank",
 ]
 
-ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "command")
+ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
 JOB_FILE = "job.yaml"
 
 # Left over in a profile, each of these changes a run behind the launcher's back (torchrun reads PET_* as its options).
@@ -52,6 +53,7 @@ STRAY_VARIABLES = (
     "TORCHELASTIC_*",
 )
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+_RAS_PORTS = range(20000, 28000)
 _ACCELERATE_FILE = "accelerate.yaml"
 # Accelerate starts one process a node for these, and expects mpirun to have started the others.
 _ALONE = frozenset({"NO", "MULTI_CPU"})
@@ -75,8 +77,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         nproc: workers on each node.
         master_addr: address of node 0, where the rendezvous is.
-        ifname: this node's data-plane interface; None is unknown.
-        gpus: GPU ids for its workers; None leaves the choice to the engine.
+        ifname: this node's data-plane interface; None is unknown. Likewise `addr`, its address there.
+        devices: GPUs for its workers as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the engine.
         python: the job's interpreter on the node; None is `python3` of its PATH.
         packages: versions in the job's environment; None is unknown.
     """
@@ -87,11 +89,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     ifname: str | None
-    gpus: tuple[int, ...] | None
+    devices: tuple[str, ...] | None
     run_dir: str
     python: str | None
     packages: dict[str, str] | None
     agent: str | None = None
+    addr: str | None = None
 
 
 def choose_engine(job: Job, asked: str | None = None, accelerate: dict[str, Any] | None = None) -> Engine:
@@ -109,9 +112,9 @@ def choose_engine(job: Job, asked: str | None = None, accelerate: dict[str, Any]
             "the engine llamafactory runs a YAML, and this is a script",
             hint="multinode launch train.yaml, or another --engine",
         )
-    if name == "command" and isinstance(job, LlamaFactoryJob):
+    if name == "exec" and isinstance(job, LlamaFactoryJob):
         raise UsageError(
-            "the engine command starts a program of yours, and this is a LLaMA-Factory YAML",
+            "the engine exec starts a program of yours, and this is a LLaMA-Factory YAML",
             hint="leave --engine out, or put the program after --",
         )
     if accelerate is not None and name != "accelerate":
@@ -129,7 +132,7 @@ def engine_command(engine: Engine, place: Place, job: Job, env: dict[str, str], 
         return _llamafactory(place, env, cwd)
     if engine.name == "accelerate":
         return _accelerate(place, _program(engine, place, job), engine.accelerate, env, cwd)
-    commands = {"torchrun": _torchrun, "deepspeed": _deepspeed, "command": _any_program}
+    commands = {"torchrun": _torchrun, "deepspeed": _deepspeed, "exec": _any_program}
     return commands[engine.name](place, _program(engine, place, job), env, cwd)
 
 
@@ -140,7 +143,7 @@ def engine_files(engine: Engine, place: Place) -> tuple[PlanFile, ...]:
 
 def benchmark_command(place: Place, test: Benchmark, env: dict[str, str]) -> Command:
     """A benchmark of one node: torchrun on the agent's own archive, with the request in the environment."""
-    request = msgspec.json.encode(test).decode()
+    request = msgspec.json.encode(msgspec.to_builtins(test) | {"addr": place.addr}).decode()
     program = "devices" if isinstance(test, DeviceTest) else "collectives"
     return _torchrun(place, (place.agent or "agent.pyz", program), env | {"MULTINODE_REQUEST": request}, None)
 
@@ -183,9 +186,13 @@ def _command(
 ) -> Command:
     """With the variables of every engine, the engine's own and then the user's, and without those that are left over.
 
-    `NCCL_SOCKET_IFNAME` without `=` is a prefix (eth1 would take eth10); gloo takes the plain name.
+    `NCCL_SOCKET_IFNAME` without `=` is a prefix (eth1 would take eth10); gloo takes the plain name. CUDA counts the
+    fastest GPU first unless told to count as nvidia-smi does.
     """
-    common = {} if place.gpus is None else {_DEVICES: ",".join(str(gpu) for gpu in place.gpus)}
+    common = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if place.devices is not None:
+        common[_DEVICES] = ",".join(place.devices)
+        common["NCCL_RAS_ADDR"] = f"localhost:{_ras_port(place)}"
     if place.ifname is not None:
         common |= {"NCCL_SOCKET_IFNAME": f"={place.ifname}", "GLOO_SOCKET_IFNAME": place.ifname}
     common |= {
@@ -205,6 +212,14 @@ def _command(
         path_first=python.rsplit("/", 1)[0] if python is not None and "/" in python else None,
         cwd=cwd,
     )
+
+
+def _ras_port(place: Place) -> int:
+    """Where NCCL's RAS service listens on the node: a port of this run alone, or a hang would ask another job's.
+
+    Below the ephemeral ports. Should it be taken all the same, NCCL goes on without the service.
+    """
+    return _RAS_PORTS.start + zlib.crc32(place.run_dir.encode()) % len(_RAS_PORTS)
 
 
 def _module(place: Place, name: str, *words: str) -> tuple[str, ...]:
@@ -270,8 +285,8 @@ def _deepspeed(place: Place, program: tuple[str, ...], env: dict[str, str], cwd:
     # Node names and the devices of each, in node-rank order. The launcher sets CUDA_VISIBLE_DEVICES to the devices of
     # its own node and counts those of the others, nothing more.
     world: dict[str, list[int] | list[str]] = {f"node-{rank}": list(range(place.nproc)) for rank in range(place.nnodes)}
-    given = {} if place.gpus is None else {_DEVICES: ",".join(str(gpu) for gpu in place.gpus)}
-    if (devices := (given | env).get(_DEVICES)) is not None:
+    given = None if place.devices is None else ",".join(place.devices)
+    if (devices := env.get(_DEVICES, given)) is not None:
         world[f"node-{place.node_rank}"] = _devices(place, devices)
     argv = _module(
         place,

@@ -12,7 +12,7 @@ from multinode.core.run.quoting import Command, shown_environment
 from multinode.core.text.secret_values import redact, redact_file
 from multinode.decoding import convert
 
-__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "node_run_id", "redact_plan"]
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "redact_plan"]
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +88,6 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     test: Benchmark | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
-
-
-def node_run_id(run_id: str, node_rank: int) -> str:
-    """What a run is called on one node: nodes may share a home directory, and with it the place of their runs."""
-    return f"{run_id}.{node_rank}"
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:

@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
-from multinode.core.cluster.facts import NodeFacts
+from multinode.core.cluster.facts import NodeFacts, select_gpus
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
@@ -22,8 +22,9 @@ from multinode.core.run.engine_commands import (
     engine_command,
     engine_files,
 )
-from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow, node_run_id
+from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.core.run.quoting import Command
+from multinode.core.run.run_id import node_run_id
 from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.errors import UsageError
 
@@ -101,7 +102,8 @@ def plan_launch(
             master_addr=master_addr,
             master_port=options.master_port,
             ifname=endpoint.ifname,
-            gpus=node.gpus[:nproc] if node.gpus is not None else None,
+            addr=endpoint.addr,
+            devices=_devices(node, found, None if task.engine.name == "exec" else nproc),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             agent=f"{home}/{options.agent}" if options.agent else None,
             python=(found.python if found and found.python else node.python) if known else None,
@@ -190,7 +192,7 @@ def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: Colle
         )
     for node in cluster.nodes:
         found = facts.get(node.name)
-        gpus = len(node.gpus) if node.gpus is not None else len(found.gpus) if found else 0
+        gpus = len(node.gpus) if node.gpus is not None else len(found.visible_gpus) if found else 0
         # A node without any is told by a check, with the reason that it gives.
         if gpus and gpus < nproc and test.backend != "gloo":
             raise UsageError(
@@ -205,7 +207,7 @@ def _slots(node: Node, found: NodeFacts | None) -> int:
         return node.slots
     if node.gpus is not None:
         return len(node.gpus)
-    return len(found.gpus) if found and found.gpus else 1
+    return len(found.visible_gpus) or 1 if found else 1
 
 
 def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
@@ -233,7 +235,7 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         addr=endpoint.addr,
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
-        gpus=place.gpus or _gpus(command.env.get("CUDA_VISIBLE_DEVICES"), place.nproc, found),
+        gpus=_gpu_ids(command.env.get("CUDA_VISIBLE_DEVICES"), place.nproc, found),
         run_dir=place.run_dir,
         command=command,
         files=_job_files(task.job, place) + engine_files(task.engine, place),
@@ -241,12 +243,33 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
     )
 
 
-def _gpus(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
-    """Those that the workers will use: what the user lets them see, else the first of the node's."""
-    ids = visible.split(",") if visible else []
-    if ids and all(one.isascii() and one.isdigit() for one in ids):
-        return tuple(int(one) for one in ids[:nproc])
-    return tuple(range(nproc)) if found and found.gpus else None
+def _devices(node: Node, found: NodeFacts | None, count: int | None) -> tuple[str, ...] | None:
+    """The node's GPUs for `count` workers, all of them for None, and never one that its sessions do not show.
+
+    By UUID where that is known: what a number means depends on CUDA_DEVICE_ORDER, a container and Slurm.
+    """
+    known = found.gpus if found else ()
+    if node.gpus is not None:
+        by_index = {gpu.index: gpu for gpu in known}
+        if not all(index in by_index for index in node.gpus):
+            return tuple(map(str, node.gpus[:count]))
+        chosen = tuple(by_index[index] for index in node.gpus)
+    else:
+        chosen = found.visible_gpus if found else ()
+    if not chosen or (count is not None and len(chosen) < count):
+        return None
+    uuids = [gpu.uuid for gpu in chosen[:count] if gpu.uuid is not None]
+    return tuple(uuids) if len(uuids) == len(chosen[:count]) else tuple(str(gpu.index) for gpu in chosen[:count])
+
+
+def _gpu_ids(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
+    """Numbers of those that the workers will use, as nvidia-smi counts."""
+    if visible is None:
+        return tuple(gpu.index for gpu in found.visible_gpus[:nproc]) or None if found else None
+    if found is not None and found.gpus:
+        return tuple(gpu.index for gpu in select_gpus(visible, found.gpus)[:nproc]) or None
+    names = visible.split(",")[:nproc]
+    return tuple(map(int, names)) if all(name.isascii() and name.isdigit() for name in names) else None
 
 
 def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) -> Command:
@@ -282,7 +305,7 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
         if node.workdir is None:
             assumed.append("workdir: this directory where the node has it, else the home directory")
     if not _is_known(node, task.environment):
-        assumed.append("python: python3 as the prelude leaves PATH; its packages are not checked")
+        assumed.append("python: python3 as the setup leaves PATH; its packages are not checked")
     elif node.python is None and found is None:
         assumed.append("python: the first python3 on PATH; python= in the hostfile settles it")
     if found is None and task.engine.name == "llamafactory":

@@ -258,7 +258,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_power_w(self) -> float | None:
-        """What a GPU of the node draws, in the mean."""
+        """What a GPU of the node draws, on average."""
         return _mean([gpu.power_w for gpu in self.gpus.values()])
 
     @property

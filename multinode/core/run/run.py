@@ -22,6 +22,7 @@ __all__ = [
     "RunStatus",
     "Sockets",
     "Stall",
+    "StallCause",
     "StallRecord",
     "new_run",
 ]
@@ -55,6 +56,8 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
         cpu_s: processor seconds used between these two looks, which lay `looked_s` apart.
         wchan: the kernel function in which it waits; None is unknown or none.
         stack: Python stacks of all its threads, as `stack_source` printed them; None for the reason `stack_missing`.
+        collectives: launched in groups of all workers; None of a launcher, and where its backend does not count.
+        gpu: whether it has a GPU open.
     """
 
     role: str
@@ -73,6 +76,8 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     stack: str | None = None
     stack_source: str | None = None
     stack_missing: str | None = None
+    collectives: int | None = None
+    gpu: bool = False
 
 
 class LastStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,23 +117,27 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     flight_records: tuple[FlightRecord, ...] = ()
 
 
-class Stall(msgspec.Struct, frozen=True, kw_only=True):
-    """A time without a step or a line of log on any node, and what seems to be behind it.
+class StallCause(msgspec.Struct, frozen=True, kw_only=True):
+    """What seems to be behind a stall; `hint` is what fixes it, or shows more."""
 
-    Attributes:
-        time_s: when it was noticed, on the controller's wall clock.
-        silent_s: since the last sign of progress.
-        hint: what mends it, or shows more.
-    """
-
-    time_s: float
-    silent_s: float
     message: str
     hint: str | None = None
     node: str | None = None
     node_rank: int | None = None
     rank: int | None = None
     stack: str = ""
+
+
+class Stall(StallCause, frozen=True, kw_only=True):
+    """A time without a step or a line of log on any node, with its cause.
+
+    Attributes:
+        time_s: when it was noticed, on the controller's wall clock.
+        silent_s: since the last sign of progress.
+    """
+
+    time_s: float
+    silent_s: float
 
 
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,9 +159,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: of the job on that node; None where it never ended or never started.
         log_tail: the last lines of that node's log, or the worker's own traceback.
         kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
-            `timeout`, `connection`, `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to
-            it), `hardware` (a GPU, link, disk or memory of it failed first), `gpu_held` (somebody else computes on a
-            GPU of it); None is none of these.
+            `timeout`, `connection`, `configuration` (of the job, its launcher or a limit), `desync` (ranks that do not
+            do the same), `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to it), `hardware` (a
+            GPU, link, disk or memory of it failed first), `gpu_held` (somebody else computes on a GPU of it); None is
+            none of these.
+        error_id: the error's name in the catalogue and on the page docs/reference/troubleshooting.md; None is none of
+            it.
+        cause: what the catalogue says of it.
         time_s: when, on the controller's wall clock; of a node that was lost, when the last word came from it. None is
             unknown.
         consequences: of a node that was lost or whose hardware failed: how its peers failed then, a sentence a node.
@@ -167,6 +180,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
     log_tail: str = ""
     kind: str | None = None
+    error_id: str | None = None
+    cause: str | None = None
     time_s: float | None = None
     consequences: tuple[str, ...] = ()
 

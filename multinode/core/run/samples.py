@@ -30,9 +30,12 @@ __all__ = [
     "NcclSample",
     "NicSample",
     "NoteSample",
+    "PingSample",
     "Sample",
     "SpeedSample",
     "StepSample",
+    "StreamResult",
+    "StreamSample",
     "TcpSample",
     "TraceSample",
     "TrafficSample",
@@ -76,6 +79,9 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         accumulation: micro-batches a step, where the framework says.
         dataset_samples: samples of the training's data set, of all workers together, where the Trainer says.
         device: `cpu` or `cuda`; `device_name` the GPU's name.
+        mixed_precision: in which accelerate multiplies matrices: `no`, `bf16`, `fp16` or `fp8`; None where it does not
+            prepare the model.
+        tf32: whether a GPU would multiply fp32 matrices as tf32; None is not known.
         settings: what decides the communication: of DDP `bucket_cap_mb`, `find_unused_parameters`, `static_graph`,
             `comm_hooks`; of DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype` and others; of FSDP
             `reshard_after_forward`.
@@ -92,6 +98,8 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     dataset_samples: Count | None = None
     device: str | None = None
     device_name: str | None = None
+    mixed_precision: str | None = None
+    tf32: bool | None = None
     settings: dict[str, str | int | float | bool | None] = {}
 
 
@@ -311,6 +319,8 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         samples: nominal samples of this worker in this step (per-device batch x accumulation); None is unknown.
         micro_steps: forward passes with gradients in this step.
         tokens: padded tokens of this worker in this step; `effective_tokens` those of them that are no padding.
+        squared_lengths: of its sequences, each token of which attends to its own sequence alone: the sum of the squares
+            of their lengths, in tokens; padding is none where it is known.
         phases_us: host time of this step by what it was spent on, the innermost alone: `data` (waiting for a batch),
             `forward`, `backward`, `optimizer`, `comm` (blocked in a collective). The rest is nobody's.
         traffic: the number of the TrafficSample that says what this step called.
@@ -329,6 +339,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     micro_steps: Count | None = None
     tokens: Count | None = None
     effective_tokens: Count | None = None
+    squared_lengths: Count | None = None
     phases_us: dict[str, Us] | None = None
     traffic: Count | None = None
     cards: dict[str, CardBytes] | None = None
@@ -525,6 +536,36 @@ class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     device: str | None = None
 
 
+class StreamResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What arrived of a stream over one TCP connection, its beginning left out; None where it failed."""
+
+    size_bytes: Count | None = None
+    time_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    error: str | None = None
+
+
+class StreamSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stream"):
+    """A raw stream from a node to the next, between two turns of a collective; of a node's first worker.
+
+    Attributes:
+        rank: global rank.
+        index: of the message in the request.
+        results: by connection; all of them streamed at once.
+    """
+
+    rank: Count
+    index: Count
+    results: tuple[StreamResult, ...]
+
+
+class PingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ping"):
+    """Round trips of a small message from a node to the next, before the first collective; of its first worker."""
+
+    rank: Count
+    times_us: tuple[TookUs, ...] = ()
+    error: str | None = None
+
+
 class NcclSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl"):
     """What NCCL wrote down about its connections in one worker: the telling lines of its log."""
 
@@ -544,6 +585,8 @@ Sample = (
     | CollectiveSample
     | BenchmarkSample
     | NcclSample
+    | StreamSample
+    | PingSample
     | NoteSample
     | ModelSample
     | GroupSample

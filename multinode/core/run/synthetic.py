@@ -11,7 +11,7 @@ from math import ceil
 
 import msgspec
 
-from multinode.core.job.job import Job, LlamaFactoryJob, Synthetic, figures_only, override_job
+from multinode.core.job.job import Job, LlamaFactoryJob, Synthetic, benchmark_job, override_job
 from multinode.core.run.plan import PlanFile
 from multinode.errors import JobError, UsageError
 
@@ -74,7 +74,7 @@ _MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 1 << 32
 
 
 def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
-    """The same training on made-up data, for its figures alone: nothing is evaluated, no output of the user's touched.
+    """The same training on synthetic data, for its figures alone: nothing is evaluated and no output is touched.
 
     Apply it last: what is set afterwards is not looked at again.
 
@@ -100,7 +100,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
     kept = {key: value for key, value in job.config.items() if key not in {*_DATA, *_BESIDES}}
     dropped = [key for key in job.config if key not in kept]
     batch = {"stage": "pt", "dataset": DATASET, "preprocessing_batch_size": _lines_a_row(_length(job))}
-    made = override_job(figures_only(msgspec.structs.replace(job, config=kept)), batch)
+    made = override_job(benchmark_job(msgspec.structs.replace(job, config=kept)), batch)
     return msgspec.structs.replace(
         made, synthetic=Synthetic(rows=rows), overridden=tuple(dict.fromkeys([*made.overridden, *dropped]))
     )

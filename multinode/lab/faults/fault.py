@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from multinode.lab.cluster import ns_command
 from multinode.lab.processes import is_alive, run_program
 from multinode.lab.state import Lab, LabNode
 
-__all__ = ["AnyFault", "Scene", "require", "require_one_of", "run_in_node"]
+__all__ = ["AnyFault", "Scene", "require", "run_in_node"]
 
 
 class AnyFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -75,12 +75,3 @@ def require(good: object, message: str, hint: str) -> None:
     """
     if not good:
         raise UsageError(message, hint=hint)
-
-
-def require_one_of(word: str, words: Mapping[str, str]) -> None:
-    """See that a word is one of these.
-
-    Raises:
-        UsageError: it is not.
-    """
-    require(word in words, f"{word!r} is none of the faults of this kind", f"one of {', '.join(words)}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Literal
 
 import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.lab.faults.fault import AnyFault, Scene, require, require_one_of
+from multinode.lab.faults.fault import AnyFault, Scene, require
 from multinode.lab.network import DATA_BRIDGE, SWITCH_NAMESPACE, rate_text, set_port, shape_link
 from multinode.lab.processes import run_batch, run_program
 from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
@@ -55,12 +56,11 @@ class LinkSlow(AnyFault, frozen=True, kw_only=True, tag="link-slow"):
 
     ifname: str = DATA_IFNAME
     rate_gbit_per_s: float
-    way: str = "both"
+    way: Literal["send", "receive", "both"] = "both"
 
     def __post_init__(self) -> None:
         _check_card(self.ifname)
         require(self.rate_gbit_per_s > 0, "a link that carries nothing is down", "ask for --down")
-        require(self.way in _WAY_WORDS, f"{self.way!r} is no way of a link", f"one of {', '.join(_WAY_WORDS)}")
 
     def describe(self) -> str:
         return f"{self.ifname} {_WAY_WORDS[self.way]} {rate_text(self.rate_gbit_per_s)}"
@@ -106,12 +106,11 @@ class Ports(AnyFault, frozen=True, kw_only=True, tag="ports"):
 
     first: int
     last: int
-    action: str
+    action: Literal["drop", "reject"]
 
     def __post_init__(self) -> None:
         good = 1 <= self.first <= self.last <= _MAX_PORT
         require(good, f"{self.first}-{self.last} is not a range of ports", "for example 29500 or 30000-60999")
-        require_one_of(self.action, _FIREWALL_WORDS)
 
     def describe(self) -> str:
         ports = f"{self.first}-{self.last} on {DATA_IFNAME}"

@@ -10,13 +10,14 @@ import math
 import os
 import signal
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab import cgroups
 from multinode.lab.cgroups import Controller, Top
-from multinode.lab.faults.fault import AnyFault, Scene, require, require_one_of
+from multinode.lab.faults.fault import AnyFault, Scene, require
 from multinode.lab.network import set_port
 from multinode.lab.nodes import start_nodes, write_speed
 from multinode.lab.processes import (
@@ -46,10 +47,7 @@ _LEAST_BYTES = 64 << 20
 class NodeState(AnyFault, frozen=True, kw_only=True, tag="node"):
     """The node lost its power, or none of its processes runs any more."""
 
-    how: str
-
-    def __post_init__(self) -> None:
-        require_one_of(self.how, _NODE_WORDS)
+    how: Literal["kill", "freeze"]
 
     def describe(self) -> str:
         return _NODE_WORDS[self.how]

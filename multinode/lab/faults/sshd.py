@@ -10,13 +10,14 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.access import SSHD_CONFIG, sshd_config
 from multinode.lab.cluster import ns_command
-from multinode.lab.faults.fault import AnyFault, Scene, require, require_one_of, run_in_node
+from multinode.lab.faults.fault import AnyFault, Scene, require, run_in_node
 from multinode.lab.nodes import log_path
 from multinode.lab.processes import (
     has_environment,
@@ -90,10 +91,7 @@ class _Configured(AnyFault, frozen=True, kw_only=True):
 class SshdState(_Configured, frozen=True, kw_only=True, tag="sshd"):
     """The SSH daemon is stopped or frozen, or does not take this client, or not now."""
 
-    how: str
-
-    def __post_init__(self) -> None:
-        require_one_of(self.how, _SSHD_WORDS)
+    how: Literal["stop", "freeze", "new-host-key", "refuse-key", "crowded"]
 
     def describe(self) -> str:
         return f"sshd {_SSHD_WORDS[self.how]}"

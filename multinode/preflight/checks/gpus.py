@@ -15,6 +15,7 @@ from multinode.core.measure.benchmark import CollectiveTest
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
+from multinode.units import format_duration
 
 __all__ = [
     "check_backend",
@@ -94,6 +95,13 @@ NO_PEER_TO_PEER = Rule(
     "these cards do not have, and NCCL may hang over it",
     hint="for {nodes!s} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
 )
+SLOW_NVIDIA_SMI = Rule(
+    "gpus",
+    "note",
+    catches="nvidia-smi takes seconds: the driver is loaded anew for each program, every training's start included",
+    message="nvidia-smi took {duration}: without persistence mode the driver is loaded anew for each program",
+    hint="on {node}: sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced",
+)
 NCCL_DIFFERS = Rule(
     "versions",
     "error",
@@ -161,6 +169,7 @@ RUN_ON_GPU = Rule(
 _ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")
 _P2P_DRIVER = (550, 40, 7)
 _ALIKE = 0.05
+_SLOW_QUERY_S = 5.0
 # A desktop holds so much of a card at times, and a CUDA context alone takes more.
 _LITTLE_MIB = 256.0
 _FULL = 0.9
@@ -204,8 +213,9 @@ def check_counts(inspection: Inspection) -> Iterator[Case]:
             has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(found)})"
             yield NO_SUCH_GPU.found(node.name, ids=" and ".join(lacking), there=has)
         wanted = node.slots or workers or 1
-        if there and node.gpus is None and wanted > len(there) and _on_gpus(inspection):
-            yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=len(there))
+        count = len(found.visible_gpus)
+        if count and node.gpus is None and wanted > count and _on_gpus(inspection):
+            yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=count)
 
 
 @Check
@@ -228,12 +238,14 @@ def check_models(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_drivers(inspection: Inspection) -> Iterator[Case]:
-    """One version of the driver, and none that is known to break these cards."""
+    """One version of the driver, none that is known to break these cards, and it stays loaded."""
     used = _used(inspection)
     for name, version, peer, expected in disagreements({name: gpus[0].driver for name, gpus in used.items()}):
         if version and expected:
             yield DRIVERS_DIFFER.found(name, version=version, peer=peer, expected=expected)
     for node, found in inspection.known:
+        if found.gpu_query_s is not None and found.gpu_query_s > _SLOW_QUERY_S:
+            yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(found.gpu_query_s))
         gpus = used.get(node.name, ())
         if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in found.env | node.env:
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
@@ -301,7 +313,7 @@ def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu
         return ()
     if node.gpus is not None:
         return tuple(gpu for gpu in found.gpus if gpu.index in node.gpus)
-    return tuple(sorted(found.gpus, key=lambda gpu: gpu.index)[: node.slots])
+    return found.visible_gpus[: node.slots]
 
 
 def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:

@@ -221,7 +221,7 @@ def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, theirs: list[_N
 
 
 def _reached(inspection: Inspection, name: str, peer: str) -> bool:
-    return any({one.node, one.peer} == {name, peer} and one.error is None for one in inspection.meeting.attempts)
+    return any({one.node, one.peer} == {name, peer} and one.error is None for one in inspection.connectivity.attempts)
 
 
 def _route_command(route: Route, mine: Endpoint, theirs: list[_Network]) -> str:

@@ -201,7 +201,7 @@ def check_streams(inspection: Inspection) -> Iterator[Case]:
     dues = _dues(inspection)
     streams = [
         _Stream((one.source, one.target), one.gbit_per_s, one.worse_gbit_per_s, due)
-        for one in inspection.meeting.streams
+        for one in inspection.connectivity.streams
         if one.gbit_per_s is not None and (due := dues.get((one.source, one.target))) is not None
     ]
     slow = {one.pair: one.gbit_per_s < least_of_due(*one.due) for one in streams}

@@ -43,7 +43,7 @@ SHARED_MACHINE = Rule(
     "warning",
     catches="two containers of one machine as two nodes",
     message="it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its "
-    "cores, memory and network card, and NCCL stops where both see the same GPU",
+    "cores, memory and network card; where both see the same GPU, NCCL takes them for two hosts and trains twice on it",
     hint="give each container cards of its own (docker: --gpus device=0), or make one node of the machine",
 )
 BRIDGED_CONTAINER = Rule(
@@ -187,7 +187,7 @@ def check_same_machine(inspection: Inspection) -> Iterator[Case]:
 def check_container_network(inspection: Inspection) -> Iterator[Case]:
     """The data plane of a container is one that other machines reach."""
     links = list(inspection.links)
-    reached = {attempt.peer for attempt in inspection.meeting.attempts if attempt.error is None}
+    reached = {attempt.peer for attempt in inspection.connectivity.attempts if attempt.error is None}
     for node, interface in links if len(links) > 1 else ():
         addr = inspection.place(node.name).addr
         in_container = inspection.facts[node.name].container in {"docker", "containerd"}

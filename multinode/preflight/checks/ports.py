@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import Attempted
+from multinode.preflight.network.connectivity import Attempted
 from multinode.preflight.rule import Case, Rule, listed, meeting_check
 
 __all__ = ["check_master_port", "check_ports"]
@@ -98,7 +98,7 @@ class _Edge(NamedTuple):
 def check_master_port(inspection: Inspection) -> Iterator[Case]:
     """MASTER_PORT is free on node 0."""
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
-    refused = [one.failed.get(port) for one in inspection.meeting.listening if one.node == first]
+    refused = [one.failed.get(port) for one in inspection.connectivity.listening if one.node == first]
     known = [found.port_users.get(str(port)) for node, found in inspection.known if node.name == first]
     user = next((one for one in (*known, *refused) if one is not None), None)
     if user is not None:
@@ -112,7 +112,7 @@ def check_ports(inspection: Inspection) -> Iterator[Case]:
     # Those of a node whose card is down are told by the check of the link.
     down = {node.name for node, interface in inspection.links if not interface.up}
     tried: dict[tuple[str, str], list[Attempted]] = {}
-    for attempt in inspection.meeting.attempts:
+    for attempt in inspection.connectivity.attempts:
         if not {attempt.node, attempt.peer} & down:
             tried.setdefault((attempt.node, attempt.peer), []).append(attempt)
     edges = _causes([edge for pair, attempts in tried.items() for edge in _judge(pair, attempts, inspection)])

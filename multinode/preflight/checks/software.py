@@ -97,7 +97,7 @@ def check_tools(inspection: Inspection) -> Iterator[Case]:
     """The programs that start the job are there."""
     for node, found in inspection.known:
         for tool in needed_tools(inspection.job) if found.tools or found.interactive else ():
-            # Where a package is missing altogether, that is what has to be mended.
+            # Where a package is missing altogether, that is what has to be fixed.
             package = _PACKAGES[tool]
             if tool not in found.tools and package in found.packages:
                 other = found.interactive.get(tool)

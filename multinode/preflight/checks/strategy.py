@@ -14,6 +14,7 @@ from multinode.analyse.collectives.traffic import (
     card_time_s,
     step_exchanges,
 )
+from multinode.analyse.job.step_calls import calls_of_strategy
 from multinode.analyse.job.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
@@ -88,7 +89,7 @@ def check_strategy(inspection: Inspection) -> Iterator[Case]:
             way=other.way,
         )
     elif time_s > _NOTE_S:
-        yield SENDS_MUCH.found(None, **values, way=_amortise(training))
+        yield SENDS_MUCH.found(None, **values, way=_amortise(training, layout))
 
 
 def _read(inspection: Inspection) -> Training | None:
@@ -127,8 +128,8 @@ def _fits(training: Training, inspection: Inspection) -> bool:
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 
 
-def _amortise(training: Training) -> str:
-    if training.strategy in {Strategy.DDP, Strategy.ZERO1}:
+def _amortise(training: Training, layout: Layout) -> str:
+    if not any(call.per_micro_batch for call in calls_of_strategy(training.strategy, training.load, layout)):
         return (
             f"gradients travel once a step: --set gradient_accumulation_steps={2 * training.load.accumulation} halves "
             "the share of each sample"
@@ -141,7 +142,7 @@ def _amortise(training: Training) -> str:
 
 def _link(inspection: Inspection) -> tuple[float, str] | None:
     """Payload of the slowest link in GB/s, and in words: the slowest stream, else what the cards negotiated."""
-    rates = [one.gbit_per_s or 0.0 for one in inspection.meeting.streams]
+    rates = [one.gbit_per_s or 0.0 for one in inspection.connectivity.streams]
     measured = [rate for rate in rates if rate > _LEAST_GBIT_PER_S]
     if measured:
         slowest = min(measured)

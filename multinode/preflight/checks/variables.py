@@ -101,7 +101,15 @@ GPUS_HIDDEN = Rule(
     catches="CUDA_VISIBLE_DEVICES is preset on a node and hides GPUs that the job would use",
     message="CUDA_VISIBLE_DEVICES={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
     "for each GPU would end with 'invalid device ordinal'",
-    hint="name the GPUs in the hostfile, which wins: gpus={example}; or take the variable out: {command!s}",
+    hint="where no more GPUs were given to you: as many slots= in the hostfile; else remove the variable: {command!s}",
+)
+GPUS_NOT_VISIBLE = Rule(
+    "variables",
+    "error",
+    catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES of the node's sessions hides",
+    message="the hostfile gives it GPU {ids}, which CUDA_VISIBLE_DEVICES={value} in {source} hides: multinode uses no "
+    "GPU that a node's own environment withholds",
+    hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours: {command!s}",
 )
 
 _SESSION = "the environment of an SSH session"
@@ -209,13 +217,22 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
                 yield HOSTFILE_OVERRIDES.found(node.name, name=name, value=_shown(node.env[name]))
 
 
-@Check
+@launch_check
 def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
     """No preset hides GPUs that the job would use."""
     name = "CUDA_VISIBLE_DEVICES"
+    command = f"grep -n {name} {_PROFILES}"
     for node, found in inspection.known:
         value = found.env.get(name)
-        if value is None or node.gpus is not None or name in node.env:
+        if value is None or name in node.env:
+            continue
+        if node.gpus is not None:
+            shown = {gpu.index for gpu in found.visible_gpus}
+            hidden = [str(gpu.index) for gpu in found.gpus if gpu.index in node.gpus and gpu.index not in shown]
+            if hidden:
+                there = ",".join(map(str, sorted(shown))) or "none"
+                words = {"ids": " and ".join(hidden), "value": _shown(value), "source": _SESSION}
+                yield GPUS_NOT_VISIBLE.found(node.name, **words, there=there, command=command)
             continue
         visible, count = _count_visible(value), len(found.gpus)
         wanted = node.slots if node.slots is not None else count
@@ -226,8 +243,7 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
                 source=_SESSION,
                 visible=visible,
                 count=count,
-                example=",".join(str(gpu.index) for gpu in found.gpus[:wanted]),
-                command=f"grep -n {name} {_PROFILES}",
+                command=command,
             )
 
 

@@ -9,7 +9,7 @@ from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import Column, Sheet
 from multinode.units import format_count, format_rate
 
-__all__ = ["advice_lines", "advice_sheet", "how_sheet"]
+__all__ = ["advice_lines", "advice_sheet", "describe_gain", "how_sheet"]
 
 _SOME_GIB = 0.005
 
@@ -37,6 +37,12 @@ def how_sheet(recommendations: Recommendations, advice: Sequence[Advice]) -> She
         rate += f", {tried.samples_per_s:.3g} in a short run now"
     how = Column("how: options of multinode launch, or by hand", words=True)
     return _sheet(f"what would change it, against {against}", advice, (how, lambda one: one.command), (rate,))
+
+
+def describe_gain(advice: Advice) -> str:
+    """`1.78 times as fast (1.70 to 1.90)`."""
+    low, high = advice.interval
+    return f"{advice.gain:.2f} times as fast ({low:.2f} to {high:.2f})"
 
 
 def advice_lines(recommendations: Recommendations, advice: Sequence[Advice]) -> Iterator[str]:
@@ -70,7 +76,7 @@ def _sheet(
         rows=tuple(
             (
                 one.name,
-                f"x{one.gain:.2f}",
+                f"x{one.gain:.2f}{' *' if one.measured else ''}",
                 f"{one.interval[0]:.2f} - {one.interval[1]:.2f}",
                 *(_measured(one.tried) if tried else ()),
                 _memory(one.memory_gib),
@@ -79,7 +85,7 @@ def _sheet(
             )
             for one in advice
         ),
-        notes=notes,
+        notes=(*notes, *(["* measured"] if any(one.measured for one in advice) else [])),
     )
 
 

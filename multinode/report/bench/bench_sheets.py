@@ -1,4 +1,4 @@
-"""What a bench says: who is slow, the likely cause and what mends it; then its tables, with best and worst below."""
+"""What a bench says: who is slow, the likely cause and what fixes it; then its tables, with best and worst below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["bench_lines", "bench_sheets"]
 _MOST_ROWS = 32
 # Below it, digits are counted from the first one that is none.
 _SMALL = 0.1
-_SLOW_NOTE = "! is slow: below its like by more than the timings scatter"
+_SLOW_NOTE = "! is slow: below 90 % of its peers, and the 95 % confidence interval of that share does not reach 1"
 _WAYS = (" forward", " forward + backward")
 _WHERE = (Column("node", words=True), Column("worker"), Column("phase", words=True))
 
@@ -38,21 +38,21 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def standing(self) -> float:
-        """Its median share of what its like reach."""
+        """Its median share of what its peers reach."""
         ratios = [speed.of_peers for speed in self.speeds if speed.of_peers is not None]
         return statistics.median(ratios) if ratios else 1.0
 
 
 def bench_lines(report: BenchReport) -> list[str]:
     """Lines of plain text: the verdict, and below each of its sentences what is to be done."""
-    clues = {one.text: one.clues for one in report.anomalies}
+    causes = {one.text: one.likely_causes for one in report.anomalies}
     lines = []
     for sentence in report.verdict:
         lines.append(sentence)
-        # The first clue stands in the sentence already.
-        for number, clue in enumerate(clues.get(sentence, ())):
-            lines += [f"  also: {clue.sentence}"] if number else []
-            lines.append(f"  hint: {clue.hint}")
+        # The first cause stands in the sentence already.
+        for number, cause in enumerate(causes.get(sentence, ())):
+            lines += [f"  also: {cause.sentence}"] if number else []
+            lines.append(f"  hint: {cause.hint}")
     return lines
 
 

@@ -8,6 +8,7 @@ import msgspec
 from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
+from multinode.analyse.prediction.break_even import describe_link
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.report.advice.advice_sheet import advice_sheet
 from multinode.report.comparison.contrast_sheets import (
@@ -26,12 +27,11 @@ from multinode.report.render.charts import GREY, PALETTE, error_bars, stacked_ba
 from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent
 from multinode.report.steps.summary_sheets import PARTS
-from multinode.units import format_rate
 
 __all__ = ["bandwidth_chart", "contrast_html", "scaling_chart", "step_chart"]
 
 _LINE, _OTHER, _THIRD = PALETTE[:3]
-_BAND = "rgba(0, 114, 178, 0.22)"
+_BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
 
 
 def step_chart(contrast: Contrast) -> Figure | None:
@@ -164,20 +164,26 @@ def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
 
 
 def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
-    """Where it lies among the links that are drawn: a mark far from them would press all else together."""
+    """Its range among the links that are drawn: a mark far from them would press all else together."""
     found = contrast.forecast.break_even if contrast.forecast is not None else None
-    if found is None or found.beats_one.always:
+    if found is None:
         return
-    link = found.beats_one.value
+    needed = found.beats_one
+    # An earlier release stored no range.
+    low = needed.value if needed.low is None else needed.low
+    high = low if needed.low is None else needed.high
     first, last = drawn[0].link_gbit_per_s or 0.0, drawn[-1].link_gbit_per_s or 0.0
-    if link is None or not first <= link <= last:
+    if low is None or needed.always or low > last or (high or last) < first:
         return
+    low, high, top = max(low, first), min(high or last, last), max(max(trace.y) for trace in chart.data)
     chart.add_trace(
         Scatter(
-            x=[link, link],
-            y=[0, max(max(trace.y) for trace in chart.data)],
+            x=[low, low, high, high],
+            y=[0, top, top, 0],
             mode="lines",
-            name=f"beats 1 x {found.one_node_workers} from {format_rate(link)}",
+            fill="toself",
+            fillcolor=_FAINT,
+            name=f"beats 1 x {found.one_node_workers}: {describe_link(needed)}",
             line={"dash": "dot", "color": GREY},
             hoverinfo="name",
         )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Side
-from multinode.analyse.stats.spread import Ranged
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
+from multinode.analyse.stats.estimate import Estimate
+from multinode.report.render.sheet import RANGES, UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
 from multinode.units import format_duration
 
 __all__ = [
@@ -78,8 +78,8 @@ def cost_sheet(contrast: Contrast) -> Sheet:
     return Sheet(title="time, cost and energy", columns=_side_columns(sides), rows=rows)
 
 
-def range_text(measured: Ranged) -> str:
-    """From the least to the greatest of its repeats."""
+def range_text(measured: Estimate) -> str:
+    """Its confidence interval, as `RANGES` says."""
     return f"{format_sig(measured.low)} to {format_sig(measured.high)}"
 
 
@@ -153,7 +153,7 @@ def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
 
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
-    told = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule]
+    told = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, RANGES]
     return tuple(one for one in (*told, DIFFERS if marked else "") if one)
 
 
@@ -174,7 +174,7 @@ def _whole(value: int | None) -> str:
     return figure(value, ",d")
 
 
-def _value(measured: Ranged | None) -> str:
+def _value(measured: Estimate | None) -> str:
     return format_sig(measured.value if measured is not None else None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.report.advice.advice_sheet import advice_sheet
+from multinode.report.advice.advice_sheet import advice_sheet, describe_gain
 from multinode.report.comparison.contrast_sheets import (
     contrast_verdict_sheet,
     differing_settings_sheet,
@@ -45,8 +45,9 @@ def contrast_table(contrast: Contrast) -> Table:
 def contrast_lines(contrast: Contrast) -> Iterator[str]:
     """Verdict, reasons, differences, disturbances, and the link that it would take."""
     rows = contrast_verdict_sheet(contrast).rows
-    fitting = [one for one in contrast.advice if one.fits is not False]
-    advised = [("advice", f"{one.name}: {one.gain:.2f} times as fast, predicted") for one in fitting[:_MOST_ADVICE]]
+    # What was measured stands in the verdict.
+    fitting = [one for one in contrast.advice if one.fits is not False and not one.measured]
+    advised = [("advice", f"{one.name}: {describe_gain(one)}, predicted") for one in fitting[:_MOST_ADVICE]]
     beats = [("break-even", f"{name}: {told}") for name, told in break_even_sheet(contrast.forecast).rows[:_MOST_LINKS]]
     for name, text in (*rows, *beats, *advised):
         before = f"{name:<{_NAME_WIDTH}} "

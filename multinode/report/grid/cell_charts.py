@@ -14,7 +14,7 @@ import msgspec
 from plotly.graph_objects import Bar, Figure, Scatter
 
 from multinode.analyse.grid.cells import CellRow, CellTable, value_of
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 from multinode.report.grid.cell_sheet import cell_columns, state_word, tell
 from multinode.report.render.charts import GREY, PALETTE, error_bars, line_style, with_axes
 from multinode.report.render.escaping import html_text
@@ -53,7 +53,7 @@ class _Bar(NamedTuple):
 
     place: int
     row: CellRow
-    value: Ranged | float | None
+    value: Estimate | float | None
     group: str
 
 
@@ -70,7 +70,7 @@ def bar_chart(
         level: a value to hold the bars against.
     """
     rows = table.cells[:MOST_BARS]
-    values: list[Ranged | float | None] = [getattr(row, name) for row in rows]
+    values: list[Estimate | float | None] = [getattr(row, name) for row in rows]
     if scale != 1:
         values = [scale * found if isinstance(found, float) else found for found in values]
     if all(found is None for found in values):
@@ -148,7 +148,7 @@ def _bars(bars: Sequence[_Bar]) -> Iterator[Bar]:
         drawn = [bar for bar in bars if bar.group == group and bar.value is not None]
         if drawn:
             yield Bar(
-                x=[bar.value.value if isinstance(bar.value, Ranged) else bar.value for bar in drawn],
+                x=[bar.value.value if isinstance(bar.value, Estimate) else bar.value for bar in drawn],
                 y=[bar.place for bar in drawn],
                 error_x=_errors([bar.value for bar in drawn]),
                 customdata=[[html_text(bar.row.label)] for bar in drawn],
@@ -175,8 +175,8 @@ def _words(lacking: Sequence[_Bar]) -> Scatter:
     )
 
 
-def _errors(values: Sequence[Ranged | float | None]) -> dict[str, Any] | None:
-    ranges = [one for one in values if isinstance(one, Ranged)]
+def _errors(values: Sequence[Estimate | float | None]) -> dict[str, Any] | None:
+    ranges = [one for one in values if isinstance(one, Estimate)]
     if len(ranges) < len(values) or all(one.low == one.high for one in ranges):
         return None
     return error_bars(ranges, color=GREY, thickness=1.2, width=3)

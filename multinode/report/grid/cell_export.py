@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.grid.cells import RANGED, VALUES, CellRow, CellTable, value_of
-from multinode.core.grid.cell_columns import COLUMNS
+from multinode.core.grid.columns import COLUMNS
 from multinode.report.grid.cell_sheet import cells_sheet, lead, marks_sheet, unmeasured_sheet
 from multinode.report.render.markdown import sheet_markdown, text_markdown
 from multinode.report.steps.export import harmless

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from multinode.analyse.grid.cells import CellTable, currencies, has_figures, other_job, value_of
-from multinode.core.grid.cell_columns import BOUGHT_WITH, COLUMNS, MONEY
+from multinode.core.grid.columns import BOUGHT_WITH, COLUMNS, MONEY
 from multinode.report.grid.cell_charts import MOST_BARS, bar_chart, memory_chart, tokens_chart
 from multinode.report.grid.cell_sheet import (
     cells_sheet,

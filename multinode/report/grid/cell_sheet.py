@@ -26,11 +26,11 @@ from multinode.analyse.grid.cells import (
     untold,
     value_of,
 )
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate, ratio
 from multinode.core.cluster.device_name import short_device_name
-from multinode.core.grid.cell_columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
+from multinode.core.grid.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.report.render.escaping import sanitize
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
+from multinode.report.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, percent
 from multinode.report.render.table import sheet_table
 from multinode.units import format_count, format_duration, format_list
 
@@ -150,7 +150,7 @@ def _speed(row: CellRow) -> str:
 
 def _speed_range(row: CellRow) -> str:
     speed = row.samples_per_s
-    if speed is None or speed.repeats < 2:  # noqa: PLR2004 - a spread has two ends
+    if speed is None or speed.repeats < 2:  # noqa: PLR2004 - of one run it is no range of repeats
         return UNKNOWN
     return f"{format_sig(speed.low)} to {format_sig(speed.high)}"
 
@@ -219,16 +219,16 @@ def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
-    """Whose speed cannot be told from the best one's, by the repeats of both."""
-    alike = [row.label for row in fast if row is not best and _overlap(row.samples_per_s, best.samples_per_s)]
+    """Who may be as fast as the best one, by the confidence interval of their ratio."""
+    alike = [row.label for row in fast if row is not best and _may_reach(row.samples_per_s, best.samples_per_s)]
     if not alike:
         return ""
     named = format_list(alike, _MOST_RIVALS, "more")
-    return f", though {named} {'is' if len(alike) == 1 else 'are'} as fast within the scatter"
+    return f", though {named} may be as fast"
 
 
-def _overlap(one: Ranged | None, best: Ranged | None) -> bool:
-    return one is not None and best is not None and one.high > best.low
+def _may_reach(one: Estimate | None, best: Estimate | None) -> bool:
+    return one is not None and best is not None and ratio(best, one).low <= 1
 
 
 def _times(table: CellTable, best: CellRow) -> str:
@@ -264,6 +264,7 @@ def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -
     notes = (
         constants_line(table),
         f"Relative: samples/s over those of {table.baseline}." if relative else "",
+        RANGES if any(column.name == "samples_per_s_range" for column in shown) else "",
         table.rule,
         *table.notes,
     )

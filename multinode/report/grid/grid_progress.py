@@ -20,7 +20,7 @@ _OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}
 
 
 def left_s(record: GridRecord) -> float | None:
-    """A guess of how long all runs that are due take: each as long as those that ended took in the mean.
+    """A guess of how long all runs that are due take: each as long as those that ended took on average.
 
     Where each trains for a time, one that ended before it tells nothing of the others; until one has not, it is the
     time alone that counts. None before anything is known.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from multinode.analyse.prediction.break_even import Needed
+from multinode.analyse.prediction.back_test import LEAST_RUNS
+from multinode.analyse.prediction.break_even import Needed, describe_link, describe_needed
 from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig
 from multinode.units import format_count, format_rate
@@ -84,20 +85,18 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
     rows: list[tuple[str, str]] = []
     if found is not None:
         target, workers = f"{found.target:.0%}", format_count(found.one_node_workers, "worker")
-        needed = found.accumulation
+        # One node against itself, shared out over several, has nothing to win.
+        is_itself = found.beats_one.value is None and found.full_beats_one is not None
         rows = [
-            (f"faster than one node with {workers}", _needed(found.beats_one)),
+            *([] if is_itself else [(f"faster than one node with {workers}", describe_link(found.beats_one))]),
             *(
-                [(f"the same with {workers} on each", _needed(found.full_beats_one))]
+                [(f"faster than one node, with {workers} on each", describe_link(found.full_beats_one))]
                 if found.full_beats_one is not None
                 else []
             ),
-            (f"efficiency {target}", _needed(found.efficient)),
-            ("nothing that can be hidden is exposed", _needed(found.nothing_exposed)),
-            (
-                f"accumulation for {target}",
-                f"none is enough: {needed.why}" if needed.value is None else f"{needed.value:g}; {needed.why}",
-            ),
+            (f"efficiency {target}", describe_link(found.efficient)),
+            ("nothing that can be hidden is exposed", describe_link(found.nothing_exposed)),
+            (f"accumulation for {target}", _accumulation(found.accumulation)),
             (f"node {found.next_node.nodes}", found.next_node.sentence),
         ]
     return Sheet(title="break-even", rows=tuple(rows))
@@ -106,12 +105,26 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
 def forecast_notes(forecast: Forecast) -> Iterator[str]:
     """How far the model is to be trusted, where it has its figures, and why the intervals are wide."""
     yield f"back-test: {forecast.back_test.sentence}"
+    yield _intervals(forecast)
     yield from (f"from: {source}" for source in forecast.sources)
     yield from (f"note: {note}" for note in forecast.notes)
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
         whys = "; ".join(doubt.why for doubt in widest.doubts)
         yield f"the widest interval is {_width(widest):.0%} of its figure: {whys}"
+
+
+def _intervals(forecast: Forecast) -> str:
+    """Where they are from."""
+    quantile = forecast.back_test.quantile
+    if quantile is None or not quantile.is_conformal:
+        runs = quantile.runs if quantile is not None else 0
+        return f"intervals: assumed, not back-tested: {runs} of the {LEAST_RUNS} runs that one of 90% takes"
+    beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
+    told = f"intervals: 90%, by the residuals of {quantile.runs} runs: up to {quantile.relative:.1%} off"
+    return (
+        f"{told}; {format_count(beyond, 'row')} beyond what they tested: assumed, and no narrower" if beyond else told
+    )
 
 
 def _width(row: PredictedScenario) -> float:
@@ -122,6 +135,16 @@ def _link(row: PredictedScenario) -> str:
     return UNKNOWN if row.link_gbit_per_s is None else format_rate(row.link_gbit_per_s)
 
 
-def _needed(needed: Needed) -> str:
-    # The slowest link that is looked at says nothing where each one is enough.
-    return needed.why if needed.value is None or needed.always else f"from {format_rate(needed.value)} on"
+def _accumulation(needed: Needed) -> str:
+    if needed.value is None:
+        return f"none is enough: {needed.why}" if needed.low is None else _count(needed)
+    # An earlier release stored no range.
+    return (
+        f"{needed.value:g}; {needed.why}"
+        if needed.low is None
+        else f"{_count(needed)}; at {needed.value:g} {needed.why}"
+    )
+
+
+def _count(needed: Needed) -> str:
+    return describe_needed(needed, "accumulation", lambda count, _: f"{count:g}")

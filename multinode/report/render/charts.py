@@ -7,7 +7,7 @@ from typing import Any
 
 from plotly.graph_objects import Bar, Figure
 
-from multinode.analyse.stats.spread import Ranged
+from multinode.analyse.stats.estimate import Estimate
 
 __all__ = [
     "GREY",
@@ -57,7 +57,7 @@ def with_axes(chart: Figure, across: str, up: str = "", **of_x: Any) -> Figure:
     return chart
 
 
-def error_bars(values: Iterable[Ranged], **drawn: Any) -> dict[str, Any]:
+def error_bars(values: Iterable[Estimate], **drawn: Any) -> dict[str, Any]:
     """From low to high of each; `drawn` are plotly's."""
     every = list(values)
     return {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["UNKNOWN", "Column", "Sheet", "figure", "format_sig", "megabytes", "percent"]
+__all__ = ["RANGES", "UNKNOWN", "Column", "Sheet", "figure", "format_sig", "megabytes", "percent"]
 
 UNKNOWN = "-"
+RANGES = "ranges are 95 % confidence intervals over the repeats; of a single run, over its steps: no other run is known"
+"""Stands below tables that have some."""
 _BYTES_PER_MB = 1e6
 _MANY = 1e12
 # Below it three digits behind the point are too few.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from rich.table import Table
@@ -21,6 +21,8 @@ from multinode.units import format_duration
 
 __all__ = [
     "LaunchDocument",
+    "RunsDocument",
+    "failure_notes",
     "launch_document",
     "launch_sentence",
     "launch_verdict",
@@ -98,6 +100,13 @@ def launch_verdict(summary: Summary) -> tuple[str, ...]:
     return tuple(sanitize(line) for line in lines)
 
 
+def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:
+    """What is said of a failure besides its sentence: its cause, what fixes it, and where more stands."""
+    page = f"docs/reference/troubleshooting.md#{failure.error_id}" if failure.error_id else None
+    notes = (("cause", failure.cause), ("hint", failure.hint), ("see", page))
+    return tuple((name, text) for name, text in notes if text)
+
+
 class _Stored(Protocol):
     @property
     def run(self) -> Run: ...
@@ -130,25 +139,45 @@ def runs_table(runs: Sequence[_Stored]) -> Table:
     return table
 
 
-def runs_document(runs: Sequence[_Stored]) -> dict[str, Any]:
+class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the runs that are stored."""
+
+    run_id: str
+    kind: str
+    status: str
+    job: str
+    nodes: tuple[str, ...]
+    world_size: int
+    started_s: float
+    ended_s: float | None
+    samples_per_s: float | None
+
+
+class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What `runs --json` prints."""
-    return {
-        "schema": "multinode.runs/1",
-        "runs": [
-            {
-                "run_id": stored.run.run_id,
-                "kind": stored.run.kind,
-                "status": stored.run.status,
-                "job": stored.run.job,
-                "nodes": [node.name for node in stored.run.nodes],
-                "world_size": stored.run.world_size,
-                "started_s": stored.run.started_s,
-                "ended_s": stored.run.ended_s,
-                "samples_per_s": stored.summary.samples_per_s if stored.summary else None,
-            }
+
+    schema: str = "multinode.runs/1"
+    runs: tuple[RunEntry, ...]
+
+
+def runs_document(runs: Sequence[_Stored]) -> RunsDocument:
+    """The document."""
+    return RunsDocument(
+        runs=tuple(
+            RunEntry(
+                run_id=stored.run.run_id,
+                kind=stored.run.kind,
+                status=stored.run.status,
+                job=stored.run.job,
+                nodes=tuple(node.name for node in stored.run.nodes),
+                world_size=stored.run.world_size,
+                started_s=stored.run.started_s,
+                ended_s=stored.run.ended_s,
+                samples_per_s=stored.summary.samples_per_s if stored.summary else None,
+            )
             for stored in runs
-        ],
-    }
+        )
+    )
 
 
 def run_table(run: Run) -> Table:
@@ -169,6 +198,8 @@ def run_table(run: Run) -> Table:
             )
         for consequence in failure.consequences:
             table.add_row("consequence", Text(sanitize(consequence)))
+        for name, text in failure_notes(failure):
+            table.add_row(name, Text(sanitize(text)))
     for node in run.nodes:
         ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
         table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))

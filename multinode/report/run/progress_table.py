@@ -215,7 +215,7 @@ def progress_line(progress: RunProgress) -> str:
 
 
 def stall_line(stall: Stall) -> str:
-    """A standstill, what is behind it, and what mends it."""
+    """A standstill, what is behind it, and what fixes it."""
     said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
     return f"{said}\n  hint: {stall.hint}" if stall.hint else said
 

@@ -113,6 +113,7 @@ def _state(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_pe
         gpu_memory=_gpu_memory(alike) or _unmeasured_gpu_memory(directories),
         slots=_slots(directories),
         measured_samples_per_s=measured,
+        single_samples_per_s=evidence.single_samples_per_s,
         stragglers=alike[-1].stragglers if alike else (),
     )
 

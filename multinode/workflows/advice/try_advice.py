@@ -19,15 +19,15 @@ from multinode.core.job.deepspeed import edit_deepspeed, fit_batch, parse_deepsp
 from multinode.core.job.job import LlamaFactoryJob, override_job, parse_overrides
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.run import Run
+from multinode.core.run.run_id import make_run_id
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import (
+    benchmark_mode,
     create_parent,
     launch,
-    make_run_id,
-    measured_only,
     require_success,
     same_threads,
 )
@@ -105,9 +105,9 @@ def try_advice(
     """
     _require_measured(what, recommendations.settings)
     chosen = _chosen(recommendations, trials)
-    what = _comparable(
-        msgspec.structs.replace(what, run_id=what.run_id or make_run_id()), context, recommendations, chosen
-    )
+    workers = [recommendations.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
+    what = msgspec.structs.replace(what, run_id=what.run_id or make_run_id())
+    what = benchmark_mode(same_threads(what, workers, context, "in every run"))
     series = _Series(what, context, recommendations, run)
     order = list(_order(chosen, trials.repeats))
     try:
@@ -191,17 +191,6 @@ def _require_measured(what: Launch, measured: Settings) -> None:
             f"this job is not the one that was measured: {'; '.join(differing)}",
             hint=f"without --job the stored one is tried; or measure this one first: {CONTRAST}",
         )
-
-
-def _comparable(
-    what: Launch, context: RunContext, recommendations: Recommendations, chosen: tuple[Advice, ...]
-) -> Launch:
-    """For its figures alone, and with as many threads a worker in every try."""
-    workers = [recommendations.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
-    threaded = same_threads(what, workers)
-    if threaded != what:
-        context.say("OMP_NUM_THREADS=1 in every run: torchrun gives a worker that is alone on its node more threads")
-    return measured_only(threaded)
 
 
 class _Series:

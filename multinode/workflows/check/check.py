@@ -9,22 +9,26 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.analyse.job.training import with_accelerate
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.dataplane import choose_endpoints
-from multinode.core.job.job import Job, argument_keys
+from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
+from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import MultinodeError, NodeError, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
 from multinode.preflight.checks.link import least_speeds
 from multinode.preflight.checks.software import needed_tools
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.network.meeting import choose_pairs
-from multinode.preflight.network.reach import Agenda, hold_meeting
+from multinode.preflight.launch_checks import concerning
+from multinode.preflight.network.connectivity import choose_pairs
+from multinode.preflight.network.connectivity_test import ConnectivityPlan, run_connectivity_test
 from multinode.preflight.probe import Questions, check_ssh, peer_addresses, probe
 from multinode.transport.agent import AgentTransport
+from multinode.workflows.run.launch import argument_names
 
 __all__ = ["CheckOptions", "CheckReport", "CheckedNode", "check_cluster"]
 
@@ -37,10 +41,11 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How nodes are checked.
 
     Attributes:
+        launch: how the job is to be launched.
         bandwidth: whether nodes stream to each other; None does where they are few.
     """
 
-    master_port: int = 29500
+    launch: LaunchOptions = LaunchOptions()
     bandwidth: bool | None = None
 
 
@@ -95,16 +100,35 @@ def check_cluster(
     say(f"probing {len(cluster.nodes)} nodes")
     outcomes = probe(agent, cluster, _questions(cluster, job, options))
     facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
-    inspection = Inspection(cluster=cluster, facts=facts, job=job, master_port=options.master_port)
+    launch = options.launch
+    accelerate = launch.engine.accelerate if launch.engine is not None else {}
+    inspection = Inspection(
+        cluster=cluster,
+        facts=facts,
+        job=with_accelerate(job, accelerate) if job is not None else None,
+        workers=launch.workers_per_node,
+        master_port=launch.master_port,
+    )
     inspection, findings = _inspect_network(agent, inspection, options, say)
-    findings = [*check_ssh(outcomes.errors), *findings, *check_all(inspection)]
+    findings = [*check_ssh(outcomes.errors), *findings, *concerning(check_all(inspection), cluster, launch)]
+    if job is not None and not any(finding.severity == "error" for finding in findings):
+        findings += _check_plan(inspection, job, launch)
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
         findings=sort_findings(findings),
-        streams=inspection.meeting.streams,
+        streams=inspection.connectivity.streams,
         time_s=time.monotonic() - began,
     )
+
+
+def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> list[Finding]:
+    """Whether the job can be laid out over these nodes as it is to be launched."""
+    try:
+        plan_launch(inspection.cluster, job, inspection.facts, "check", options)
+    except UsageError as error:
+        return [_finding("training", error)]
+    return []
 
 
 def _questions(cluster: Cluster, job: Job | None, options: CheckOptions) -> Questions:
@@ -113,12 +137,12 @@ def _questions(cluster: Cluster, job: Job | None, options: CheckOptions) -> Ques
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
         paths=files.looked_at,
-        ports=(options.master_port,),
+        ports=(options.launch.master_port,),
         tools=needed_tools(job) or ("torchrun",),
         contents=files.compared,
         datasets=files.datasets,
         model=files.model,
-        arguments=argument_keys(job, variables=(name for node in cluster.nodes for name in node.env)),
+        arguments=argument_names(job, cluster, options.launch),
     )
 
 
@@ -143,15 +167,15 @@ def _inspect_network(
         return inspection, []
     say(f"connecting {len(present)} nodes with each other")
     bandwidth = len(present) <= _STREAMS_NODES if options.bandwidth is None else options.bandwidth
-    agenda = Agenda(
+    plan = ConnectivityPlan(
         pairs=choose_pairs([node.name for node in present], random.Random()),  # noqa: S311 - no secret
-        master_port=options.master_port,
+        master_port=options.launch.master_port,
         stream_s=_STREAM_S if bandwidth else None,
         least_gbit_per_s=least_speeds(inspection),
     )
-    meeting, errors = hold_meeting(agent, present, addresses, agenda, say)
+    connectivity, errors = run_connectivity_test(agent, present, addresses, plan, say)
     findings = [_finding("ssh" if isinstance(error, NodeError) else "ports", error) for error in errors]
-    return msgspec.structs.replace(inspection, meeting=meeting), findings
+    return msgspec.structs.replace(inspection, connectivity=connectivity), findings
 
 
 def _finding(check: str, error: MultinodeError) -> Finding:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.comparison.comparability import require_alike
-from multinode.analyse.comparison.contrast import SideRun, Terms, compare, make_side
+from multinode.analyse.comparison.contrast import SideRun, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.job.workload import Workload
 from multinode.analyse.steps.summary import Summary
@@ -52,13 +52,13 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     require_alike(baseline, candidate, anyway=anyway)
     rules = list(dict.fromkeys(run.summary.rule for run in runs))
     jobs = list(dict.fromkeys(_job(directory) for directory in directories))
-    terms = Terms(
+    return compare(
+        [baseline, candidate],
         mode="compare",
         why=f"run {directories[1].run_id} against run {directories[0].run_id}",
         job=" against ".join(reversed(jobs)),
         rule="; ".join(rules),
     )
-    return compare([baseline, candidate], terms)
 
 
 def load_side_run(directory: RunDirectory) -> SideRun:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from multinode.analyse.comparison.contrast import SideRun, Terms, compare, make_side
+from multinode.analyse.comparison.contrast import SideRun, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.run.steady import steps_to_run
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.deepspeed import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps, override_job
+from multinode.core.job.job_environment import with_same_threads
+from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import workers_per_node
 from multinode.core.run.run import Run
+from multinode.core.run.run_id import make_run_id
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_count, format_list
@@ -25,33 +30,46 @@ from multinode.workflows.prediction.predict import forecast_runs
 from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import (
+    benchmark_mode,
     create_parent,
     launch,
-    make_run_id,
-    measured_only,
+    plan_offline,
     probe_nodes,
     require_success,
     same_threads,
 )
 
-__all__ = ["MODES", "Contrasted", "PlannedSide", "Sides", "Wish", "contrast", "cut_job", "interleaved", "plan_sides"]
+__all__ = [
+    "ContrastRequest",
+    "Contrasted",
+    "Mode",
+    "PlannedSide",
+    "Sides",
+    "contrast",
+    "cut_job",
+    "interleaved",
+    "plan_offline_sides",
+    "plan_sides",
+]
 
-MODES = ("same-workers", "scale-out", "fixed-global-batch")
+Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asks of a contrast.
 
     Attributes:
-        mode: one of MODES; None chooses.
+        mode: None chooses.
         counts: numbers of nodes to measure, of the first ones of the hostfile; empty takes one and all.
+        workers: on each node of the candidate; None takes as many as the mode allows.
         each_node: whether each node is measured alone as well.
         baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use together.
         accumulation: micro-batches a step that the job asks for; None where that is not known.
     """
 
-    mode: str | None = None
+    mode: Mode | None = None
     counts: tuple[int, ...] = ()
+    workers: int | None = None
     each_node: bool = False
     baseline_gpus: tuple[int, ...] | None = None
     accumulation: int | None = None
@@ -88,12 +106,11 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     """The sides of a contrast.
 
     Attributes:
-        mode: one of MODES.
-        why: why this one.
+        why: why this mode.
         sides: the baseline first, the candidate after it, then the others.
     """
 
-    mode: str
+    mode: Mode
     why: str
     sides: tuple[PlannedSide, ...]
 
@@ -108,27 +125,26 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
         return self.sides[1]
 
 
-def plan_sides(cluster: Cluster, slots: Sequence[int], wish: Wish) -> Sides:
+def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest) -> Sides:
     """Choose the sides; `slots` are the workers that each node can have.
 
     Same workers where the user names node 0's GPUs for it, or the fewest nodes can hold as many workers as the most;
     otherwise each node full.
 
     Raises:
-        UsageError: fewer than two nodes, an unknown mode, or one that these nodes, slots or the job do not allow.
+        UsageError: fewer than two nodes, or a mode that these nodes, slots or the job do not allow.
     """
-    if wish.mode is not None and wish.mode not in MODES:
-        raise UsageError(f"unknown mode {wish.mode!r}", hint=f"one of {', '.join(MODES)}")
-    counts = _counts(cluster, wish)
-    if wish.baseline_gpus is not None:
-        if wish.mode not in {None, "same-workers"}:
-            raise UsageError(f"--baseline-gpus is for the same workers, and --mode {wish.mode} fills every node")
-        cluster_of, workers, why = _named(cluster, slots, wish.baseline_gpus, counts)
-        mode = "same-workers"
+    counts = _counts(cluster, request)
+    _require_slots(cluster, slots[: counts[-1]], request.workers)
+    if request.baseline_gpus is not None:
+        if request.mode not in {None, "same-workers"}:
+            raise UsageError(f"--baseline-gpus is for the same workers, and --mode {request.mode} fills every node")
+        cluster_of, workers, why = _named(cluster, slots, request, counts)
+        mode: Mode = "same-workers"
     else:
         cluster_of = {count: cluster.first(count) for count in counts}
-        mode, workers, why = _choose(slots, counts, wish.mode)
-    accumulation = _accumulations(counts, workers, wish.accumulation) if mode == "fixed-global-batch" else {}
+        mode, workers, why = _choose(slots, counts, request)
+    accumulation = _accumulations(counts, workers, request.accumulation) if mode == "fixed-global-batch" else {}
     order = (counts[0], counts[-1], *counts[1:-1])
     sides = [
         PlannedSide(
@@ -140,7 +156,7 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], wish: Wish) -> Sides:
         )
         for count in order
     ]
-    if wish.each_node:
+    if request.each_node:
         sides += _each_alone(cluster.first(counts[-1]), slots[: counts[-1]], sides[0])
     return Sides(mode=mode, why=why, sides=tuple(sides))
 
@@ -156,47 +172,57 @@ def interleaved(sides: Sequence[PlannedSide], repeats: int) -> Iterator[tuple[in
             yield turn, side
 
 
-def _counts(cluster: Cluster, wish: Wish) -> tuple[int, ...]:
+def _counts(cluster: Cluster, request: ContrastRequest) -> tuple[int, ...]:
     """The numbers of nodes, ascending, at least two of them."""
     there = len(cluster.nodes)
-    counts = tuple(sorted({1, *wish.counts} if len(set(wish.counts)) == 1 else set(wish.counts or (1, there))))
+    counts = tuple(sorted({1, *request.counts} if len(set(request.counts)) == 1 else set(request.counts or (1, there))))
     if there < 2:  # noqa: PLR2004 - one against many
         raise UsageError("a contrast needs two nodes or more, and the hostfile has one")
     if counts[0] < 1 or counts[-1] > there:
-        raise UsageError(f"--nodes {','.join(map(str, wish.counts))}: {cluster.source} has {there} nodes")
+        raise UsageError(f"--nodes {','.join(map(str, request.counts))}: {cluster.source} has {there} nodes")
     if len(counts) == 1:
         raise UsageError("--nodes 1 is one node, and a contrast needs another side", hint="--nodes 1,2")
     return counts
 
 
-def _choose(slots: Sequence[int], counts: Sequence[int], mode: str | None) -> tuple[str, dict[int, int], str]:
+def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) -> None:
+    for node, has in zip(cluster.nodes, slots, strict=False):
+        if workers is not None and has < workers:
+            raise UsageError(
+                f"{workers} workers were asked for, and it has {has} slots",
+                node=node.name,
+                hint=f"--workers-per-node {min(slots)}, or more slots= or gpus= in the hostfile",
+            )
+
+
+def _choose(slots: Sequence[int], counts: Sequence[int], request: ContrastRequest) -> tuple[Mode, dict[int, int], str]:
     """Mode, workers on each node by number of nodes, and why."""
-    most = counts[-1]
-    shared = _shared_total(slots, counts)
+    most, mode = counts[-1], request.mode
+    shared = _shared_total(slots, counts, request.workers)
     if mode in {None, "same-workers"} and shared:
         where = "node 0 has" if counts[0] == 1 else f"the first {counts[0]} nodes have"
         why = f"{where} {sum(slots[: counts[0]])} slots, enough for the workers of all {most} nodes"
         return "same-workers", {count: shared // count for count in counts}, why
-    few = _why_not_shared(slots, counts)
+    few = _why_not_shared(slots, counts, request.workers)
     if mode == "same-workers":
         raise UsageError(few, hint="--baseline-gpus names node 0's GPUs for the baseline; or --mode scale-out")
-    full = {count: min(slots[:count]) for count in counts}
+    full = {count: request.workers or min(slots[:count]) for count in counts}
     return mode or "scale-out", full, "asked for with --mode" if mode else few
 
 
-def _why_not_shared(slots: Sequence[int], counts: Sequence[int]) -> str:
+def _why_not_shared(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> str:
     least, most = counts[0], counts[-1]
-    if least * min(slots[:least]) >= most:
+    if least * min(slots[:least]) >= most * (workers or 1):
         numbers = format_list([str(count) for count in counts])
         return f"no number of workers that these nodes can have divides among {numbers} nodes"
     where = f"node 0 has slots={slots[0]}" if least == 1 else f"the first {least} nodes have {sum(slots[:least])} slots"
-    return f"{where}, too few for one worker of each of the {most} nodes"
+    return f"{where}, too few for {format_count(workers or 1, 'worker')} of each of the {most} nodes"
 
 
-def _shared_total(slots: Sequence[int], counts: Sequence[int]) -> int:
-    """The most workers that can be spread evenly over each of these numbers of nodes; 0 where none can."""
+def _shared_total(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> int:
+    """The most workers, or as many as asked for, that fit evenly on each of these numbers of nodes; 0 where none do."""
     least, most = counts[0], counts[-1]
-    for total in range(least * min(slots[:least]), most - 1, -1):
+    for total in range(least * min(slots[:least]), most - 1, -1) if workers is None else (workers * most,):
         if all(total % count == 0 and total // count <= min(slots[:count]) for count in counts):
             return total
     return 0
@@ -244,13 +270,13 @@ def _each_alone(cluster: Cluster, slots: Sequence[int], baseline: PlannedSide) -
 
 
 def _named(
-    cluster: Cluster, slots: Sequence[int], gpus: tuple[int, ...], counts: Sequence[int]
+    cluster: Cluster, slots: Sequence[int], request: ContrastRequest, counts: Sequence[int]
 ) -> tuple[dict[int, Cluster], dict[int, int], str]:
     """Clusters and workers by number of nodes where node 0's GPUs are named for the baseline."""
     if counts[0] != 1 or len(counts) != 2:  # noqa: PLR2004 - one against many
         raise UsageError("--baseline-gpus is of one node against many", hint="leave --nodes out, or name one number")
-    most = counts[-1]
-    workers = min(slots[:most])
+    most, gpus = counts[-1], request.baseline_gpus or ()
+    workers = request.workers or min(slots[:most])
     if len(set(gpus)) != len(gpus):
         raise UsageError("--baseline-gpus names a GPU twice", hint="each GPU has one worker")
     if len(gpus) != workers * most:
@@ -287,7 +313,7 @@ class _Turn(msgspec.Struct, frozen=True, kw_only=True):
     measured: SideRun
 
 
-def contrast(what: Launch, context: RunContext, wish: Wish, *, repeats: int = 1) -> Contrasted:
+def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1) -> Contrasted:
     """Measure every side so many times, in turns, and compare.
 
     What was measured before it failed or the user stopped it is compared all the same, if each side was measured once.
@@ -297,10 +323,10 @@ def contrast(what: Launch, context: RunContext, wish: Wish, *, repeats: int = 1)
         RunFailed: a run did not end well; its directory has everything.
         Interrupted: the user stopped it.
     """
-    sides = plan_sides(what.cluster, _slots(what, context), _with_accumulation(wish, what))
+    sides = plan_sides(what.cluster, _slots(what, _facts(what, context), request), _with_accumulation(request, what))
     run_id = what.run_id or make_run_id()
     context.say(f"{sides.mode}: {sides.why}")
-    what = _comparable(what, sides, context)
+    what = benchmark_mode(same_threads(what, [side.workers for side in sides.sides], context, "on every side"))
     turns: list[_Turn] = []
     try:
         _measure_all(what, context, list(interleaved(sides.sides, repeats)), turns, run_id)
@@ -324,7 +350,7 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
         UsageError: it cannot be cut so.
     """
     if whole and steps is not None:
-        raise UsageError("--whole trains all steps, and --steps some", hint="leave one of them out")
+        raise UsageError("--full-run trains all steps, and --steps some", hint="leave one of them out")
     if not isinstance(job, LlamaFactoryJob):
         if steps is not None:
             raise UsageError("--steps sets max_steps of a YAML job", hint="give the script its own arguments")
@@ -335,27 +361,41 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
     return limit_steps(job, wanted)
 
 
-def _slots(what: Launch, context: RunContext) -> Sequence[int]:
-    """Workers that each node can have: as the hostfile has it, else as many as the node has GPUs."""
-    nodes = what.cluster.nodes
-    told = all(node.slots is not None or node.gpus is not None for node in nodes)
-    facts = {} if told else probe_nodes(what, context.agent)
-    return [workers_per_node(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None) for node in nodes]
+def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, tuple[LaunchPlan, ...]]:
+    """The sides and the plan of each, as far as the hostfile alone gives them.
+
+    Raises:
+        UsageError: the hostfile or the mode does not allow it.
+    """
+    sides = plan_sides(what.cluster, _slots(what, {}, request), _with_accumulation(request, what))
+    environment = with_same_threads(what.options.environment, what.cluster, [side.workers for side in sides.sides])
+    options = msgspec.structs.replace(what.options, environment=environment)
+    what = benchmark_mode(msgspec.structs.replace(what, options=options))
+    run_id = make_run_id()
+    return sides, tuple(plan_offline(_side_launch(what, side, f"{run_id}-{side.label}")) for side in sides.sides)
 
 
-def _comparable(what: Launch, sides: Sides, context: RunContext) -> Launch:
-    """For its figures alone, and with as many threads a worker on all sides."""
-    threaded = same_threads(what, [side.workers for side in sides.sides])
-    if threaded != what:
-        context.say("OMP_NUM_THREADS=1 on every side: torchrun gives a worker that is alone on its node more threads")
-    return measured_only(threaded)
+def _facts(what: Launch, context: RunContext) -> dict[str, NodeFacts]:
+    """Those of the nodes, where the hostfile does not say how many workers each can have."""
+    told = all(node.slots is not None or node.gpus is not None for node in what.cluster.nodes)
+    return {} if told else probe_nodes(what, context.agent)
 
 
-def _with_accumulation(wish: Wish, what: Launch) -> Wish:
+def _slots(what: Launch, facts: dict[str, NodeFacts], request: ContrastRequest) -> Sequence[int]:
+    """Workers that each node can have: as the hostfile has it, else as many as the node has GPUs, or are asked for."""
+    found = []
+    for node in what.cluster.nodes:
+        slots = workers_per_node(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None)
+        told = node.slots is not None or node.gpus is not None
+        found.append(slots if told else max(slots, request.workers or 0))
+    return found
+
+
+def _with_accumulation(request: ContrastRequest, what: Launch) -> ContrastRequest:
     if not isinstance(what.job, LlamaFactoryJob):
-        return wish
+        return request
     asked = what.job.config.get(_ACCUMULATION, 1)
-    return msgspec.structs.replace(wish, accumulation=asked if isinstance(asked, int) and asked > 0 else None)
+    return msgspec.structs.replace(request, accumulation=asked if isinstance(asked, int) and asked > 0 else None)
 
 
 def _measure_all(
@@ -374,18 +414,20 @@ def _measure_all(
 
 
 def _measure(what: Launch, context: RunContext, side: PlannedSide, run_id: str) -> Launched:
+    launched = launch(_side_launch(what, side, run_id), context)
+    require_success(launched, context)
+    cleanup_nodes(launched, side.cluster, context)
+    return launched
+
+
+def _side_launch(what: Launch, side: PlannedSide, run_id: str) -> Launch:
     options = msgspec.structs.replace(what.options, workers_per_node=side.workers)
     job = what.job
     if isinstance(job, LlamaFactoryJob):
         if side.accumulation is not None:
             job = override_job(job, {_ACCUMULATION: side.accumulation})
         job = fit_batch(job, side.workers * len(side.cluster.nodes))
-    launched = launch(
-        msgspec.structs.replace(what, cluster=side.cluster, options=options, job=job, run_id=run_id), context
-    )
-    require_success(launched, context)
-    cleanup_nodes(launched, side.cluster, context)
-    return launched
+    return msgspec.structs.replace(what, cluster=side.cluster, options=options, job=job, run_id=run_id)
 
 
 def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_Turn], run_id: str) -> Contrasted:
@@ -393,8 +435,7 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
         make_side(side.role, [turn.measured for turn in turns if turn.side.label == side.label]) for side in sides.sides
     ]
     last = next(turn.launched for turn in reversed(turns) if turn.side.role == "candidate")
-    terms = Terms(mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule)
-    compared = compare(measured, terms)
+    compared = compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule)
     directory = _keep(what, context, run_id, compared, turns)
     compared = _with_outlook(compared, context.runs)
     directory.write(_FILE, compared)
@@ -402,7 +443,7 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
 
 
 def _with_outlook(compared: Contrast, runs: Path) -> Contrast:
-    """What other networks and settings would give; that it cannot be told leaves what was measured as good as it is."""
+    """What other networks and settings would give; that it is not known leaves what was measured as good as it is."""
     candidate = compared.candidate
     names = [*compared.baseline.run_ids, *candidate.run_ids]
     accumulation = candidate.settings.accumulation if candidate.settings is not None else None

@@ -13,12 +13,12 @@ from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
 from multinode.core.grid.imported_table import FORMS, HINT, Extras, parse_table
 from multinode.core.run.run import Run
+from multinode.core.run.run_id import make_run_id
 from multinode.errors import UsageError
 from multinode.store.hostfile import load_prices
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import read_text
 from multinode.workflows.grid.sweep_table import TABLE_FILE
-from multinode.workflows.run.launch import make_run_id
 
 __all__ = ["Imported", "import_table"]
 

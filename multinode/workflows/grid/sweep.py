@@ -12,15 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.core.grid.cell_outcome import Outcome, judge_run
 from multinode.core.grid.grid import GridRecord
 from multinode.core.grid.grid_plan import Turn, measuring_order
 from multinode.core.grid.grid_state import (
-    Outcome,
     begin,
     give_up,
     is_due,
     is_finished,
-    judge_run,
     retry_failed,
     settle,
     skip_larger,
@@ -144,9 +143,7 @@ def _launches(asked: AskedGrid, context: RunContext) -> dict[str, Launch]:
     cluster = asked.launch.cluster.first(len(nodes))
     facts = {} if told else probe_nodes(msgspec.structs.replace(asked.launch, cluster=cluster), context.agent)
     workers = {cell.label: cell_workers(asked, cell, facts) for cell in asked.cells}
-    threaded = same_threads(asked.launch, list(workers.values()))
-    if threaded != asked.launch:
-        context.say("OMP_NUM_THREADS=1 in every cell: torchrun gives a worker that is alone on its node more threads")
+    threaded = same_threads(asked.launch, list(workers.values()), context, "in every cell")
     asked = msgspec.structs.replace(asked, launch=threaded)
     return {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
 
@@ -160,9 +157,9 @@ def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, launches: di
         if directory.is_locked:
             raise UsageError(
                 f"this very sweep is under way already: {directory.run_id}",
-                hint="wait for its end; --new begins another one, and each would disturb the other",
+                hint="wait for its end; --fresh begins another one, and each would disturb the other",
             )
-        context.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --new begins anew")
+        context.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --fresh begins anew")
         return directory
     most = max(len(one.cluster.nodes) * (one.options.workers_per_node or 1) for one in launches.values())
     directory = create_sweep(context.runs, asked, record, most)

@@ -11,8 +11,8 @@ from multinode.analyse.steps.summary import Summary
 from multinode.analyse.steps.throughput import trained_s
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import NodeFacts
+from multinode.core.grid.cell_outcome import Outcome, judge_run
 from multinode.core.grid.grid import Cell, Grid
-from multinode.core.grid.grid_state import Outcome, judge_run
 from multinode.core.job.deepspeed import fit_batch
 from multinode.core.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.core.run.planning import workers_per_node
@@ -28,7 +28,7 @@ from multinode.workflows.comparison.contrast import cut_job
 from multinode.workflows.run.attach import Known, cleanup_nodes, find_known, stop
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
-from multinode.workflows.run.launch import measured_only, prepare, run_prepared
+from multinode.workflows.run.launch import benchmark_mode, prepare, run_prepared
 from multinode.workflows.run.observe import summarise_run
 
 __all__ = [
@@ -105,7 +105,7 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: int) -> Launch:
     """The launch that measures a cell, for its figures alone.
 
     Raises:
-        UsageError: its job cannot be cut, or trained on made-up data.
+        UsageError: its job cannot be cut, or trained on synthetic data.
         JobError: its DeepSpeed JSON cannot be fitted.
     """
     what = asked.launch
@@ -116,7 +116,7 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: int) -> Launch:
         job = with_synthetic(job)
     options = msgspec.structs.replace(what.options, workers_per_node=workers)
     cluster = what.cluster.first(cell.nodes)
-    return measured_only(msgspec.structs.replace(what, cluster=cluster, job=job, options=options))
+    return benchmark_mode(msgspec.structs.replace(what, cluster=cluster, job=job, options=options))
 
 
 def measure_cell(

@@ -63,7 +63,7 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
     """
     request = request or ForecastRequest()
     refuse_unusable(request)
-    return make_forecast(evidence_of(root, names, request.link_measured), request)
+    return make_forecast(evidence_of(root, names, request.link_measured, request.stream), request)
 
 
 def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
@@ -80,13 +80,16 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
 
 
-def evidence_of(root: Path, names: Sequence[str], link_measured: float | None = None) -> Evidence:
+def evidence_of(
+    root: Path, names: Sequence[str], link_measured: float | None = None, stream: float | None = None
+) -> Evidence:
     """What stored runs tell.
 
     Args:
         root: directory of all runs.
         names: an id each, the beginning of one, or `last`; a contrast stands for its runs.
         link_measured: rate of their link in Gbit/s, where their cards did not say it.
+        stream: what TCP was measured to carry on it, in Gbit/s.
 
     Raises:
         UsageError: there is no such run, or they tell too little.
@@ -103,7 +106,7 @@ def evidence_of(root: Path, names: Sequence[str], link_measured: float | None = 
             hint="list them: multinode runs",
         )
     others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
-    return gather(found, list(_read_others(others)), link_measured)
+    return gather(found, list(_read_others(others)), link_measured, stream)
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:

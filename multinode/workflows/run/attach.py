@@ -10,13 +10,14 @@ import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
-from multinode.core.run.plan import LaunchPlan, node_run_id
+from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Run, new_run
+from multinode.core.run.run_id import node_run_id
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
-from multinode.transport.outcomes import gather
+from multinode.transport.fan_out import gather
 from multinode.workflows.run.context import Launched, RunContext
 from multinode.workflows.run.launch import follow_run
 from multinode.workflows.run.observe import summarise_run

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from multinode.analyse.collectives.algorithms import Layout
+from multinode.analyse.job.training import with_accelerate
 from multinode.analyse.job.workload import read_workload
 from multinode.analyse.steps.utilisation import read_model_work
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.job.job import LlamaFactoryJob, argument_keys, figures_only
+from multinode.core.job.job import Job, LlamaFactoryJob, argument_keys, benchmark_job
 from multinode.core.job.job_environment import with_same_threads
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan, redact_plan
-from multinode.core.run.planning import plan_launch
+from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.core.run.run_id import make_run_id
 from multinode.errors import Interrupted, RunFailed
 from multinode.lab.cluster import refresh_lab
 from multinode.launch.execute import Execution
 from multinode.launch.request import ExecuteOptions
 from multinode.preflight.catalogue import sort_findings
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.launch_checks import check_launch, check_meeting, raise_first_error, with_meeting
+from multinode.preflight.launch_checks import (
+    check_connectivity,
+    check_launch,
+    concerning,
+    raise_first_error,
+    with_connectivity,
+)
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
@@ -38,11 +45,11 @@ from multinode.workflows.run.fetch import fetch_traces
 from multinode.workflows.run.observe import summarise_run
 
 __all__ = [
+    "argument_names",
+    "benchmark_mode",
     "create_parent",
     "follow_run",
     "launch",
-    "make_run_id",
-    "measured_only",
     "plan_offline",
     "prepare",
     "probe_nodes",
@@ -53,10 +60,6 @@ __all__ = [
 
 # What is compared is told with its versions.
 _COMPARED = frozenset({"contrast", "sweep"})
-# Checks that look into the interpreter that was found before the job starts.
-_SOFTWARE = frozenset({"interpreter", "packages", "versions"})
-# Looks whether the job's files are there.
-_FILES = "paths"
 
 
 def launch(what: Launch, context: RunContext) -> Launched:
@@ -135,27 +138,32 @@ def require_success(launched: Launched, context: RunContext) -> None:
         )
 
 
-def same_threads(what: Launch, workers: Sequence[int]) -> Launch:
-    """The launch with as many threads a worker, however many workers a node has; see `with_same_threads`."""
+def same_threads(what: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
+    """The launch with as many threads a worker, however many workers a node has; see `with_same_threads`.
+
+    Args:
+        what: the launch.
+        workers: on each node, in every run that is compared.
+        context: is told where that changes something.
+        where: in every one of what, for that sentence.
+    """
     environment = with_same_threads(what.options.environment, what.cluster, workers)
+    if environment == what.options.environment:
+        return what
+    context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a worker that is alone on its node more threads")
     return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, environment=environment))
 
 
-def measured_only(what: Launch) -> Launch:
+def benchmark_mode(what: Launch) -> Launch:
     """The launch for its figures alone; a script keeps what it keeps."""
     if not isinstance(what.job, LlamaFactoryJob):
         return what
-    return msgspec.structs.replace(what, job=figures_only(what.job))
+    return msgspec.structs.replace(what, job=benchmark_job(what.job))
 
 
 def plan_offline(what: Launch) -> LaunchPlan:
     """The plan as far as the hostfile alone gives it; what a probe would have told is marked as assumed."""
     return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
-
-
-def make_run_id() -> str:
-    """A name that sorts by date and that no two runs share."""
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
 def create_parent(runs: Path, what: Launch) -> RunDirectory:
@@ -182,18 +190,17 @@ def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
         ports=(what.options.master_port,),
         packages=what.check or what.execute.kind in _COMPARED,
         model=job_files(what.job).model if what.options.profile else None,
-        arguments=_argument_keys(what),
+        arguments=argument_names(what.job, what.cluster, what.options) if what.check else (),
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
 
 
-def _argument_keys(what: Launch) -> tuple[str, ...]:
-    """Those that are looked for; a prelude may lead to another LLaMA-Factory than the one that is found without it."""
-    environment = what.options.environment
-    if not what.check or environment.prelude is not None:
+def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
+    """Those that are looked for in the nodes' LLaMA-Factory; a setup may lead to another one than is found without."""
+    if options.environment.prelude is not None:
         return ()
-    names = (name for node in what.cluster.nodes for name in node.env)
-    return argument_keys(what.job, (*environment.env, *names))
+    names = (name for node in cluster.nodes for name in node.env)
+    return argument_keys(job, (*options.environment.env, *names))
 
 
 def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext) -> tuple[Finding, ...]:
@@ -202,32 +209,21 @@ def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context:
         for node in plan.nodes
     }
     inspection = Inspection(
-        cluster=what.cluster, facts=facts, job=what.job, master_port=plan.master_port, endpoints=endpoints
+        cluster=what.cluster,
+        facts=facts,
+        job=with_accelerate(what.job, _accelerate(what)),
+        workers=what.options.workers_per_node,
+        master_port=plan.master_port,
+        endpoints=endpoints,
     )
-    findings = _apply(what, check_launch(inspection))
+    findings = concerning(check_launch(inspection), what.cluster, what.options)
     raise_first_error(findings)
     if len(what.cluster.nodes) > 1:
         context.say("checking that the nodes reach each other")
-        met = with_meeting(context.agent, inspection)
-        findings = sort_findings([*findings, *_apply(what, check_meeting(met))])
+        met = with_connectivity(context.agent, inspection)
+        findings = sort_findings([*findings, *concerning(check_connectivity(met), what.cluster, what.options)])
         raise_first_error(findings)
     return findings
-
-
-def _apply(what: Launch, found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that concern the job: a prelude may bring interpreter and files, and a program of any kind needs none."""
-    options, names = what.options, {node.name for node in what.cluster.nodes}
-    # On which nodes nothing is known of the job's files, and of its interpreter.
-    files, software = set[str](), set[str]()
-    if options.engine is not None and options.engine.name == "command":
-        files = software = names
-    elif options.environment.prelude is not None:
-        files, software = names, {node.name for node in what.cluster.nodes if node.python is None}
-    return tuple(
-        one
-        for one in found
-        if not ((one.check == _FILES and one.node in files) or (one.check in _SOFTWARE and one.node in software))
-    )
 
 
 def _keep(
@@ -242,10 +238,15 @@ def _keep(
         directory.write("model.json", read_model_work(what.job, first.model))
     if not isinstance(what.job, Benchmark):
         layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
+        job = with_accelerate(what.job, _accelerate(what))
         directory.write(
             "workload.json",
-            read_workload(what.job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress),
+            read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress),
         )
+
+
+def _accelerate(what: Launch) -> dict[str, Any]:
+    return what.options.engine.accelerate if what.options.engine is not None else {}
 
 
 def _nodes(cluster: Cluster) -> str:

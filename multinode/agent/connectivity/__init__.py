@@ -1,0 +1,1 @@
+"""Connectivity of the data plane: connections, streams and round trips between two nodes."""

@@ -1,0 +1,56 @@
+"""Keeps in the run directory how many collectives this worker has launched, for a diagnosis of a hang.
+
+On a GPU the host runs ahead of its collectives, and a worker's stack does not say which of them it is at. Only groups
+of all workers are counted: of the others, ranks do not have the same number. A thread of its own reads what the
+process groups count anyway; the training is not slowed down, and nothing is raised into it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Optional
+
+__all__ = ["start"]
+
+_INTERVAL_S = 1.0
+
+
+def start(run_dir: str, rank: int) -> None:
+    """Start the thread; it writes `<pid> <count>` into stacks/rank-N.sequence when the count has changed.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    folder = os.path.join(run_dir, "stacks")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(os.path.join(folder, "rank-%d.sequence" % rank), flags, 0o600)
+    threading.Thread(target=_keep, args=(descriptor,), name="multinode-sequence", daemon=True).start()
+
+
+def _keep(descriptor: int) -> None:
+    last: Optional[int] = None
+    while True:
+        time.sleep(_INTERVAL_S)
+        try:
+            count = _count()
+            if count is not None and count != last:
+                # Of one length, so that a reader never sees the end of an older number.
+                os.pwrite(descriptor, b"%10d %20d\n" % (os.getpid(), count), 0)
+                last = count
+        except Exception:  # noqa: BLE001 - a backend that does not count, or a disk that is full: there is no count
+            return
+
+
+def _count() -> Optional[int]:
+    """Collectives of all groups that hold all workers; None before there is a group."""
+    # Before the training itself has imported it, there is none; importing it here would change when that happens.
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not getattr(c10d, "is_initialized", bool)():
+        return None
+    world = c10d.get_world_size()
+    groups = [group for group in list(c10d._world.pg_map) if group.size() == world]  # noqa: SLF001 - no public list
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001 - torch has no other name

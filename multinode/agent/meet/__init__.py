@@ -1,1 +1,0 @@
-"""Nodes meet: connections and streams between two of them."""

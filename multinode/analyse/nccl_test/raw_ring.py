@@ -1,0 +1,53 @@
+"""What raw TCP reached around the ring of nodes in its turns with the collectives. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed, RawTcp, RoundTrip, stream_speed
+from multinode.analyse.stats.spread import spread_of
+from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.samples import PingSample, Sample, StreamSample
+
+__all__ = ["read_ring"]
+
+
+def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: int | None = None) -> RawTcp:
+    """Of each node and the next, the medians over the turns.
+
+    Args:
+        plan: with the nodes in node-rank order.
+        samples: by node rank.
+        index: of the message whose turns count; None takes those of all messages.
+    """
+    names = [node.node for node in plan.nodes]
+    one, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
+    connections = 0
+    for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True):
+        pair, mine = (node.node, peer), samples.get(node.node_rank, ())
+        streams = [sample for sample in mine if isinstance(sample, StreamSample) and sample.rank in node.ranks]
+        if index is not None:
+            streams = [sample for sample in streams if sample.index == index]
+        connections = max([connections, *(len(sample.results) for sample in streams)])
+        one += _speed(pair, (sample for sample in streams if len(sample.results) == 1))
+        several += _speed(pair, (sample for sample in streams if len(sample.results) > 1))
+        pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.ranks]
+        latency += [_round_trip(pair, sample) for sample in pings[:1]]
+    return RawTcp(one=tuple(one), several=tuple(several), connections=connections, latency=tuple(latency))
+
+
+def _speed(pair: Pair, streams: Iterable[StreamSample]) -> list[PairSpeed]:
+    """Of the streams that did not fail; where all did, the last of them; nothing of none."""
+    speeds = [stream_speed(*pair, sample.results) for sample in streams]
+    reached = [speed.gbit_per_s for speed in speeds if speed.gbit_per_s is not None]
+    if not reached:
+        return speeds[-1:]
+    return [PairSpeed(source=pair[0], target=pair[1], gbit_per_s=statistics.median(reached))]
+
+
+def _round_trip(pair: Pair, sample: PingSample) -> RoundTrip:
+    if sample.error is not None or not sample.times_us:
+        return RoundTrip(source=pair[0], target=pair[1], error=sample.error or "no round trip was timed")
+    spread = spread_of(sample.times_us)
+    return RoundTrip(source=pair[0], target=pair[1], median_us=spread.median, p95_us=spread.p95)

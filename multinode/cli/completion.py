@@ -1,0 +1,26 @@
+"""`multinode completion`: the script that a shell completes the command with, and what is completed by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command(
+        epilog='For example in ~/.bashrc: eval "$(multinode completion bash)"; in fish: multinode completion fish | '
+        "source",
+    )(completion)
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
+    """Print the script that has a shell complete verbs, options, runs and hostfiles."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    typer.echo(get_completion_script(prog_name="multinode", complete_var="_MULTINODE_COMPLETE", shell=shell))

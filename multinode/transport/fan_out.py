@@ -1,0 +1,117 @@
+"""Fan-out: asks all nodes at once, within bounds; one answer a node, a value or an error, in node-rank order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from multinode.core.cluster.cluster import Node
+from multinode.errors import ContactLost, MultinodeError
+
+__all__ = ["MAX_THREADS", "Outcome", "Outcomes", "gather"]
+
+T = TypeVar("T")
+
+# Handshakes are bound by the controller's processor: more threads than this only lengthen each of them.
+MAX_THREADS = 16
+
+
+class Outcome(Generic[T]):
+    """What one node answered: a value or an error, never both.
+
+    Attributes:
+        error: why there is no value; None where there is one.
+    """
+
+    def __init__(self, node: Node, *, value: T | None = None, error: MultinodeError | None = None) -> None:
+        self.node = node
+        self.error = error
+        self._value = value
+
+    @property
+    def value(self) -> T:
+        """The node's answer.
+
+        Raises:
+            MultinodeError: it answered with an error.
+        """
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]  # a value is there whenever there is no error
+
+
+class Outcomes(tuple[Outcome[T], ...]):
+    """The answers of all nodes that were asked, in the order in which they were given."""
+
+    __slots__ = ()
+
+    @property
+    def errors(self) -> tuple[MultinodeError, ...]:
+        """The errors among them."""
+        return tuple(outcome.error for outcome in self if outcome.error is not None)
+
+    @property
+    def values(self) -> tuple[T, ...]:
+        """The values among them: those nodes that answered."""
+        return tuple(outcome.value for outcome in self if outcome.error is None)
+
+    def require(self) -> tuple[T, ...]:
+        """All values.
+
+        Raises:
+            MultinodeError: the first node's error, where one failed; the others stand in its detail.
+        """
+        errors = self.errors
+        if errors:
+            first = errors[0]
+            if len(errors) > 1 and not first.detail:
+                first.detail = "\n".join(f"also {error}" for error in errors[1:])
+            raise first
+        return self.values
+
+
+def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float) -> Outcomes[T]:
+    """Ask every node at once, and wait at most `deadline_s` seconds for each.
+
+    `ask` runs in a daemon thread for each node, at most `MAX_THREADS` at a time; a thread that outlives the deadline
+    is left behind and its node answers with ContactLost. Only MultinodeErrors become outcomes.
+
+    Raises:
+        Exception: whatever else `ask` raised; it is a defect, not an answer.
+    """
+    answers: queue.Queue[tuple[int, Outcome[T] | BaseException]] = queue.Queue()
+    places = threading.Semaphore(MAX_THREADS)
+
+    def answer(index: int, node: Node) -> None:
+        with places:
+            try:
+                answers.put((index, Outcome(node, value=ask(node))))
+            except MultinodeError as error:
+                error.node = error.node or node.name
+                answers.put((index, Outcome(node, error=error)))
+            except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+                answers.put((index, error))
+
+    for index, node in enumerate(nodes):
+        threading.Thread(target=answer, args=(index, node), name=f"ask-{node.name}", daemon=True).start()
+    # As many rounds as it takes with so few threads.
+    deadline_s *= max(1, -(-len(nodes) // MAX_THREADS))
+    found: dict[int, Outcome[T]] = {}
+    end = time.monotonic() + deadline_s
+    while len(found) < len(nodes):
+        try:
+            index, outcome = answers.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found[index] = outcome
+    for index, node in enumerate(nodes):
+        if index not in found:
+            hint = f"is it alive? try: ssh {node.name} true"
+            silence = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
+            found[index] = Outcome(node, error=silence)
+    return Outcomes(found[index] for index in range(len(nodes)))

@@ -1,0 +1,205 @@
+"""Writes docs/reference/bandwidth.md: the link that two nodes need, by model, method and strategy, as predicted.
+
+It is the model of `predict`: the speed of a node is taken from the FLOPs of a step, as if it had
+been published.
+With --check, says whether the file is as it would be written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from reference_pages import write_or_check
+
+from multinode.analyse.collectives.traffic import Layout
+from multinode.analyse.job.flops import flops_per_token
+from multinode.analyse.job.model_size import lora_parameters, parse_model
+from multinode.analyse.job.step_calls import passing_bytes
+from multinode.analyse.prediction.break_even import Needed
+from multinode.analyse.prediction.evidence import Evidence
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
+from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
+from multinode.core.prediction.published_benchmarks import Lora, Model, Network, PublishedBenchmarks, Speed
+from multinode.units import format_rate
+from multinode.workflows.prediction.predict import forecast_benchmarks
+
+_ROOT = Path(__file__).parent.parent
+REFERENCE = _ROOT / "docs" / "reference" / "bandwidth.md"
+_PUBLISHED = _ROOT / "configs" / "figures" / "two_boxes_lora.yaml"
+
+# A node: what its GPUs compute is what sets the need for bandwidth.
+_GPUS, _TFLOPS = 4, 66.0
+_SEQUENCE_TOKENS, _SAMPLES, _ACCUMULATION = 2048, 2, 8
+_LINKS = (1.0, 2.5, 10.0, 25.0, 100.0)
+_RANK = 8
+_TARGET = 0.9
+_GB = 1e9
+_Strategy = Literal["ddp", "zero2", "zero3"]
+_NAMES: dict[_Strategy, str] = {"ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3, FSDP"}
+
+
+class _Size(NamedTuple):
+    """What of a config.json decides the size of a Qwen2.5."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    inner: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As in config.json."""
+        return {
+            "model_type": "qwen2",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.key_heads,
+            "intermediate_size": self.inner,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": self.tied,
+        }
+
+
+_MODELS = (
+    _Size("Qwen2.5-0.5B", 896, 24, 14, 2, 4864, 151936, tied=True),
+    _Size("Qwen2.5-1.5B", 1536, 28, 12, 2, 8960, 151936, tied=True),
+    _Size("Qwen2.5-7B", 3584, 28, 28, 4, 18944, 152064),
+    _Size("Qwen2.5-14B", 5120, 48, 40, 8, 13824, 152064),
+    _Size("Qwen2.5-32B", 5120, 64, 40, 8, 27648, 152064),
+    _Size("Qwen2.5-72B", 8192, 80, 64, 8, 29568, 152064),
+)
+_HEADER = f"""\
+# How much bandwidth do I need
+
+Written by `scripts/make_bandwidth_table.py`, as `predict` does from published figures, for **two nodes of
+{_GPUS} GPUs that each compute {_TFLOPS:.0f} TFLOP/s** (an RTX 4090 at 40 % of its peak), in bf16, with {_SAMPLES}
+sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. Whether a row fits the
+memory of a GPU is another question: `multinode advise`.
+
+- *sent* is what passes each node's NIC in an optimizer step, one way.
+- The percentages are the efficiency of two nodes (100 %: twice as fast as one), with the range that the model allows.
+  Below 50 % two nodes are slower than one.
+- *break-even* is the link from which on two nodes beat one, *90 %* the one that reaches 90 % efficiency, both over TCP,
+  which rarely carries more than 3 to 5 GB/s however fast the link is; `-`: no link is enough over TCP.
+
+Other GPUs: the need grows with their speed. GPUs twice as fast need twice the link. Twice the accumulation halves the
+need of DDP; ZeRO-2, ZeRO-3 and FSDP send in every micro-batch, so it changes nothing for them. Longer sequences and
+larger micro-batches lower it as they lengthen the step.
+
+{{error}} Predictions held against trainings that were measured are in [benchmarks](../../benchmarks/README.md).
+
+Your own training, with its own figures: `multinode nccl-test`, `multinode contrast train.yaml`, then
+`multinode predict last --link 1,10,25,100`. Why strategies differ so much:
+[the cost model](../explanation/cost-model.md).
+"""
+_RDMA_GBIT_PER_S = 100.0
+_COLUMNS = (
+    "model",
+    "strategy",
+    "sent",
+    *(f"{link:g} Gbit/s" for link in _LINKS),
+    f"{_RDMA_GBIT_PER_S:g} Gbit/s, RDMA",
+    "break-even",
+    f"{_TARGET:.0%}",
+)
+
+
+def main() -> int:
+    """Write what is not current, or name it."""
+    return write_or_check({REFERENCE: render_reference()}, __doc__)
+
+
+def render_reference() -> str:
+    """The whole document."""
+    tested = forecast_benchmarks(_PUBLISHED).back_test
+    error = f"The model's error, from figures of a published training as coarse as these: {tested.sentence}."
+    parts = [_HEADER.replace("{error}", error)]
+    for title, rank in (("Full fine-tuning", None), (f"LoRA of rank {_RANK} on all linear modules", _RANK)):
+        parts += [f"\n## {title}\n\n", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
+        parts += [_line(_row(model, strategy, rank)) for model in _MODELS for strategy in _NAMES]
+    return "".join(parts)
+
+
+def _row(model: _Size, strategy: _Strategy, rank: int | None) -> Iterator[str]:
+    evidence = evidence_of_benchmarks(_benchmarks(model, strategy, rank, Network(gbit_per_s=_LINKS[0])))
+    rdma = evidence_of_benchmarks(_benchmarks(model, strategy, rank, Network(gbit_per_s=_RDMA_GBIT_PER_S, rdma=True)))
+    found = _forecast(evidence, _LINKS)
+    yield model.name
+    yield _NAMES[strategy]
+    yield _bytes(_sent(evidence))
+    for one in (*found.scenarios, *_forecast(rdma, (_RDMA_GBIT_PER_S,)).scenarios):
+        yield _efficiency(one)
+    yield from _needed(found)
+
+
+def _forecast(evidence: Evidence, links: tuple[float, ...]) -> Forecast:
+    return make_forecast(evidence, ForecastRequest(links=links, nodes=(2,), workers_per_node=(_GPUS,), target=_TARGET))
+
+
+def _benchmarks(model: _Size, strategy: _Strategy, rank: int | None, network: Network) -> PublishedBenchmarks:
+    return PublishedBenchmarks(
+        title=model.name,
+        model=Model(name=model.name, shape=model.config, lora=None if rank is None else Lora(rank=rank)),
+        strategy=strategy,
+        per_device_batch=_SAMPLES,
+        accumulation=_ACCUMULATION,
+        tokens_per_sample=_SEQUENCE_TOKENS,
+        network=network,
+        single_node=Speed(workers_per_node=_GPUS, step_time_ms=_step_ms(model, rank)),
+    )
+
+
+def _step_ms(model: _Size, rank: int | None) -> float:
+    shape = parse_model(model.config)
+    if shape is None:
+        raise ValueError(f"{model.name}: its shape is not known")
+    adapter = None if rank is None else lora_parameters(shape, rank, ("all",))
+    flops = flops_per_token(shape, _SEQUENCE_TOKENS, adapter_parameters=adapter)
+    return flops.model * _SEQUENCE_TOKENS * _SAMPLES * _ACCUMULATION / (_TFLOPS * 1e12) * 1e3
+
+
+def _sent(evidence: Evidence) -> float:
+    today = msgspec.structs.replace(evidence.today, layout=Layout(nodes=2, workers_per_node=_GPUS))
+    calls = evidence.calibration.work.calls_of(today.strategy, today.layout)
+    return passing_bytes(calls, today.accumulation, today.layout.workers)
+
+
+def _bytes(count: float) -> str:
+    value, unit = (count / 1e6, "MB") if count < _GB else (count / _GB, "GB")
+    return f"{float(f'{value:.3g}'):g} {unit}"
+
+
+def _efficiency(one: PredictedScenario) -> str:
+    low, high = (min(1.0, rate / one.samples_per_s * one.efficiency) for rate in one.interval)
+    return f"{min(1.0, one.efficiency):.0%} ({100 * low:.0f}-{100 * high:.0f})"
+
+
+def _needed(found: Forecast) -> Iterator[str]:
+    broken = found.break_even
+    for needed in (None, None) if broken is None else (broken.beats_one, broken.efficient):
+        yield _link(needed)
+
+
+def _link(needed: Needed | None) -> str:
+    if needed is None or (needed.value is None and not needed.always):
+        return "-"
+    if needed.always or needed.value is None:
+        return "any"
+    return format_rate(needed.value)
+
+
+def _line(cells: Iterator[str] | list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Pages that are made from the code: written, or with --check compared with what the code says now."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["write_or_check"]
+
+
+def write_or_check(files: Mapping[Path, str], about: str | None) -> int:
+    """Do what the command line of the script says; the exit code is 1 where a page is not current.
+
+    Args:
+        files: the text of each page, by its path.
+        about: what the script does, for its help.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is not current")
+    check = parser.parse_args().check
+    changed = {path: text for path, text in files.items() if not path.is_file() or path.read_text() != text}
+    for path, text in changed.items():
+        if check:
+            print(f"{path.name} is not current; write it anew: .venv/bin/python scripts/{Path(sys.argv[0]).name}")
+        else:
+            path.write_text(text)
+    return 1 if check and changed else 0

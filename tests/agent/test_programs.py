@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from multinode.agent.programs import Query
+
+from .localnode import wait_until
+
+
+def test_only_a_program_that_has_to_be_waited_for_tells_how_long_it_took(tmp_path: Path) -> None:
+    began = time.monotonic()
+    slow = Query(["sleep", "1"], deadline_s=60.0)
+    ended = Query(["touch", str(tmp_path / "done")], deadline_s=60.0)
+    assert slow.answer() == ""
+    assert slow.waited_s is not None
+    assert 1.0 <= slow.waited_s <= time.monotonic() - began
+    wait_until(lambda: ended._process is None or ended._process.poll() is not None)  # noqa: SLF001 - it has ended
+    ended.answer()
+    assert ended.waited_s is None

@@ -1,0 +1,140 @@
+"""The command as a whole: its list of verbs, what every verb takes, and the completion that a shell asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from multinode.cli.main import VERBS, build_app
+from multinode.core.run.run import Run
+from multinode.store.run_directory import RunDirectory
+
+RUN = "20260102-030405-abcd"
+# As `multinode completion bash` is used: the shell has words and a cursor, and asks its function.
+_ASK = """
+eval "$(multinode completion bash)"
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _multinode_completion multinode
+echo "${COMPREPLY[*]}"
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a run in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MULTINODE_RUNS", raising=False)
+    run = Run(
+        run_id=RUN,
+        job="sft.yaml",
+        engine="torchrun",
+        status="succeeded",
+        started_s=0.0,
+        ended_s=1.0,
+        world_size=0,
+        nodes=(),
+    )
+    RunDirectory.create(tmp_path / "runs", RUN).write("run.json", run)
+    return tmp_path
+
+
+def test_every_verb_is_listed_in_a_section_with_its_whole_summary() -> None:
+    shown = CliRunner().invoke(build_app(), ["--help"], terminal_width=80).stdout
+    listed = dict(re.findall(r"^  ([a-z-]+) +(\S.*)$", shown, re.MULTILINE))
+    assert {name: listed[name] for name in VERBS} == {name: verb.summary for name, verb in VERBS.items()}
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == [
+        "Options",
+        *dict.fromkeys(verb.panel for verb in VERBS.values()),
+    ]
+
+
+def test_listing_the_verbs_imports_none_of_them() -> None:
+    code = """if True:
+        import sys
+        from multinode.cli.main import build_app
+        try:
+            build_app()(["--help"])
+        except SystemExit:
+            print(*sorted(name for name in sys.modules if name.startswith("multinode.")), file=sys.stderr)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.split() == ["multinode.cli", "multinode.cli.main", "multinode.cli.panels", "multinode.errors"]
+
+
+@pytest.mark.parametrize("words", [("-h",), ("show", "-h"), ("lab", "-h"), ("lab", "fault", "link", "-h")])
+def test_help_has_a_short_option_everywhere(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(build_app(), list(words))
+    assert (shown.exit_code, "-h, --help" in shown.stdout) == (0, True)
+
+
+def test_a_misspelt_verb_is_told_its_neighbours() -> None:
+    result = CliRunner().invoke(build_app(), ["lanch"])
+    assert result.exit_code == 2
+    assert "Did you mean 'launch'" in result.stderr
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("words", [("-q", "show"), ("show", "-q")])
+def test_quiet_leaves_the_results_alone(words: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(build_app(), ["show"])
+    quiet = CliRunner().invoke(build_app(), [*words])
+    assert told.stderr.startswith("results: ")
+    assert (quiet.stdout, quiet.stderr) == (told.stdout, "")
+
+
+def test_a_hostfile_that_was_not_named_is_told_and_what_named_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (runs / "mine").write_text("a addr=10.0.0.1 slots=1\n")
+    monkeypatch.setenv("MULTINODE_HOSTS", "mine")
+    dry_run = ["launch", "--dry-run", "--", "train.py"]
+    assert CliRunner().invoke(build_app(), dry_run).stderr == "hostfile: mine ($MULTINODE_HOSTS)\n"
+    assert CliRunner().invoke(build_app(), ["-q", *dry_run]).stderr == ""
+    assert CliRunner().invoke(build_app(), ["launch", "--hosts", "mine", *dry_run[1:]]).stderr == ""
+
+
+def test_without_runs_that_is_what_is_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTINODE_RUNS", "none")
+    said = CliRunner().invoke(build_app(), ["show"]).exception
+    assert str(said) == "there are no runs in none yet"
+    assert CliRunner().invoke(build_app(), ["runs"]).stdout == "there are no runs in none yet\n"
+    assert runs.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("show", ""), ["last", RUN]),
+        (("show", "2026"), [RUN]),
+        (("compare", "last", "2026"), [RUN]),
+        (("launch", "--hosts", ""), ["lab", "hosts.txt", "hostfiles/two"]),
+        (("launch", "--hosts", "ho"), ["hosts.txt", "hostfiles/two"]),
+        (("launch", "--on-hang", ""), ["report", "stop"]),
+        (("nccl-test", "--min"), ["--min-busbw"]),
+        (("nc",), ["nccl-test"]),
+        (("lab", "fault", "cl"), ["clear", "clock"]),
+    ],
+)
+def test_bash_completes_runs_hostfiles_verbs_and_options(
+    runs: Path, words: tuple[str, ...], offered: list[str]
+) -> None:
+    (runs / "hosts.txt").touch()
+    (runs / "hostfiles").mkdir()
+    (runs / "hostfiles" / "two").touch()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    asked = subprocess.run(
+        ["bash", "--norc", "-c", _ASK, "bash", "multinode", *words],
+        capture_output=True, text=True, timeout=120, check=True, cwd=runs, env=os.environ | {"PATH": path},
+    )  # fmt: skip
+    assert asked.stdout.split() == offered
+    assert asked.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(shell: str) -> None:
+    script = CliRunner().invoke(build_app(), ["completion", shell]).stdout
+    assert f"_MULTINODE_COMPLETE=complete_{shell}" in script

@@ -1,0 +1,95 @@
+"""Trainings of two NCCL ranks on one GPU: bytes, exposed communication, hooks, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from multinode.core.job.job import ScriptJob
+from multinode.core.run.run import StallRecord
+from multinode.launch.request import ExecuteOptions
+from multinode.workflows.comparison.contrast import ContrastRequest, contrast
+from multinode.workflows.run.context import Launched, RunContext
+from multinode.workflows.run.launch import launch
+
+from .one_gpu import TRAIN, launch_of
+
+pytestmark = pytest.mark.gpu
+
+# What each rank has on `lo` is what both send.
+BOTH = 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_calls_formula_and_interface_agree_on_the_bytes(train: Callable[..., Launched], strategy: str) -> None:
+    launched = train("--strategy", strategy, "--steps", "60", "--width", "2048")
+    assert launched.run.status == "succeeded", launched.run.first_failure
+    summary = launched.summary
+    found = summary.comm.bytes_per_step
+    assert summary.split.device == "cuda"
+    assert found.expected is not None
+    assert found.card is not None
+    assert found.card / BOTH == pytest.approx(found.expected, rel=0.03)
+    assert summary.comm.exposed_ms is not None, summary.comm.missing
+    assert summary.step_time_ms is not None
+    assert 0 <= summary.comm.exposed_ms <= summary.step_time_ms.median
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_exposed_communication_is_what_a_trace_shows(train: Callable[..., Launched], strategy: str) -> None:
+    arguments = ("--strategy", strategy, "--steps", "40", "--width", "2048")
+    plain = train(*arguments).summary
+    traced = train(*arguments, trace_steps=5).summary
+    assert traced.trace is not None, traced.missing
+    assert plain.comm.exposed_share is not None, plain.comm.missing
+    assert traced.comm.exposed_share is not None, traced.comm.missing
+    assert plain.comm.exposed_share == pytest.approx(traced.comm.exposed_share, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_compressed_gradients_halve_what_is_sent(train: Callable[..., Launched], kind: str) -> None:
+    whole, half = (
+        train("--width", "2048", grad_compress=chosen).summary.comm.bytes_per_step.card
+        for chosen in (None, kind)
+        for options in ({}, {"grad_compress": kind})
+    )
+    assert whole is not None
+    assert half is not None
+    assert half / whole == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_rank_that_sleeps_is_blamed_and_not_the_one_that_waits_for_the_gpu(context: RunContext, number: int) -> None:
+    asleep = number % BOTH
+    execute = ExecuteOptions(lease_s=60.0, stall_s=10.0, on_stall="stop", grace_s=1.0)
+    launched = launch(launch_of(ScriptJob(argv=(str(TRAIN), "--asleep-rank", str(asleep))), execute=execute), context)
+    record = launched.directory.read("stall.json", StallRecord)
+    assert record is not None
+    assert (record.stalls[0].rank, record.stalls[0].node) == (asleep, f"gpu{asleep}"), record.stalls[0].message
+    assert any(node.ras for node in record.nodes), [node.ras_missing for node in record.nodes]
+    assert all(node.processes_left == 0 for node in launched.run.nodes)
+
+
+def test_a_rank_that_is_killed_is_the_first_failure(train: Callable[..., Launched]) -> None:
+    run = train("--seconds", "600", "--killed-rank", "1").run
+    failure = run.first_failure
+    assert failure is not None
+    assert (failure.node, failure.rank, failure.signal) == ("gpu1", 1, "SIGKILL"), failure
+    assert all(node.processes_left == 0 for node in run.nodes)
+
+
+def test_a_batch_that_does_not_fit_is_told_as_out_of_memory(train: Callable[..., Launched]) -> None:
+    launched = train("--batch", str(1 << 28), "--width", "4096")
+    failure = launched.run.first_failure
+    assert failure is not None
+    assert failure.kind == "out_of_gpu_memory", failure
+
+
+def test_one_rank_alone_is_faster_than_two_over_sockets(context: RunContext) -> None:
+    job = ScriptJob(argv=(str(TRAIN), "--width", "2048", "--steps", "40"))
+    found = contrast(launch_of(job, run_id="contrast"), context, ContrastRequest(mode="scale-out")).contrast
+    assert (found.baseline.nodes, found.candidate.nodes) == (1, 2)
+    # Both share the GPU, and the two of them exchange 50 MB a step through sockets.
+    assert found.efficiency < 1
+    assert found.verdict

@@ -1,0 +1,388 @@
+"""Each error of the catalogue is found by a line as its project prints it: captured, or filled into its source."""
+
+# ruff: noqa: E501 - lines stand here as they are printed
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.core.run.run import Failure, NodeRun
+from multinode.core.run.samples import ExceptionSample
+from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.failure_kinds import classify
+from multinode.launch.known_errors import ERRORS, ERRORS_BY_ID, PROJECTS, find_error
+from multinode.preflight.catalogue import CHECK_NAMES
+
+LINES = {
+    "nccl-locked-memory": [
+        "node1:17:99 [0] misc/ibvwrap.cc:151 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"
+    ],
+    "cuda-out-of-memory": [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.64 GiB",
+        "node1:301:301 [0] enqueue.cc:1085 NCCL WARN Cuda failure 2 'out of memory'",
+    ],
+    "nccl-shared-memory": [
+        "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-fz2gAG to 33030532 bytes",
+        "misc/shmutils.cc:128 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-c2FRoN (size 33030528), error: No space left on device (28)",
+    ],
+    "bus-error": [
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+        "RuntimeError: DataLoader worker (pid 3919213) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.",
+    ],
+    "shared-memory-full": [
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_1462_3868046783_0>: No space left on device (28)"
+    ],
+    "open-files": [
+        "OSError: [Errno 24] Too many open files: '/data/shard-00017.parquet'",
+        "RuntimeError: unable to open shared memory object </torch_4711_2290155103_0> in read-write mode: Too many open files (24)",
+        "RuntimeError: received 0 items of ancdata",
+    ],
+    "thread-limit": [
+        "RuntimeError: can't start new thread",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 61 of 64: Resource temporarily unavailable",
+        "libgomp: Thread creation failed: Resource temporarily unavailable",
+    ],
+    "out-of-memory": [
+        "OSError: [Errno 12] Cannot allocate memory",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes.",
+    ],
+    "oom-killer": ["[12345.6] Out of memory: Killed process 4711 (python) total-vm:98765432kB, anon-rss:65432100kB"],
+    "disk-full": ["OSError: [Errno 28] No space left on device: '/out/checkpoint-500/optimizer.pt'"],
+    "nccl-no-interface": [
+        "node1:17:17 [0] bootstrap.cc:126 NCCL WARN Bootstrap : no socket interface found",
+        "node1:17:17 [0] transport/net_socket.cc:61 NCCL WARN NET/Socket : no interface found",
+        "ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)",
+    ],
+    "gloo-interface": [
+        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eno9"
+    ],
+    "gloo-loopback": [
+        "RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:48019$0",
+    ],
+    "nccl-version-mismatch": [
+        "init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 0 version 22705 rank 1 version 22105"
+    ],
+    "nccl-rank-taken": ["bootstrap.cc:348 NCCL WARN Bootstrap Root : rank 0 of 4 ranks has already checked in"],
+    "nccl-rank-count": [
+        "bootstrap.cc:173 NCCL WARN Bootstrap Root : mismatch in rank count from procs 4 : 2",
+        "bootstrap.cc:335 NCCL WARN Bootstrap Root : mismatch in info from procs, nranks 4 vs 2, nroots 1 vs 1, iroot 0 vs 0",
+    ],
+    "nccl-duplicate-gpu": [
+        "init.cc:737 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000"
+    ],
+    "nccl-network-not-found": [
+        "net.cc:579 NCCL WARN Error: network AWS Libfabric not found.",
+        "plugin/net.cc:277 NCCL WARN Failed to initialize any NET plugin",
+    ],
+    "nccl-ib-completion": [
+        "transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.0.2.7<43211> with status=12 opcode=0 len=0 vendor err 129 (Send)",
+        "transport/net_ib/p2p.cc:688 NCCL WARN NET/IB: Got completion from peer 192.0.2.7<43211> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0)",
+    ],
+    "nccl-truncated": [
+        "bootstrap.cc:224 NCCL WARN Message truncated : received 1024 bytes instead of 256",
+        "transport/net_socket.cc:638 NCCL WARN NET/Socket : peer 192.0.2.7<43211> message truncated : receiving 1048576 bytes instead of 65536.",
+    ],
+    "gloo-length": [
+        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4"
+    ],
+    "ddp-unequal-models": [
+        "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 290 params, while rank 0 has inconsistent 291 params.",
+        "RuntimeError: [1]: params[0] in this process with sizes [151936, 896] appears not to match sizes of the same param in process 0.",
+    ],
+    "collective-mismatch": [
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE"
+    ],
+    "ddp-unused-parameters": [
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has parameters"
+    ],
+    "missing-rank": [
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set",
+        "KeyError: 'LOCAL_RANK'",
+    ],
+    "no-process-group": [
+        "ValueError: Default process group has not been initialized, please make sure to call init_process_group."
+    ],
+    "nccl-without-gpu": ["ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!"],
+    "no-backend-for-device": ["RuntimeError: No backend type associated with device type cpu"],
+    "invalid-device": ["RuntimeError: CUDA error: invalid device ordinal"],
+    "no-gpu": [
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        "RuntimeError: No CUDA GPUs are available",
+        "AssertionError: Torch not compiled with CUDA enabled",
+    ],
+    "no-kernel-image": ["RuntimeError: CUDA error: no kernel image is available for execution on the device"],
+    "driver-too-old": [
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+        "NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
+    ],
+    "uncorrectable-ecc": ["RuntimeError: CUDA error: uncorrectable ECC error encountered"],
+    "illegal-memory-access": ["RuntimeError: CUDA error: an illegal memory access was encountered"],
+    "device-assert": ["RuntimeError: CUDA error: device-side assert triggered"],
+    "deepspeed-batch-size": [
+        "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 16 != 2 * 4 * 1"
+    ],
+    "deepspeed-config-mismatch": [
+        "ValueError: Please correct the following DeepSpeed config values that mismatch TrainingArguments values:"
+    ],
+    "deepspeed-cuda-mismatch": [
+        "deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.4 does not match the version torch was compiled with 11.8, unable to compile cuda/cpp extensions without a matching cuda version."
+    ],
+    "deepspeed-no-nvcc": [
+        "deepspeed.ops.op_builder.builder.MissingCUDAException: CUDA_HOME does not exist, unable to compile CUDA op(s)"
+    ],
+    "deepspeed-cannot-compile": [
+        "RuntimeError: Unable to JIT load the cpu_adam op due to ninja not being installed.",
+        "AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",
+    ],
+    "deepspeed-loss-scale": [
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+    ],
+    "deepspeed-no-gpu": ["RuntimeError: Unable to proceed, no GPU resources available"],
+    "deepspeed-ssh": [
+        "RuntimeError: Using hostfile at /job/hostfile but host=node1 was not reachable via ssh. If you are running with a single node please remove /job/hostfile or setup passwordless ssh.",
+        "RuntimeError: Unable to detect suitable master address via `hostname -I`, please manually specify one via --master_addr",
+    ],
+    "deepspeed-launcher": ["RuntimeError: launcher 'pdsh' not installed."],
+    "deepspeed-hostfile": [
+        "ValueError: Hostfile contains a bad entry: node1 gpus=4, unable to proceed with launching",
+        "ValueError: Hostfile contains multiple entries for node1, unable to proceed with launching",
+    ],
+    "rtx-4000-p2p": [
+        'Using RTX 4000 series doesn\'t support faster communication broadband via P2P or IB. Please set `NCCL_P2P_DISABLE="1"`'
+    ],
+    "bf16-unsupported": [
+        "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU."
+    ],
+    "llamafactory-not-distributed": [
+        "ValueError: Please launch distributed training with `llamafactory-cli` or `torchrun`.",
+        "ValueError: Please use `FORCE_TORCHRUN=1` to launch DeepSpeed training.",
+    ],
+    "llamafactory-unknown-key": [
+        "ValueError: Some keys are not used by the HfArgumentParser: ['cutof_len']",
+        "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--local-rank=1']",
+    ],
+    "llamafactory-output-dir": [
+        "ValueError: Output directory already exists and is not empty. Please set `overwrite_output_dir`."
+    ],
+    "llamafactory-template": ["ValueError: Template qwen9 does not exist."],
+    "llamafactory-streaming": ["ValueError: Please specify `max_steps` in streaming mode."],
+    "llamafactory-dataset": [
+        "ValueError: Undefined dataset mine in dataset_info.json.",
+        "ValueError: Cannot open data/dataset_info.json due to [Errno 2] No such file or directory: 'data/dataset_info.json'.",
+    ],
+    "llamafactory-no-samples": ["RuntimeError: Cannot find valid samples, check `data/README.md` for the data format."],
+    "model-not-found": [
+        "OSError: /models/qwen is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.",
+    ],
+    "package-version": [
+        "ImportError: transformers>=4.49.0,<=4.57.1 is required for a normal functioning of this module, but found transformers==4.45.0."
+    ],
+    "undefined-symbol": [
+        "ImportError: /env/lib/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
+    ],
+    "missing-module": [
+        "ModuleNotFoundError: No module named 'flash_attn'",
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+    ],
+    "permission-denied": ["PermissionError: [Errno 13] Permission denied: '/out/checkpoint-500'"],
+    "missing-file": [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.json'",
+        "python3: can't open file '/work/train.py': [Errno 2] No such file or directory",
+    ],
+    "file-system-gone": [
+        "OSError: [Errno 116] Stale file handle: '/nfs/model'",
+        "OSError: [Errno 30] Read-only file system",
+    ],
+    "address-in-use": [
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing it. Please specify a different port",
+    ],
+    "name-resolution": [
+        "[W socket.cpp:697] [c10d] The IPv4 network addresses of (gpu-a, 29500) cannot be retrieved (gai error: -2 - Name or service not known)."
+    ],
+    "ssh-host-key-changed": ["@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @"],
+    "ssh-host-key-unknown": [
+        "Host key verification failed.",
+        "No ED25519 host key is known for node1 and you have requested strict checking.",
+    ],
+    "ssh-permission-denied": [
+        "alice@node1: Permission denied (publickey,password).",
+        "Received disconnect from 192.0.2.7 port 22:2: Too many authentication failures",
+    ],
+    "ssh-key-permissions": [
+        "@         WARNING: UNPROTECTED PRIVATE KEY FILE!          @",
+        "Bad owner or permissions on /home/alice/.ssh/config",
+    ],
+    "ssh-refused": ["ssh: connect to host node1 port 22: Connection refused"],
+    "ssh-unreachable": [
+        "ssh: connect to host node1 port 22: Connection timed out",
+        "ssh: connect to host node1 port 22: No route to host",
+    ],
+    "ssh-unknown-host": ["ssh: Could not resolve hostname node9: Name or service not known"],
+    "ssh-no-banner": [
+        "kex_exchange_identification: read: Connection reset by peer",
+        "kex_exchange_identification: Connection closed by remote host",
+    ],
+    "ssh-sessions": ["mux_client_request_session: session request failed: Session open refused by peer"],
+    "ssh-broken-pipe": [
+        "client_loop: send disconnect: Broken pipe",
+        "Timeout, server node1 not responding.",
+    ],
+    "sigterm": [
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15",
+        "W1122 15:40:00.123 4710 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers",
+    ],
+    "sighup": [
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 1",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down workers",
+    ],
+    "killed": [
+        "RuntimeError: DataLoader worker (pid 2637) is killed by signal: Killed.",
+        "[2026-11-21 22:45:34,226] [ERROR] [launch.py:259:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
+        "  exitcode  : -9 (pid: 4711)",
+    ],
+    "collective-timeout": [
+        "[rank3]:[E1122 10:00:00.1 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.",
+        "[Rank 3] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
+        "[Rank 3] To avoid data inconsistency, we are taking the entire process down.",
+    ],
+    "watchdog-stuck": [
+        "[PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.",
+        "[rank25]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 25] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=2",
+    ],
+    "gloo-timeout": [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+        "RuntimeError: Application timeout caused pair closure",
+    ],
+    "not-all-joined": [
+        "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined."
+    ],
+    "monitored-barrier": [
+        "RuntimeError: Rank 1 failed to pass monitoredBarrier in 1800000 ms",
+        "RuntimeError: [Rank 0]: Rank 1 timed out in monitoredBarrier after 1800000 ms.",
+    ],
+    "store-timeout": [
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
+        "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
+    ],
+    "master-unreachable": [
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (192.0.2.7, 29500).",
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.",
+    ],
+    "nccl-id": [
+        "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer"
+    ],
+    "peer-gone": [
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+    ],
+    "nccl-timed-out": [
+        "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<46785> failed : No route to host",
+        "os/linux.cc:288 NCCL WARN socketPollConnect: connect to 192.0.2.7<43211> returned Connection timed out, exceeded error retry count after 35 attempts",
+    ],
+    "nccl-refused": [
+        "misc/socket.cc:577 NCCL WARN socketPollConnect: connect to 192.0.2.7<43211> returned Connection refused, exceeded error retry count after 35 attempts",
+        "NCCL INFO Call to connect returned Connection refused, retrying",
+    ],
+    "nccl-peer-gone": [
+        "misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer node0<43211>",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    ],
+    "nccl-cuda-error": [
+        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
+    ],
+    "nccl-invalid-usage": [
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.21.5"
+    ],
+    "nccl-system-error": [
+        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:410, unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+    ],
+    "nccl-internal-error": [
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:219, internal error - please report this issue to the NCCL developers, NCCL version 2.27.5"
+    ],
+    "gloo-connect": [
+        "RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:150] timed out connecting: SO_ERROR: Connection refused, remote=[192.0.2.7]:31247",
+    ],
+    "gloo-peer-gone": [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [192.0.2.7]:31247"
+    ],
+    "dataloader-exited": ["RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly"],
+    "command-not-found": ["bash: line 1: torchrun: command not found"],
+    "timeout": ["RuntimeError: the job server timed out after 30 s"],
+    "connection": ["ConnectionError: Broken pipe", "torch.distributed.DistBackendError: something new"],
+}
+HARMLESS = {
+    "deepspeed-no-hostfile": "[WARNING] [runner.py:214:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.",
+    "hostname-not-retrieved": "[W1122 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+    "no-ipv6": "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family not supported by protocol).",
+    "nccl-no-plugin": "node0:17:17 [0] NCCL INFO NET/IB : No device found.",
+    "gloo-falls-back-to-loopback": "[W1122 ProcessGroupGloo.cpp:760] Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.",
+}
+
+
+def failure(message: str = "the job ended with exit code 1", log: str = "") -> Failure:
+    return Failure(node="node1", node_rank=1, message=message, log_tail=log)
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in LINES.items() for line in lines])
+def test_a_line_of_a_log_is_told_with_its_cause_and_what_fixes_it(name: str, line: str) -> None:
+    error = ERRORS_BY_ID[name]
+    for found in (classify(failure(f"rank 0 raised {line}")), classify(failure(log=f"step 3\n{line}\nend\n"))):
+        assert (found.error_id, found.kind, found.cause) == (name, error.kind, error.cause)
+        assert "{node}" not in str(found.hint)
+        assert ("node1" in str(found.hint)) == ("{node}" in error.fix)
+
+
+@pytest.mark.parametrize(("name", "line"), HARMLESS.items())
+def test_a_line_that_also_stands_in_good_runs_is_on_the_page_and_explains_nothing(name: str, line: str) -> None:
+    assert ERRORS_BY_ID[name].matches(line)
+    found = find_error(line)
+    assert found is None or found.id == "connection"
+
+
+def test_every_error_has_a_line_here_a_section_and_checks_that_exist() -> None:
+    assert {*LINES, *HARMLESS} == {error.id for error in ERRORS}
+    assert len(ERRORS_BY_ID) == len(ERRORS)
+    for error in ERRORS:
+        assert error.is_harmless == (error.id in HARMLESS)
+        assert error.project in PROJECTS
+        assert {*error.checks} <= {*CHECK_NAMES}
+
+
+def test_of_a_worker_that_aborted_itself_the_exception_behind_it_is_told() -> None:
+    log = (
+        "rank 0 is in\n"
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 2000 vs 1000.\n"
+    )
+    aborted = msgspec.structs.replace(failure("rank 0 was ended by SIGABRT", log), signal="SIGABRT")
+    assert (classify(aborted).kind, classify(aborted).error_id) == ("desync", "gloo-length")
+    silent = msgspec.structs.replace(aborted, log_tail="ModuleNotFoundError: No module named 'apex'\n")
+    assert (classify(silent).kind, classify(silent).error_id) == ("crashed", None)
+
+
+def test_a_text_with_dots_does_not_reach_into_other_lines() -> None:
+    assert find_error("Template\nqwen does not exist.") is None
+    assert find_error(f"Template {'x' * 300} does not exist.") is None
+
+
+def test_an_error_that_names_its_own_cause_comes_before_what_its_peers_say() -> None:
+    def ended(rank: int, said: str, time_s: float) -> Evidence:
+        run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", cause="exited", exit_code=1, ended_s=time_s)
+        return Evidence(
+            run=run,
+            exceptions=[
+                ExceptionSample(rank=rank, time_s=time_s, type="DistBackendError", message=said, traceback=said)
+            ],
+        )
+
+    found = first_failure(
+        [
+            ended(0, "NCCL error: ncclRemoteError: A call failed possibly due to a network error", 1.0),
+            ended(1, "NCCL error: invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0", 2.0),
+        ]
+    )
+    assert found is not None
+    assert (found.node, found.error_id) == ("node1", "nccl-duplicate-gpu")

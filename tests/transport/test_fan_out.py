@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from multinode.core.cluster.cluster import Node
+from multinode.errors import AuthError, ConnectError, ContactLost, MultinodeError, NodeFailed
+from multinode.transport.fan_out import MAX_THREADS, gather
+
+NODES = [Node(name=f"node{index}") for index in range(4)]
+
+
+def test_every_node_answers_with_a_value_or_an_error_in_the_order_of_the_nodes() -> None:
+    turns = [threading.Event() for _ in NODES]
+    turns[-1].set()
+
+    def ask(node: Node) -> str:
+        index = NODES.index(node)
+        turns[index].wait(10)
+        turns[index - 1].set()  # the last one answers first
+        if index == 1:
+            raise AuthError("refused")
+        return node.name.upper()
+
+    outcomes = gather(NODES, ask, deadline_s=10)
+    assert [outcome.node for outcome in outcomes] == NODES
+    assert outcomes.values == ("NODE0", "NODE2", "NODE3")
+    assert len(outcomes) == 4
+    (error,) = outcomes.errors
+    assert (error.node, str(error)) == ("node1", "node1: refused")
+    with pytest.raises(AuthError):
+        _ = list(outcomes)[1].value
+
+
+def test_a_silent_node_is_told_as_lost_and_hides_no_other() -> None:
+    release = threading.Event()
+
+    def ask(node: Node) -> str:
+        if node is NODES[0]:
+            release.wait(30)
+        return node.name
+
+    outcomes = gather(NODES, ask, deadline_s=1.0)
+    release.set()
+    assert outcomes.values == ("node1", "node2", "node3")
+    (error,) = outcomes.errors
+    assert isinstance(error, ContactLost)
+    assert error.node == "node0"
+    assert error.hint == "is it alive? try: ssh node0 true"
+
+
+def test_more_nodes_than_threads_are_all_asked_and_never_too_many_at_once() -> None:
+    nodes = [Node(name=f"n{index}") for index in range(3 * MAX_THREADS + 1)]
+    lock = threading.Lock()
+    release = threading.Event()
+    running, most = 0, 0
+
+    def ask(node: Node) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        release.wait(10)
+        with lock:
+            running -= 1
+        return node.name
+
+    timer = threading.Timer(0.5, release.set)
+    timer.start()
+    assert gather(nodes, ask, deadline_s=10).values == tuple(node.name for node in nodes)
+    timer.join()
+    assert most == MAX_THREADS
+
+
+def test_a_value_that_is_false_or_none_is_a_value() -> None:
+    outcomes = gather(NODES[:2], lambda node: None if node is NODES[0] else 0, deadline_s=10)
+    assert outcomes.values == (None, 0)
+    assert outcomes.require() == (None, 0)
+
+
+def test_require_raises_the_first_error_with_the_others_in_its_detail() -> None:
+    def ask(node: Node) -> None:
+        raise {"node0": ConnectError("timed out"), "node1": NodeFailed("no python3")}.get(node.name, AuthError("no"))
+
+    with pytest.raises(ConnectError) as caught:
+        gather(NODES, ask, deadline_s=10).require()
+    assert caught.value.node == "node0"
+    assert caught.value.detail.splitlines() == ["also node1: no python3", "also node2: no", "also node3: no"]
+
+
+def test_an_error_that_names_its_node_keeps_it() -> None:
+    def ask(_: Node) -> None:
+        raise MultinodeError("gateway is down", node="gateway")
+
+    assert [error.node for error in gather(NODES[:1], ask, deadline_s=10).errors] == ["gateway"]
+
+
+def test_a_defect_is_raised_and_not_taken_for_an_answer() -> None:
+    def ask(node: Node) -> None:
+        raise ZeroDivisionError(node.name)
+
+    with pytest.raises(ZeroDivisionError):
+        gather(NODES, ask, deadline_s=10)
+
+
+def test_no_nodes_give_no_outcomes() -> None:
+    assert gather([], lambda node: node, deadline_s=1).require() == ()
