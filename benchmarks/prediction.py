@@ -45,6 +45,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multinode.analyse.prediction.back_test import LEAST_RUNS, Trial, residual_quantile
 from multinode.analyse.prediction.forecast import ForecastRequest, PredictedScenario
 from multinode.units import goodput_gb_per_s
 from multinode.workflows.prediction.predict import forecast_runs
@@ -444,6 +445,36 @@ def report(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
     for name, some in (("all", counted), ("excluded", [one for one in cells if one["excluded"]])):
         if some:
             yield summary(name, some)
+    yield ""
+    for source in ("own", "carried"):
+        yield f"{source}: {conformal(counted, source)}"
+
+
+def conformal(cells: Sequence[dict[str, Any]], source: str) -> str:
+    """Coverage of the conformal interval: each cell's is that of the errors of all trainings but its own."""
+    inside, widths = 0, []
+    for one in cells:
+        others = [trial(other, source) for other in cells if other["training"] != one["training"]]
+        if len(others) < LEAST_RUNS:
+            return "too few trainings for a conformal interval"
+        quantile = residual_quantile(others)
+        inside += trial(one, source).residual <= quantile.log_miss
+        widths.append(quantile.relative)
+    return (
+        f"{inside} of {len(cells)} inside the conformal 90 % interval of the other trainings' errors, "
+        f"median half-width {statistics.median(widths):.1%}"
+    )
+
+
+def trial(one: dict[str, Any], source: str) -> Trial:
+    """A cell as the back-test has it, in steps a second."""
+    fastest, slowest = one[source]["interval_ms"]
+    return Trial(
+        name=f"{one['training']}, {one['rate']}",
+        predicted=1e3 / one[source]["step_ms"],
+        interval=(1e3 / slowest, 1e3 / fastest),
+        measured=1e3 / one["measured_ms"],
+    )
 
 
 AXES = ("training", "nodes", "accumulation", "rate")

@@ -6,8 +6,10 @@ Names and addresses follow from the spec. The state directory exists as long as 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +52,7 @@ DEFAULT_NETWORK = "10.213.0.0/23"
 _PREFIX_LENGTH = 23
 _MAX_NODES = 200
 _GIB = 1 << 30
+_LOCK_POLL_S = 0.05
 
 
 class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,22 +235,33 @@ def write_json(path: Path, value: object) -> None:
 
 
 @contextlib.contextmanager
-def lock_lab() -> Iterator[None]:
-    """Keep other `multinode lab` commands from changing the lab meanwhile.
+def lock_lab(deadline_s: float = 10.0) -> Iterator[None]:
+    """Keep other `multinode lab` commands from changing the lab meanwhile; one that is running is waited for.
 
     An abstract socket rather than a file: the kernel lets go of it when its owner dies, and nothing is left behind.
 
     Raises:
-        UsageError: one is at work already.
+        UsageError: another one is still running after `deadline_s`.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        try:
-            lock.bind("\0multinode-lab")
-        except OSError as error:
-            raise UsageError(
-                "another `multinode lab` command is at work", hint="wait for its end, or stop it with Ctrl-C"
-            ) from error
+        deadline = time.monotonic() + deadline_s
+        while not _is_bound(lock):
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    "another `multinode lab` command is running", hint="wait for its end, or stop it with Ctrl-C"
+                )
+            time.sleep(_LOCK_POLL_S)
         yield
+
+
+def _is_bound(lock: socket.socket) -> bool:
+    try:
+        lock.bind("\0multinode-lab")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def _halves(spec: LabSpec) -> tuple[ipaddress.IPv4Network, ipaddress.IPv4Network]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from multinode.errors import UsageError
-from multinode.lab.state import LabSpec, assign_cores, controller_address, node_addresses
+from multinode.lab.state import LabSpec, assign_cores, controller_address, lock_lab, node_addresses
 
 
 def test_addresses_follow_from_the_node_rank() -> None:
@@ -40,3 +43,21 @@ def test_more_cores_than_there_are_is_an_error() -> None:
 
 def test_nodes_that_are_not_pinned_share_all_cores() -> None:
     assert assign_cores(LabSpec(python="/usr/bin/python3"), (0, 1), 1) is None
+
+
+def test_a_second_lab_command_waits_for_the_first_within_its_deadline() -> None:
+    begun = threading.Event()
+
+    def lock_again() -> bool:
+        begun.set()
+        with lock_lab(deadline_s=60):
+            return True
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        with lock_lab(deadline_s=60):
+            with pytest.raises(UsageError, match="another `multinode lab` command is running"), lock_lab(deadline_s=0):
+                pass
+            second = pool.submit(lock_again)
+            assert begun.wait(60)
+            assert not second.done()
+        assert second.result(timeout=60)

@@ -14,7 +14,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["Bounds", "Estimate", "estimate_median", "estimate_rate", "inverse", "of_repeats", "of_scatter", "ratio"]
+__all__ = [
+    "Bounds",
+    "Estimate",
+    "estimate_median",
+    "estimate_rate",
+    "half_width",
+    "inverse",
+    "of_repeats",
+    "of_scatter",
+    "ratio",
+]
 
 Bounds = tuple[float, float]
 """Low and high."""
@@ -75,7 +85,7 @@ def estimate_rate(amounts: Sequence[float], times: Sequence[float]) -> Estimate:
     """The sum of the amounts over that of the times of as many steps, of which there is at least one."""
     value = math.fsum(amounts) / math.fsum(times)
     off = [amount - value * time for amount, time in zip(amounts, times, strict=True)]
-    low, high = _around(value, _reach(off) / statistics.fmean(amounts) if value else 0.0)
+    low, high = _around(value, half_width(off) / statistics.fmean(amounts) if value else 0.0)
     return Estimate(value=value, low=low, high=high)
 
 
@@ -83,10 +93,10 @@ def estimate_median(values: Sequence[float]) -> Estimate:
     """The median of the steps; its interval lies between order statistics (Woodruff 1952)."""
     value, ordered = statistics.median(values), sorted(values)
     above = [(one > value) - (one < value) for one in values]
-    reach, last = min(0.5, _reach(above) / 2), len(ordered) - 1
+    reach, last = min(0.5, half_width(above) / 2), len(ordered) - 1
     low, high = ordered[math.floor((0.5 - reach) * last)], ordered[math.ceil((0.5 + reach) * last)]
     if reach == 0.5:  # noqa: PLR2004 - all of them: so few steps may lie on one side of their median
-        least, most = _around(value, _reach(values) / value if value else 0.0)
+        least, most = _around(value, half_width(values) / value if value else 0.0)
         low, high = min(low, least), max(high, most)
     return Estimate(value=value, low=low, high=high)
 
@@ -114,8 +124,8 @@ def inverse(figure: Estimate) -> Estimate:
     return Estimate(value=value, low=low, high=high, repeats=figure.repeats, values=tuple(values))
 
 
-def _reach(values: Sequence[float]) -> float:
-    """How far from its mean a series' true mean may be: the block bootstrap's standard error, times Student's t."""
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % interval around the mean of a series: the block bootstrap's standard error, times Student's t."""
     count = len(values)
     if count < 2:  # noqa: PLR2004 - nothing tells how far steps scatter
         return math.inf

@@ -6,13 +6,13 @@ late.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
 from multinode.analyse.run.observed import Observed
+from multinode.analyse.stats.estimate import half_width
 from multinode.analyse.stats.spread import known_median
 from multinode.analyse.steps.exposure import Exposure, WorkerStep
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
@@ -27,10 +27,8 @@ _LATE = 0.05
 # Nodes that take turns are late in half of the steps, or in fewer where there are more of them.
 _OFTEN = 0.7
 # By chance one of two is the late one in 7 of 10 steps every third time: its lateness has to stand out from its own
-# scatter, too, by this many standard errors. Few steps tell little of the scatter: as if there were three fewer, chance
-# does that about once in a thousand nodes, as Student's t has it.
-_ERRORS = 4
-_FEWER = 3
+# scatter, too. Twice the half-width of its 95 % interval, chance does that about once in a thousand nodes.
+_HALF_WIDTHS = 2
 _LEAST_STEPS = 4
 # Of fewer steps nobody could say that nodes take turns in them.
 _LEAST_TURNS = 10
@@ -181,8 +179,7 @@ def _lateness(exposure: Exposure, ranks: Sequence[int], others: Sequence[Sequenc
 def _stands_out(exposure: Exposure, late_us: Sequence[float]) -> bool:
     """Whether it is late in most steps, by more than chance makes of it."""
     often = sum(late > _LATE * _step_us(step) for late, step in zip(late_us, exposure.steps, strict=True))
-    error = statistics.stdev(late_us) / math.sqrt(len(late_us) - _FEWER)
-    return often >= _OFTEN * len(late_us) and statistics.fmean(late_us) > _ERRORS * error
+    return often >= _OFTEN * len(late_us) and statistics.fmean(late_us) > _HALF_WIDTHS * half_width(late_us)
 
 
 def _step_us(step: dict[int, WorkerStep]) -> float:
