@@ -1,7 +1,8 @@
-"""Checks the documents: links resolve, commands in them exist as written, and every command is written about.
+"""Checks the documents: links and pictures resolve, commands exist as written, and every command is written about.
 
 Files of the repository that they name exist, but in what tells history: decisions and the change log. The CLI reference
-does not count as writing about a command: it is generated.
+does not count as writing about a command: it is generated. A translation, `PAGE.zh-CN.md`, has the sections, the code
+and the commands of `PAGE.md`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from make_cli_reference import parameter_names, walk_commands
 
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+# The end of a link or a picture, whose words may begin on the line before; a definition of one; HTML.
+_LINK = re.compile(r"""\]\((?P<inline>[^)\s]+)\)|^\[[^\]]+\]: (?P<defined>\S+)|(?:src|href)="(?P<html>[^"]+)\"""")
+_PICTURES = {".svg", ".png", ".jpg", ".gif"}
+_LARGEST_PICTURE_BYTES = 300_000
+_TRANSLATED = ".zh-CN"
 _HEADING = re.compile(r"#+ (?P<title>.+)")
 _INLINE_CODE = re.compile(r"`(?P<code>[^`]+)`")
 _FENCE = "```"
@@ -35,7 +41,11 @@ def main() -> int:
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parent.parent)
     root: Path = parser.parse_args().root
     documents = sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "benchmarks").glob("*.md")])
-    problems = [*check_documents(documents, known_options()), *check_files(documents, root)]
+    problems = [
+        *check_documents(documents, known_options()),
+        *check_files(documents, root),
+        *check_translations(documents),
+    ]
     for problem in problems:
         print(problem)
     return 1 if problems else 0
@@ -85,6 +95,36 @@ def check_files(documents: Iterable[Path], root: Path) -> Iterator[str]:
                     yield f"{document}:{number}: there is no {name}"
 
 
+def check_translations(documents: Iterable[Path]) -> Iterator[str]:
+    """Sections, code and commands that a translation lacks, or has beyond the page that it translates."""
+    for document in documents:
+        if document.stem.endswith(_TRANSLATED):
+            original = document.with_name(f"{document.stem.removesuffix(_TRANSLATED)}.md")
+            for what, parts in _parts(original).items():
+                here = _parts(document)[what]
+                yield from (f"{document}: {what} of {original.name} is not here: {part}" for part in parts - here)
+                yield from (f"{document}: {what} that {original.name} has not: {part}" for part in here - parts)
+            if _levels(document) != _levels(original):
+                yield f"{document}: its sections do not nest as those of {original.name}"
+
+
+def _parts(document: Path) -> dict[str, Counter[str]]:
+    """What is the same in every language, and how often it is there."""
+    code: Counter[str] = Counter()
+    commands: Counter[str] = Counter()
+    for _, line, in_code in _lines(document):
+        # Comments are translated.
+        if in_code and (text := re.sub(r"(^|\s)#\s.*", "", line).rstrip()):
+            code[text] += 1
+        elif not in_code:
+            commands.update(" ".join(words) for words in _commands(line, in_code=False))
+    return {"the code": code, "the command": commands}
+
+
+def _levels(document: Path) -> list[int]:
+    return [line.index(" ") for _, line, in_code in _lines(document) if not in_code and _HEADING.fullmatch(line)]
+
+
 def _lines(document: Path) -> Iterator[tuple[int, str, bool]]:
     in_code = False
     for number, line in enumerate(document.read_text().splitlines(), start=1):
@@ -96,14 +136,17 @@ def _lines(document: Path) -> Iterator[tuple[int, str, bool]]:
 
 def _check_links(document: Path, line: str) -> Iterator[str]:
     for match in _LINK.finditer(line):
-        path, _, anchor = match["target"].partition("#")
+        link = match["inline"] or match["defined"] or match["html"]
+        path, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
         target = document.parent / path if path else document
         if not target.exists():
-            yield f"the link {match['target']} leads nowhere"
+            yield f"the link {link} leads nowhere"
         elif anchor and target.suffix == ".md" and anchor not in _anchors(target):
-            yield f"the link {match['target']} names a heading that is not there"
+            yield f"the link {link} names a heading that is not there"
+        elif target.suffix in _PICTURES and target.stat().st_size > _LARGEST_PICTURE_BYTES:
+            yield f"the picture {link} is larger than {_LARGEST_PICTURE_BYTES // 1000} kB"
 
 
 def _anchors(document: Path) -> set[str]:

@@ -1,15 +1,25 @@
-"""Writes docs/reference/troubleshooting.md from the catalogue of errors; with --check, says whether it is current."""
+"""Writes docs/reference/troubleshooting.md from the catalogue of errors, in English and in Chinese.
+
+With --check, says whether both pages are current. The Chinese texts are those of troubleshooting.zh-CN.yaml: every
+error has one, with the commands, options and variables of the English text.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import yaml
 from reference_pages import write_or_check
 
+from multinode.cli.main import VERBS
 from multinode.launch.known_errors import ERRORS, PROJECTS, KnownError
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "troubleshooting.md"
+_FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+_CHINESE = _FOLDER / "troubleshooting.zh-CN.yaml"
 
 _HEADER = """\
 # Troubleshooting: error messages
@@ -18,50 +28,95 @@ Written by `scripts/make_catalogue_reference.py` from the catalogue in `multinod
 `scripts/check` sees that it is current. The diagnosis of a failed run uses the same catalogue: `multinode launch`,
 `multinode show` and `--json` (`first_failure.error_id`, `.cause`, `.hint`) name the entry that they found.
 
+[In Chinese](troubleshooting.zh-CN.md)
+
 Search this page for the text of your error. `...` stands for what varies. *Check* names what finds the cause before a
 launch ([the checks](checks.md)), *kind* is `first_failure.kind`. Of several errors in one run, the first counts: what
 *peers* say is a consequence of another worker's end. The questions behind some of them, and how the tool answers:
 [frequently asked questions](../faq.md).
 """
+_WORDS = {
+    "cause": "**Cause**: ",
+    "fix": "**Fix**: ",
+    "check": "**Check**: ",
+    "kind": "; **kind**: ",
+    "source": "**Source**: ",
+    "of_peers": "; what peers say of a worker that is gone",
+    "is_general": "; general: an error that says more counts instead",
+    "is_harmless": "; not an error by itself",
+}
+_REMARKS = ("of_peers", "is_general", "is_harmless")
+# What a reader types, or looks for, is the same in every language.
+_KEPT = re.compile(
+    rf"multinode (?:{'|'.join(VERBS)})\b|(?<![\w-])--?[a-z][\w-]*|[A-Z][A-Z0-9]*_[A-Z0-9_]+|\w+=|(?<!\w)/\w[\w/]*"
+    r"|\{node\}|\b(?:ssh|docker|dmesg|nvidia-smi|ulimit|chmod|export)\b|\w+_\w+",
+    re.ASCII,
+)
+
+
+class Language(NamedTuple):
+    """A page in one language: `texts` has cause and fix by the id of the error."""
+
+    header: str
+    words: Mapping[str, str]
+    texts: Mapping[str, Sequence[str]]
+    stop: str
 
 
 def main() -> int:
-    """Write what is not current, or name it."""
-    return write_or_check({REFERENCE: render_reference()}, __doc__)
+    """Write what is not current, or name it; nothing is written where a translation is not whole."""
+    chinese = yaml.safe_load(_CHINESE.read_text())
+    problems = [*check_translation(chinese["errors"])]
+    for problem in problems:
+        print(f"{_CHINESE.name}: {problem}")
+    if problems:
+        return 1
+    english = Language(_HEADER, _WORDS, {error.id: (error.cause, error.fix) for error in ERRORS}, ".")
+    translated = Language(chinese["header"], chinese["words"], chinese["errors"], "\N{IDEOGRAPHIC FULL STOP}")
+    pages = {"troubleshooting.md": english, "troubleshooting.zh-CN.md": translated}
+    return write_or_check({_FOLDER / name: render_reference(page) for name, page in pages.items()}, __doc__)
 
 
-def render_reference() -> str:
+def check_translation(texts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What it lacks of the catalogue, or has beyond it."""
+    for error in ERRORS:
+        if error.id not in texts:
+            yield f"{error.id} is not translated"
+            continue
+        here, there = (set(_KEPT.findall(" ".join(text))) for text in (texts[error.id], (error.cause, error.fix)))
+        if here != there:
+            yield f"{error.id} differs from the English text in {', '.join(sorted(here ^ there))}"
+    yield from (f"{name} is no error of the catalogue" for name in texts if name not in {one.id for one in ERRORS})
+
+
+def render_reference(language: Language) -> str:
     """The whole document."""
-    parts = [_HEADER]
+    parts = [language.header]
     for project in PROJECTS:
         errors = [error for error in ERRORS if error.project == project]
-        parts += [f"\n## {project}\n", *map(_section, errors)]
+        parts += [f"\n## {project}\n", *(_section(error, language) for error in errors)]
     return "".join(parts)
 
 
-def _section(error: KnownError) -> str:
+def _section(error: KnownError, language: Language) -> str:
     checks = ", ".join(f"[{name}](checks.md#{name})" for name in error.checks) or "-"
     kind = f"`{error.kind}`" if error.kind else "-"
-    remarks = {
-        "; what peers say of a worker that is gone": error.of_peers,
-        "; general: an error that says more counts instead": error.is_general,
-        "; not an error by itself": error.is_harmless,
-    }
-    told = "".join(remark for remark, holds in remarks.items() if holds)
+    words, (cause, fix) = language.words, language.texts[error.id]
+    told = "".join(words[remark] for remark in _REMARKS if getattr(error, remark))
     return (
         f"\n### {error.id}\n\n"
         + "".join(f"    {text}\n" for text in error.texts)
-        + f"\n- **Cause**: {_text(error.cause)}\n"
-        + f"- **Fix**: {_text(error.fix.replace('{node}', 'NODE'))}\n"
-        + f"- **Check**: {checks}; **kind**: {kind}{told}\n"
-        + f"- **Source**: {error.source}\n"
+        + f"\n- {words['cause']}{_text(cause, language.stop)}\n"
+        + f"- {words['fix']}{_text(fix.replace('{node}', 'NODE'), language.stop)}\n"
+        + f"- {words['check']}{checks}{words['kind']}{kind}{told}\n"
+        + f"- {words['source']}{error.source}\n"
     )
 
 
-def _text(text: str) -> str:
+def _text(text: str, stop: str) -> str:
     # Angle brackets and stars stay text.
     escaped = text.replace("<", "&lt;").replace("*", "\\*")
-    return escaped if escaped.endswith(".") else f"{escaped}."
+    return escaped if escaped.endswith(stop) else f"{escaped}{stop}"
 
 
 if __name__ == "__main__":

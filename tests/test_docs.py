@@ -35,6 +35,27 @@ def test_the_documents_are_in_order() -> None:
     assert checked.returncode == 0
 
 
+_TRANSLATE = """
+import sys; sys.path.insert(0, "scripts")
+import make_catalogue_reference as made
+texts = {error.id: (error.cause, error.fix) for error in made.ERRORS}
+del texts["bus-error"]
+texts["timeout"] = ("waited", "multinode check")
+texts["of-no-program"] = ("", "")
+print(*made.check_translation(texts), sep="\\n")
+"""
+
+
+def test_an_error_without_a_whole_translation_is_named() -> None:
+    command = [sys.executable, "-c", _TRANSLATE]
+    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.splitlines() == [
+        "bus-error is not translated",
+        "timeout differs from the English text in --hang-timeout",
+        "of-no-program is no error of the catalogue",
+    ]
+
+
 def test_subjects_import_what_the_table_allows() -> None:
     checked = _run("check_subjects.py")
     assert checked.stdout == ""
@@ -93,6 +114,10 @@ def test_nothing_in_the_tree_is_unfinished() -> None:
     ("text", "complaint"),
     [
         ("[there](docs/gone.md)", "README.md:1: the link docs/gone.md leads nowhere"),
+        ("[begun\nabove](docs/gone.md)", "README.md:2: the link docs/gone.md leads nowhere"),
+        ("see [it].\n\n[it]: docs/gone.md", "README.md:3: the link docs/gone.md leads nowhere"),
+        ("![a picture](docs/gone.svg)", "README.md:1: the link docs/gone.svg leads nowhere"),
+        ('<img src="docs/gone.png">', "README.md:1: the link docs/gone.png leads nowhere"),
         ("[there](docs/a.md#gone)", "README.md:1: the link docs/a.md#gone names a heading that is not there"),
         ("# Title\n\n`multinode fly --hosts H`", "README.md:3: there is no command `multinode fly`"),
         ("```\nmultinode launch --fast\n```", "README.md:2: `multinode launch` has no option --fast"),
@@ -125,6 +150,33 @@ def test_a_document_that_is_right_is_not_complained_about(tmp_path: Path, text: 
     files = {"README.md": text, "docs/a.md": "## Some heading, and more\n", "multinode/core/a.py": ""}
     checked = _run("check_docs.py", _tree(tmp_path, files))
     assert "README.md:" not in checked.stdout
+
+
+def test_a_picture_that_is_too_large_is_named(tmp_path: Path) -> None:
+    tree = _tree(tmp_path, {"README.md": "![a](docs/a.png)", "docs/a.png": "x" * 300_001})
+    assert f"{tree}/README.md:1: the picture docs/a.png is larger than 300 kB" in _run("check_docs.py", tree).stdout
+
+
+_ENGLISH = "# Title\n\n`multinode runs`\n\n## Part\n\n```\nmultinode show  # one run\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("translated", "complaints"),
+    [
+        ("# T\n\nof `multinode runs`\n\n## P\n\n```\nmultinode show  # elsewhere\n```\n", []),
+        (_ENGLISH.replace("## ", "### "), ["its sections do not nest as those of page.md"]),
+        (_ENGLISH.replace("show", "logs"), ["the code of page.md is not here: ", "the code that page.md "]),
+        (_ENGLISH.replace("runs", "logs"), ["the command of page.md is not here: ", "the command that "]),
+    ],
+)
+def test_a_translation_has_the_sections_and_commands_of_its_page(
+    tmp_path: Path, translated: str, complaints: list[str]
+) -> None:
+    tree = _tree(tmp_path, {"docs/page.md": _ENGLISH, "docs/page.zh-CN.md": translated})
+    said = [line for line in _run("check_docs.py", tree).stdout.splitlines() if "zh-CN.md: " in line]
+    assert len(said) == len(complaints)
+    for line, complaint in zip(said, complaints, strict=True):
+        assert line.startswith(f"{tree}/docs/page.zh-CN.md: {complaint}")
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ class Chromium:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def picture(self, path: Path) -> None:
-        """A PNG of the whole page, from top to bottom."""
-        self._resize(int(self.evaluate("document.scrollingElement.scrollHeight")))
+    def picture(self, path: Path, height: int | None = None) -> None:
+        """A PNG of the page's first so many CSS pixels; without `height` of the whole page."""
+        self._resize(height or int(self.evaluate("document.scrollingElement.scrollHeight")))
         taken = self._call("Page.captureScreenshot", {"format": "png"})
         path.write_bytes(base64.b64decode(taken["data"]))
 
