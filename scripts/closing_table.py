@@ -1,53 +1,126 @@
-"""The demo's last word: each link that was tried, what its network gave, and what it did to the training.
+"""Ends the demo: one node against two at each link that was measured, the verdicts, and one table of all.
 
-Reads the newest nccl-test and contrast of each link from the stored runs; measures nothing.
+Reads the runs that the demo stored; measures nothing.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from multinode.analyse.comparison.contrast import SideRun, compare, make_side
+from multinode.analyse.comparison.contrast_figures import Contrast, Side
+from multinode.analyse.prediction.break_even import describe_link
+from multinode.analyse.stats.estimate import Estimate
+from multinode.cli.contrast import print_contrast
+from multinode.core.run.run import Run
+from multinode.report.render.sheet import format_sig, percent
 from multinode.report.render.table import make_table
 from multinode.store.run_directory import RunDirectory, list_runs, runs_root
 from multinode.units import format_rate
+from multinode.workflows.comparison.compare import load_side_run
+from multinode.workflows.comparison.contrast import with_outlook
 
-TRIED = 2
-CONTRAST = "multinode.contrast/2"
+_PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 
 def main() -> None:
-    """Print the table."""
-    directories = [RunDirectory(path) for path in list_runs(runs_root())]
-    tests = _newest(directories, "nccl-test.json")
-    contrasts = _newest(directories, "contrast.json", CONTRAST)
-    table = make_table("The same training with the same two workers, on one node and on two")
-    for name in ("network", "all-reduce", "one node", "two nodes", "so two nodes are"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for test, contrast in zip(tests, contrasts, strict=True):
-        table.add_row(
-            format_rate(test["link_gbit_per_s"]),
-            f"{test['rows'][-1]['busbw_gb_per_s'] * 1000:.1f} MB/s",
-            f"{contrast['baseline']['samples_per_s']['value']:.1f} samples/s",
-            f"{contrast['candidate']['samples_per_s']['value']:.1f} samples/s",
-            _comparison(contrast["speedup"]["value"]),
-        )
-    Console().print(table)
-    print(
-        "\nEvery step of this training sends all its gradients over the network. Where that takes longer than the\n"
-        "computing, a second node only pays with more workers, a faster network, or less to send."
+    """Print a verdict per link, then the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help="leave out what ran before")
+    since = parser.parse_args().since
+    directories = [directory for directory in map(RunDirectory, list_runs(runs_root())) if _is_ours(directory, since)]
+    contrasts = _contrasts([load_side_run(one) for one in directories if (one.path / "summary.json").exists()])
+    for link, contrast in contrasts.items():
+        print(f"\ndemo: one node, or two with {format_rate(link)} between them?")
+        print_contrast(contrast)
+    _print_table(contrasts, _all_reduce(directories))
+
+
+def _is_ours(directory: RunDirectory, since: float) -> bool:
+    run = directory.read("run.json", Run)
+    return run is not None and run.started_s >= since and run.status == "succeeded"
+
+
+def _contrasts(runs: Sequence[SideRun]) -> Mapping[float, Contrast]:
+    """One node against two, by the rate of the link between the two, the fastest first."""
+    one = [run for run in runs if run.nodes == 1]
+    links = sorted({run.link_gbit_per_s for run in runs if run.link_gbit_per_s is not None}, reverse=True)
+    return {link: _contrast(one, [run for run in runs if run.link_gbit_per_s == link]) for link in links}
+
+
+def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
+    compared = compare(
+        [make_side("baseline", one), make_side("candidate", two)],
+        mode="same-workers",
+        why="the same two workers, in turns",
+        job="the demo's training",
+        rule=two[-1].summary.rule,
     )
+    return with_outlook(compared, runs_root())
 
 
-def _newest(directories: list[RunDirectory], name: str, schema: str | None = None) -> list[dict[str, Any]]:
-    """The last that were tried; with a schema, those of earlier releases are left out."""
-    found = [result for directory in directories if (result := directory.read(name, dict[str, Any])) is not None]
-    return [result for result in found if schema in {None, result.get("schema")}][-TRIED:]
+def _all_reduce(directories: Sequence[RunDirectory]) -> Mapping[float, float]:
+    """Bus bandwidth of the largest message, GB/s, by the rate of the link."""
+    scans = [scan for one in directories if (scan := one.read("nccl-test.json", dict[str, Any])) is not None]
+    return {scan["link_gbit_per_s"]: scan["rows"][-1]["busbw_gb_per_s"] for scan in scans}
 
 
-def _comparison(speedup: float) -> str:
-    return f"{speedup:.2f} times as fast" if speedup >= 1 else f"{1 / speedup:.1f} times slower"
+def _print_table(contrasts: Mapping[float, Contrast], all_reduce: Mapping[float, float]) -> None:
+    baseline = next(iter(contrasts.values())).baseline
+    table = make_table(
+        "The same training with the same two workers, on one node and on two",
+        caption=f"{baseline.samples_per_s.repeats} repeats of each, in turns; "
+        f"{_PLUS_MINUS} is the 95 % confidence interval",
+    )
+    for name in ("", "all-reduce", "samples/s", "step (ms)", "exposed comm", "against one node"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table.add_row("one node", "-", *_figures(baseline), "-")
+    for link, contrast in contrasts.items():
+        table.add_row(
+            f"two nodes, {format_rate(link)}",
+            f"{all_reduce[link] * 1000:.1f} MB/s",
+            *_figures(contrast.candidate),
+            _against(contrast.speedup),
+        )
+    console = Console()
+    console.print()
+    console.print(table)
+    print(f"\n{_break_even(next(iter(contrasts.values())))}")
+
+
+def _figures(side: Side) -> Iterator[str]:
+    yield _with_error(side.samples_per_s)
+    yield _with_error(side.step_time_ms)
+    yield percent(side.exposed_share, ".0f")
+
+
+def _with_error(measured: Estimate) -> str:
+    """A figure with the farther end of its confidence interval, as many digits as that has."""
+    error = max(measured.high - measured.value, measured.value - measured.low)
+    digits = 0 if error >= 1 else 1 if error >= 0.1 else 2  # noqa: PLR2004
+    return f"{measured.value:,.{digits}f} {_PLUS_MINUS} {error:.{digits}f}"
+
+
+def _against(speedup: Estimate) -> str:
+    if speedup.low <= 1 <= speedup.high:
+        return f"inconclusive ({format_sig(speedup.low)}x to {format_sig(speedup.high)}x)"
+    if speedup.value > 1:
+        return f"{speedup.value:.1f}x faster ({speedup.low:.1f} to {speedup.high:.1f})"
+    return f"{1 / speedup.value:.1f}x slower ({1 / speedup.high:.1f} to {1 / speedup.low:.1f})"
+
+
+def _break_even(contrast: Contrast) -> str:
+    """The link from which on a full second node pays."""
+    found = contrast.forecast.break_even if contrast.forecast is not None else None
+    if found is None:
+        return f"Break-even is not known: {contrast.forecast_reason}"
+    needed = found.full_beats_one or found.beats_one
+    workers = found.one_node_workers
+    return f"Break-even, with {workers} workers on each node: {describe_link(needed)} (predicted)"
 
 
 if __name__ == "__main__":

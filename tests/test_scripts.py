@@ -19,6 +19,7 @@ _SCRIPTS = (
     "scripts/check",
     "scripts/demo",
     "scripts/gpu-report",
+    "scripts/make_pictures",
     ".ci/run",
 )
 
@@ -39,7 +40,7 @@ _MULTINODE = """\
 echo "multinode $*" >>"$CALLS"
 case "$1 $2" in
   "lab up") exit "${UP_FAILS:-0}" ;;
-  "contrast --hosts") trap 'exit 130' INT; sleep "${CONTRAST_TAKES_S:-0}"; exit "${CONTRAST_FAILS:-0}" ;;
+  "launch --hosts") trap 'exit 130' INT; sleep "${LAUNCH_TAKES_S:-0}"; exit "${LAUNCH_FAILS:-0}" ;;
 esac
 """
 _SMI = '#!/bin/bash\nexit "${NO_GPU:-0}"\n'
@@ -219,22 +220,29 @@ def test_setup_names_the_python_that_is_too_old(checkout: Checkout) -> None:
 def test_the_demo_goes_all_the_way_and_takes_the_nodes_down(checkout: Checkout) -> None:
     _with_multinode(checkout)
     assert checkout.run("scripts/demo").returncode == 0
+    same = "--no-check --env OMP_NUM_THREADS=1 --set max_steps=20 configs/tiny_sft.yaml"
+    one = [f"launch --hosts lab --nodes 1 --workers-per-node 2 {same}"]
+    fast, slow = (
+        [f"lab rate all {rate}", f"launch --hosts lab --workers-per-node 1 {same}"] for rate in ("1gbit", "100mbit")
+    )
     assert checkout.calls("multinode") == [
         "lab up --nodes 2 --rate 1gbit",
         "check --hosts lab configs/tiny_sft.yaml",
         "lab rate all 1gbit",
         "nccl-test --hosts lab -b 1M -e 16M -n 5",
-        "contrast --hosts lab configs/tiny_sft.yaml --steps 15",
         "lab rate all 100mbit",
         "nccl-test --hosts lab -b 1M -e 16M -n 5",
-        "contrast --hosts lab configs/tiny_sft.yaml --steps 15",
+        *(*one, *fast, *slow),
+        *(*slow, *fast, *one),
+        *(*one, *fast, *slow),
         "lab down",
     ]
+    assert checkout.calls("python")[-1].startswith("scripts/closing_table.py --since ")
 
 
 def test_the_demo_takes_the_nodes_down_when_the_training_fails_and_fails_too(checkout: Checkout) -> None:
     _with_multinode(checkout)
-    assert checkout.run("scripts/demo", CONTRAST_FAILS="1").returncode == 1
+    assert checkout.run("scripts/demo", LAUNCH_FAILS="1").returncode == 1
     assert checkout.calls("multinode")[-1] == "lab down"
 
 
@@ -246,9 +254,9 @@ def test_the_demo_leaves_a_lab_alone_that_it_did_not_make(checkout: Checkout) ->
 
 def test_the_demo_takes_the_nodes_down_at_ctrl_c(checkout: Checkout) -> None:
     _with_multinode(checkout)
-    with checkout.start("scripts/demo", CONTRAST_TAKES_S="30") as process:
+    with checkout.start("scripts/demo", LAUNCH_TAKES_S="30") as process:
         deadline = time.monotonic() + 20
-        while not any(call.startswith("contrast") for call in checkout.calls("multinode")):
+        while not any(call.startswith("launch") for call in checkout.calls("multinode")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         # As a terminal does: to everything in the foreground.

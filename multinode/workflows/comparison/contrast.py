@@ -50,6 +50,7 @@ __all__ = [
     "interleaved",
     "plan_offline_sides",
     "plan_sides",
+    "with_outlook",
 ]
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
@@ -437,12 +438,12 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
     last = next(turn.launched for turn in reversed(turns) if turn.side.role == "candidate")
     compared = compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule)
     directory = _keep(what, context, run_id, compared, turns)
-    compared = _with_outlook(compared, context.runs)
+    compared = with_outlook(compared, context.runs)
     directory.write(_FILE, compared)
     return Contrasted(contrast=compared, directory=directory.path)
 
 
-def _with_outlook(compared: Contrast, runs: Path) -> Contrast:
+def with_outlook(compared: Contrast, runs: Path) -> Contrast:
     """What other networks and settings would give; that it is not known leaves what was measured as good as it is."""
     candidate = compared.candidate
     names = [*compared.baseline.run_ids, *candidate.run_ids]
