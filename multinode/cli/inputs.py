@@ -38,7 +38,7 @@ def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, 
     path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
     if hosts is None:
         note(f"hostfile: {path} ({named_by})")
-    cluster, text = load_hostfile(path)
+    cluster, text = load_hostfile(path, note)
     if nodes is not None and nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes were asked for, and {path} has {len(cluster.nodes)}")
     return (cluster.first(nodes) if nodes is not None else cluster), text

@@ -91,8 +91,9 @@ Hosts = Annotated[
     typer.Option(
         autocompletion=complete_hosts,
         rich_help_panel=_NODES,
-        metavar="HOSTFILE",
-        help="Hostfile, or `lab`; else $MULTINODE_HOSTS, multinode.toml, a running lab.",
+        metavar="HOSTS",
+        help="Hostfile, PBS nodefile, INVENTORY:GROUP, `-` for stdin, or `lab`; else $MULTINODE_HOSTS, multinode.toml, "
+        "a running lab.",
     ),
 ]
 Nodes = Annotated[

@@ -1,32 +1,70 @@
-"""What the user says of the nodes: the hostfile, found and read, and the file of prices."""
+"""What the user says of the nodes: the hostfile or inventory, found and read, and the file of prices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.cluster.hostfile import parse_hostfile, render_hostfile
+from multinode.core.cluster.inventory import is_inventory, parse_inventory
 from multinode.core.cluster.prices import Prices, parse_prices
-from multinode.errors import UsageError
+from multinode.errors import UsageError, printable
 from multinode.store.settings import Settings
-from multinode.store.text_file import read_text
+from multinode.store.text_file import MAX_BYTES, read_text
 
 __all__ = ["find_hosts", "load_hostfile", "load_prices"]
+
+_HINT = "one node a line, the first is node rank 0: see hostfiles/"
+_STDIN = "standard input"
 
 # A file of this name is still found, as ./lab.
 _LAB = "lab"
 
 
-def load_hostfile(path: Path) -> tuple[Cluster, str]:
-    """The cluster and the hostfile's text, verbatim.
+def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
+    """The cluster and the text of a hostfile that gives it: verbatim, or made from the group of an inventory.
+
+    Args:
+        path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory.
+        note: is told what of an inventory is ignored.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or there is no such group.
         HostfileError: a line of it is wrong.
     """
-    text = read_text(path, "the hostfile", "one node a line, the first is node rank 0: see hostfiles/")
-    return parse_hostfile(text, str(path)), text
+    path, group = _split_group(path)
+    source = _STDIN if str(path) == "-" else str(path)
+    text = _read_stdin(note) if source == _STDIN else read_text(path, "the hostfile", _HINT)
+    if group is None and not is_inventory(text):
+        return parse_hostfile(text, source), text
+    cluster, ignored = parse_inventory(text, group, source)
+    if ignored:
+        note(f"{source}: ignored: {printable(', '.join(ignored))}")
+    head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
+    return cluster, head + render_hostfile(cluster)
+
+
+def _split_group(path: Path) -> tuple[Path, str | None]:
+    """`FILE:GROUP` taken apart; a file whose own name has a colon comes first."""
+    name, colon, group = str(path).rpartition(":")
+    whole = not colon or path.exists() or not (name == "-" or Path(name).exists())
+    return (path, None) if whole else (Path(name), group)
+
+
+def _read_stdin(note: Callable[[str], None]) -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed, and --hosts - reads it", hint=_HINT)
+    if sys.stdin.isatty():
+        note("reading the hostfile from standard input; Ctrl-D ends it")
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UsageError("the hostfile on standard input is larger than any of its kind", hint=_HINT)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageError("the hostfile on standard input is not text in UTF-8", hint=_HINT) from None
 
 
 def find_hosts(

@@ -10,10 +10,10 @@ from typing import TypeVar
 from multinode.core.text.strict_yaml import decode_yaml
 from multinode.errors import UsageError
 
-__all__ = ["load_yaml", "read_text", "require_directory", "write_new_text", "write_text"]
+__all__ = ["MAX_BYTES", "load_yaml", "read_text", "require_directory", "write_new_text", "write_text"]
 
 T = TypeVar("T")
-_MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 
 
 def read_text(path: Path, what: str, hint: str | None = None) -> str:
@@ -23,7 +23,7 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
         UsageError: it is missing, a directory, unreadable, too large or not UTF-8.
     """
     try:
-        if path.is_file() and path.stat().st_size > _MOST_BYTES:
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{what} {path} is larger than any of its kind", hint=hint)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

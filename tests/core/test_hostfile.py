@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.hostfile import KEYS, expand_ranges, parse_hostfile, render_hostfile
+from multinode.core.cluster.hostfile import KEYS, expand_ranges, fold_ranges, parse_hostfile, render_hostfile
 from multinode.errors import HostfileError
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,18 @@ def test_lines_of_deepspeed_and_open_mpi_are_valid_as_they_are() -> None:
     text = "# DeepSpeed\nworker-1 slots=4\nworker-2 slots=4\n\n# Open MPI\nworker-3 slots=4 max_slots=8\n"
     text += "worker-4 slots=4 max-slots=8\nworker-5\n"
     assert [node.slots for node in nodes(text)] == [4, 4, 4, 4, None]
+
+
+def test_a_pbs_nodefile_has_a_line_for_each_slot() -> None:
+    found = nodes("n2.lan\nn2.lan\nn1.lan\n\nn1.lan\nn2.lan\n")
+    assert found == (Node(name="n2.lan", slots=3), Node(name="n1.lan", slots=2))
+    # One line a node says nothing of slots.
+    assert nodes("n2\nn1\n") == (Node(name="n2"), Node(name="n1"))
+    assert str(complaint("n1\n" * 1025)) == "hosts.txt:1: slots='1025': expected a number of workers, 1 to 1024"
+
+
+def test_an_ipv6_address_is_read_as_nodes_tell_theirs() -> None:
+    assert [node.addr for node in nodes("n[1-2] addr=FD00:0:0::[1-2]")] == ["fd00::1", "fd00::2"]
 
 
 def test_the_order_of_the_lines_is_the_node_rank() -> None:
@@ -165,7 +177,7 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),
         ("node[1-4097]", "'node[1-4097]' stands for more than 4096 names"),
         ("node[1,1]", "the node 'node1' stands on line 3 already"),
-        ("before", "the node 'before' stands on line 2 already"),
+        ("before slots=1", "the node 'before' stands on line 2 already"),
         ("node1 env.A='x", "a quote is not closed"),
         ("node1 env.A=x\\", "a quote is not closed, or a backslash stands at its end"),
         ("node1 env.A='x'\"", "a quote is not closed"),
@@ -361,3 +373,26 @@ def test_too_many_names_are_refused_before_they_are_made(pattern: str) -> None:
 
 def test_the_limit_itself_is_allowed() -> None:
     assert len(expand_ranges("n[1-100]", 100)) == 100
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        ([], ""),
+        (["node1"], "node1"),
+        (["a", "b", "b1"], "a,b,b1"),
+        (["node1", "node2", "node3"], "node[1-3]"),
+        (["node08", "node09", "node10", "node12"], "node[08-10,12]"),
+        (["node9", "node10"], "node[9-10]"),
+        (["node2", "node1"], "node[2,1]"),
+        (["n1", "n2", "gpu1.lan", "gpu2.lan", "n3"], "n[1-2],gpu[1-2].lan,n3"),
+    ],
+)
+def test_names_fold_into_the_pattern_that_stands_for_them(names: list[str], pattern: str) -> None:
+    assert fold_ranges(names) == pattern
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,2}[0-9]{0,3}(\.[a-z])?", fullmatch=True), max_size=12))
+def test_what_was_folded_stands_for_the_same_names_in_the_same_order(names: list[str]) -> None:
+    patterns = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", fold_ranges(names))
+    assert [name for pattern in patterns for name in expand_ranges(pattern, 100)] == names

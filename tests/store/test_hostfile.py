@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,65 @@ def test_a_wrong_line_is_named_with_the_path_of_its_file(tmp_path: Path) -> None
     with pytest.raises(HostfileError, match="slots='none'") as caught:
         load_hostfile(path)
     assert str(caught.value).startswith(f"{path}:2: ")
+
+
+INVENTORY = "[gpu]\nn[1:2] ansible_host=10.0.0.9 weight=3\n[cpu]\nc1 ansible_user=bob weight=3\n"
+
+
+def test_a_group_of_an_inventory_becomes_a_hostfile_and_what_is_ignored_is_told(tmp_path: Path) -> None:
+    path, notes = tmp_path / "inventory.ini", list[str]()
+    path.write_text(INVENTORY)
+    cluster, text = load_hostfile(Path(f"{path}:cpu"), notes.append)
+    assert cluster.nodes == (Node(name="c1", user="bob"),)
+    assert text == f"# The group cpu of {path}.\nc1 user=bob\n"
+    assert notes == [f"{path}: ignored: weight"]
+
+
+def test_an_inventory_without_a_group_is_no_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(INVENTORY)
+    with pytest.raises(UsageError, match="no group of it was named") as caught:
+        load_hostfile(path)
+    assert caught.value.hint == f"--hosts {path}:GROUP; its groups with hosts: all, gpu, cpu"
+
+
+def test_a_wrong_line_of_an_inventory_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(INVENTORY)
+    with pytest.raises(HostfileError, match=f"^{path}:2: the node '10.0.0.9' stands on line 2 already"):
+        load_hostfile(Path(f"{path}:gpu"))
+
+
+def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts:gpu"
+    path.write_text("node1\n")
+    (tmp_path / "hosts").write_text("node2\n")
+    assert load_hostfile(path)[0].nodes == (Node(name="node1"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "nodes"),
+    [
+        ("-", b"node1 slots=4 max_slots=8\n", (Node(name="node1", slots=4),)),
+        ("-", b"n1\nn1\n", (Node(name="n1", slots=2),)),
+        ("-:cpu", INVENTORY.encode(), (Node(name="c1", user="bob"),)),
+    ],
+)
+def test_standard_input_is_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, nodes: tuple[Node, ...]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert load_hostfile(Path(name))[0].nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"node1 slots=x\n", "standard input:1: slots='x'"), (b"\xff", "on standard input is not text in UTF-8")],
+)
+def test_what_is_wrong_with_standard_input_is_told(monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(UsageError, match=message):
+        load_hostfile(Path("-"))
 
 
 def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: a wrong line is an error that names it.
 
-What a key may hold, `Node` bounds; how to say so stands here.
+Hostfiles of DeepSpeed and Open MPI are valid as they are, and so are PBS nodefiles. What a key may hold, `Node` bounds;
+how to say so stands here, for every reader of hosts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -19,7 +23,22 @@ from multinode.core.text.secret_values import REDACTED, hides, redact_text
 from multinode.decoding import convert
 from multinode.errors import HostfileError
 
-__all__ = ["KEYS", "check_variable", "expand_ranges", "parse_hostfile", "redact_hostfile", "render_hostfile"]
+__all__ = [
+    "KEYS",
+    "MAX_NODES",
+    "NodeList",
+    "WrongLine",
+    "check_variable",
+    "expand_ranges",
+    "fold_ranges",
+    "make_node",
+    "parse_hostfile",
+    "redact_hostfile",
+    "render_hostfile",
+    "split_words",
+]
+
+MAX_NODES = 4096
 
 
 class Key(NamedTuple):
@@ -54,7 +73,6 @@ _EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
-_MOST_NODES = 4096
 _MOST_CHARACTERS = 1 << 16
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -67,14 +85,67 @@ _FIELD = re.compile(r"`\$\.(\w+)")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 # More digits than any node's number has would only cost time and memory.
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)", re.ASCII | re.DOTALL)
 
 
-class _Wrong(Exception):
+class WrongLine(Exception):
     """What is wrong with a line, before its place is known."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+class NodeList:
+    """Collects the nodes of a text, in node-rank order; what is wrong with a line becomes an error with its place.
+
+    Args:
+        source: the path of the text, for messages.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._nodes: list[Node] = []
+        self._lines: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def line(self, number: int) -> Iterator[None]:
+        """While a line is being read.
+
+        Raises:
+            HostfileError: `source:line: what is wrong and what was expected`.
+        """
+        try:
+            yield
+        except WrongLine as wrong:
+            raise HostfileError(f"{self._source}:{number}: {wrong}", hint=wrong.hint) from None
+
+    def add(self, number: int, node: Node) -> None:
+        """One more, of this line.
+
+        Raises:
+            WrongLine: it is there already, or there are too many.
+        """
+        if node.name in self._lines:
+            raise WrongLine(
+                f"the node {node.name!r} stands on line {self._lines[node.name]} already",
+                "one line a node; several workers on it are slots=2",
+            )
+        if len(self._nodes) >= MAX_NODES:
+            raise WrongLine(f"there are more than {MAX_NODES} nodes")
+        self._lines[node.name] = number
+        self._nodes.append(node)
+
+    def cluster(self) -> Cluster:
+        """All of them.
+
+        Raises:
+            HostfileError: there is none.
+        """
+        if not self._nodes:
+            hint = "one node a line, for example: node1 slots=2"
+            raise HostfileError(f"{self._source}:1: it names no node", hint=hint)
+        return Cluster(nodes=tuple(self._nodes), source=self._source)
 
 
 def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
@@ -83,20 +154,29 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
     Raises:
         HostfileError: `source:line: what is wrong and what was expected`.
     """
-    nodes: list[Node] = []
-    lines: dict[str, int] = {}
+    found = NodeList(source)
     # Not splitlines(): that also splits at form feeds and their like, which no editor counts as lines.
-    for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).split("\n"), start=1):
-        try:
-            for node in _parse_line(line.removesuffix("\r")):
-                _check_new(node, lines)
-                lines[node.name] = number
-                nodes.append(node)
-        except _Wrong as wrong:
-            raise HostfileError(f"{source}:{number}: {wrong}", hint=wrong.hint) from None
-    if not nodes:
-        raise HostfileError(f"{source}:1: it names no node", hint="one node a line, for example: node1 slots=2")
-    return Cluster(nodes=tuple(nodes), source=source)
+    lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
+    counts = _count_slots(lines)
+    for number, line in enumerate(lines, start=1):
+        with found.line(number):
+            for node in _parse_line(line):
+                if counts is None:
+                    found.add(number, node)
+                elif slots := counts.pop(node.name, 0):
+                    # Of a name that is repeated, the first line has the node's place.
+                    found.add(number, make_node(node.name, {"slots": str(slots)}, {}))
+    return found.cluster()
+
+
+def _count_slots(lines: list[str]) -> Counter[str] | None:
+    """Of a PBS nodefile, how often each name stands there, once a slot; None for any other hostfile.
+
+    Open MPI reads such a file in the same way. One in which no name is repeated says nothing of slots.
+    """
+    names = [line.strip() for line in lines if line.strip()]
+    counts = Counter(names)
+    return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
 
 
 def render_hostfile(cluster: Cluster) -> str:
@@ -114,23 +194,62 @@ def check_variable(name: str) -> bool:
     return _VARIABLE.fullmatch(name) is not None
 
 
-def expand_ranges(pattern: str, limit: int) -> list[str]:
+def expand_ranges(
+    pattern: str, limit: int, choices_of: Callable[[str, str, int], list[str]] | None = None
+) -> list[str]:
     """The names that a pattern stands for; a number keeps the leading zeros of its range's first.
+
+    Args:
+        pattern: text with ranges in brackets.
+        limit: the most names.
+        choices_of: what the text between two brackets stands for, from pattern, text and limit; by default numbers and
+            ranges of numbers.
 
     Raises:
         ValueError: a range is wrong, or there would be more than `limit` names; the message names the pattern.
     """
+    choices_of = choices_of or _numbers
     pieces = _BRACKETS.split(pattern)
     if any("[" in piece or "]" in piece for piece in pieces[::2]):
         raise ValueError(f"{pattern!r}: a bracket has no partner")
     names = [""]
     for index, piece in enumerate(pieces):
         # re.split alternates between what stands outside the brackets and what stands inside.
-        choices = [piece] if index % 2 == 0 else _numbers(pattern, piece, limit)
+        choices = [piece] if index % 2 == 0 else choices_of(pattern, piece, limit)
         if len(names) * len(choices) > limit:
             raise ValueError(_too_many(pattern, limit))
         names = [name + choice for name in names for choice in choices]
     return names
+
+
+def fold_ranges(names: Sequence[str]) -> str:
+    """Names as few patterns, separated by commas, which stand for the same names in the same order."""
+    patterns: list[str] = []
+    for (before, after, numbered), group in itertools.groupby(names, key=_around_number):
+        same = list(group)
+        if not numbered:
+            patterns += same
+            continue
+        ranges = _fold_numbers([name[len(before) : len(name) - len(after)] for name in same])
+        patterns.append(before + (ranges[0] if len(same) == 1 else f"[{','.join(ranges)}]") + after)
+    return ",".join(patterns)
+
+
+def _around_number(name: str) -> tuple[str, str, bool]:
+    """What stands before and after the last number of a name, and whether it has one."""
+    match = _LAST_NUMBER.fullmatch(name)
+    return (match[1], match[3], True) if match is not None else (name, "", False)
+
+
+def _fold_numbers(numbers: Sequence[str]) -> list[str]:
+    ranges: list[list[str]] = []
+    for number in numbers:
+        # A range keeps the width of its first number.
+        if ranges and number == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0])):
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ["-".join(one) for one in ranges]
 
 
 def _redact_word(word: re.Match[str]) -> str:
@@ -138,28 +257,18 @@ def _redact_word(word: re.Match[str]) -> str:
     return f"{key}='{REDACTED}'" if equals and hides(key, value) else word[0]
 
 
-def _check_new(node: Node, lines: dict[str, int]) -> None:
-    if node.name in lines:
-        raise _Wrong(
-            f"the node {node.name!r} stands on line {lines[node.name]} already",
-            "one line a node; several workers on it are slots=2",
-        )
-    if len(lines) >= _MOST_NODES:
-        raise _Wrong(f"there are more than {_MOST_NODES} nodes")
-
-
 def _parse_line(line: str) -> Iterator[Node]:
-    words = _split(line)
+    words = split_words(line)
     if not words:
         return
     name, *settings = words
     if "=" in name:
-        raise _Wrong(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
+        raise WrongLine(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
     texts, env = _read_settings(settings)
     user, at, pattern = name.rpartition("@")
     if at:
         if "user" in texts:
-            raise _Wrong(f"the user stands both in {name!r} and in user=", "keep one of them")
+            raise WrongLine(f"the user stands both in {name!r} and in user=", "keep one of them")
         texts["user"] = user
     node = _decode(texts, env)
     names = _expand(pattern)
@@ -168,20 +277,35 @@ def _parse_line(line: str) -> Iterator[Node]:
         yield msgspec.structs.replace(node, name=each, addr=addr)
 
 
-def _split(line: str) -> list[str]:
-    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself."""
+def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
+    """One node of this name, with the texts of its keys.
+
+    Raises:
+        WrongLine: it cannot have this name, or a key does not hold such a text.
+    """
+    _check_name(name)
+    return msgspec.structs.replace(_decode(texts, env), name=name)
+
+
+def split_words(line: str) -> list[str]:
+    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself.
+
+    Raises:
+        WrongLine: a quote is not closed, or a character does not print.
+    """
     if len(line) > _MOST_CHARACTERS:
-        raise _Wrong(f"it is longer than {_MOST_CHARACTERS} characters")
+        raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
     if odd is not None:
-        raise _Wrong(f"the character U+{ord(odd):04X} stands in it", "only printable characters, spaces and tabs")
+        raise WrongLine(f"the character U+{ord(odd):04X} stands in it", "only printable characters, spaces and tabs")
     words: list[str] = []
     at = _skip_blanks(line, 0)
     while at < len(line) and line[at] != "#":
         match = _WORD.match(line, at)
         end = match.end() if match else at
         if match is None or (end < len(line) and not line[end].isspace()):
-            raise _Wrong("a quote is not closed, or a backslash stands at its end", "values are quoted as in a shell")
+            wrong = "a quote is not closed, or a backslash stands at its end"
+            raise WrongLine(wrong, "values are quoted as in a shell")
         words += shlex.split(match[0])
         at = _skip_blanks(line, end)
     return words
@@ -200,21 +324,21 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise _Wrong(f"{setting!r} is not key=value", "no spaces around =; a value with spaces is quoted")
+            raise WrongLine(f"{setting!r} is not key=value", "no spaces around =; a value with spaces is quoted")
         name = key.removeprefix("env.")
         if key in _PASSED_OVER:
             continue
         if name != key and not check_variable(name):
-            raise _Wrong(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
+            raise WrongLine(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
         if name == key and key not in KEYS:
-            raise _Wrong(f"unknown key {key!r}: expected one of {', '.join(KEYS)}, env.NAME")
+            raise WrongLine(f"unknown key {key!r}: expected one of {', '.join(KEYS)}, env.NAME")
         given = texts if name == key else env
         if name in given:
-            raise _Wrong(f"{key}= is given twice")
+            raise WrongLine(f"{key}= is given twice")
         given[name] = text
     for one, other in _EXCLUSIVE:
         if one in texts and other in texts:
-            raise _Wrong(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
+            raise WrongLine(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
     return texts, env
 
 
@@ -231,7 +355,7 @@ def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
     if len(set(node.gpus)) != len(node.gpus):
         raise _unexpected("gpus", texts)
     if node.slots not in {None, len(node.gpus)}:
-        raise _Wrong(f"slots={node.slots} contradicts the {len(node.gpus)} ids of gpus=", "leave slots= out")
+        raise WrongLine(f"slots={node.slots} contradicts the {len(node.gpus)} ids of gpus=", "leave slots= out")
     return msgspec.structs.replace(node, slots=len(node.gpus))
 
 
@@ -244,16 +368,16 @@ def _plain(key: str, text: str) -> Any:
     return float(text) if key.startswith("price") and _PRICE.fullmatch(text) else text
 
 
-def _unexpected(key: str, texts: dict[str, str]) -> _Wrong:
-    return _Wrong(f"{key}={texts[key]!r}: expected {KEYS[key].expected}", KEYS[key].hint)
+def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
+    return WrongLine(f"{key}={texts[key]!r}: expected {KEYS[key].expected}", KEYS[key].hint)
 
 
 def _check_name(name: str) -> None:
     if ":" in name:
         if not _is_address(name):
-            raise _Wrong(f"{name!r} is neither a name nor an IPv6 address", "a port is port=, workers are slots=")
+            raise WrongLine(f"{name!r} is neither a name nor an IPv6 address", "a port is port=, workers are slots=")
     elif not _NAME.fullmatch(name):
-        raise _Wrong(
+        raise WrongLine(
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
 
@@ -269,9 +393,9 @@ def _is_address(text: str) -> bool:
 
 def _expand(pattern: str) -> list[str]:
     try:
-        return expand_ranges(pattern, _MOST_NODES)
+        return expand_ranges(pattern, MAX_NODES)
     except ValueError as error:
-        raise _Wrong(str(error)) from None
+        raise WrongLine(str(error)) from None
 
 
 def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
@@ -280,14 +404,15 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
         return [None] * count
     addresses = _expand(pattern)
     if len(addresses) != count:
-        raise _Wrong(
+        raise WrongLine(
             f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
             "a range with as many, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:
         if not _is_address(address):
             raise _unexpected("addr", {"addr": address})
-    return list(addresses)
+    # Of the ways to write an IPv6 address, the one in which nodes tell theirs.
+    return [str(ipaddress.ip_address(address)) for address in addresses]
 
 
 def _render_node(node: Node) -> str:
