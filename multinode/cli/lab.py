@@ -66,6 +66,7 @@ def up(
     network: Annotated[str, typer.Option(metavar="NET/23", help="A private network of the lab's own.")] = (
         "10.213.0.0/23"
     ),
+    ipv6: Annotated[bool, typer.Option("--ipv6", help="Give the training network IPv6 addresses alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make the lab, and measure what its links carry."""
@@ -77,6 +78,7 @@ def up(
         python=python or sys.executable,
         disk_bytes=parse_option("--disk", disk, parse_size),
         network=network,
+        ipv6=ipv6,
     )
     links: list[LinkSpeed] = []
     lab = up_lab(spec, note, links.append if as_json else lambda link: _print_link(link, links))

@@ -265,7 +265,7 @@ def _socket_in(node: LabNode) -> socket.socket:
         with Path("/run/netns", node.namespace).open("rb") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        made = socket.socket()
+        made = socket.socket(socket.AF_INET6 if ":" in node.addr else socket.AF_INET)
         made.settimeout(_STREAM_DEADLINE_S)
         return made
 
@@ -326,7 +326,10 @@ def _node_lines(spec: LabSpec, node_rank: int) -> Sequence[str]:
         "link set lo up",
         f"addr add {addresses.management}/24 brd + dev {MANAGEMENT_IFNAME}",
         f"link set {MANAGEMENT_IFNAME} up",
-        f"addr add {addresses.data}/24 brd + dev {DATA_IFNAME}",
+        # Nobody else can have the address, and looking for whoever does (DAD) takes a second.
+        f"addr add {addresses.data}/64 dev {DATA_IFNAME} nodad"
+        if spec.ipv6
+        else f"addr add {addresses.data}/24 brd + dev {DATA_IFNAME}",
         f"link set {DATA_IFNAME} up",
         # As on every machine with Docker: the same address everywhere, and nobody behind it. A bridge notices that it
         # has no carrier only when its last port leaves.

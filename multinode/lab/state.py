@@ -50,6 +50,8 @@ DATA_IFNAME = "ens1f0"
 DEFAULT_NETWORK = "10.213.0.0/23"
 
 _PREFIX_LENGTH = 23
+# Of the nodes alone: the controller is not on the training network, so it need not be free there.
+_DATA_IPV6 = ipaddress.IPv6Network("fd6d:6e00::/64")
 _MAX_NODES = 200
 _GIB = 1 << 30
 _LOCK_POLL_S = 0.05
@@ -66,6 +68,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         python: interpreter of the training environment, as the nodes see it.
         disk_bytes: what a node may write, in memory; its /dev/shm is as large again.
         network: an IPv4 /23 of the lab's own; the lower half is management, the upper half training.
+        ipv6: whether the training network has IPv6 addresses in place of that upper half.
     """
 
     node_count: int = 2
@@ -75,6 +78,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     python: str
     disk_bytes: int = 4 * _GIB
     network: str = DEFAULT_NETWORK
+    ipv6: bool = False
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +183,8 @@ def node_addresses(spec: LabSpec, node_rank: int) -> NodeAddresses:
     management, data = _halves(spec)
     if not 1 <= spec.node_count <= _MAX_NODES:
         raise UsageError(f"a lab of {spec.node_count} nodes cannot be made", hint=f"ask for 1 to {_MAX_NODES}")
+    if spec.ipv6:
+        return NodeAddresses(management=str(management[node_rank + 1]), data=str(_DATA_IPV6[node_rank + 1]))
     return NodeAddresses(management=str(management[node_rank + 1]), data=str(data[node_rank + 1]))
 
 

@@ -7,7 +7,9 @@ import pytest
 from multinode.agent.facts.network import (
     fastest_mode,
     list_interfaces,
+    parse_if_inet6,
     parse_ip_addr,
+    parse_ipv6_routes,
     parse_route_table,
     parse_speed,
     prefix_length,
@@ -25,14 +27,18 @@ IP_ADDR = """[{"ifindex":1,"ifname":"lo","link_type":"loopback","inet6_addr_gen_
 "addr_info":[{"family":"inet","local":"172.17.0.1","prefixlen":16,"broadcast":"172.17.255.255","scope":"global"}]},
 {"ifindex":5,"ifname":"mn-nosuch1","link_type":"none","linkinfo":{"info_kind":"wireguard"},
 "addr_info":[{"family":"inet","local":"10.9.0.1","prefixlen":24,"scope":"global"},
-{"family":"inet","local":"10.9.1.1","prefixlen":24,"scope":"global","secondary":true}]}]"""
+{"family":"inet","local":"10.9.1.1","prefixlen":24,"scope":"global","secondary":true},
+{"family":"inet6","local":"fd00::1","prefixlen":64,"scope":"global"},
+{"family":"inet6","local":"fd00::2","prefixlen":64,"scope":"global","temporary":true},
+{"family":"inet6","local":"fd00::3","prefixlen":64,"scope":"global","tentative":true},
+{"family":"inet6","local":"fe80::1","prefixlen":64,"scope":"link"}]}]"""
 
 
 def test_the_output_of_ip_is_read() -> None:
     loopback, bridge, tunnel = parse_ip_addr(IP_ADDR)
     assert (loopback["name"], loopback["addresses"], loopback["kind"]) == ("lo", ["127.0.0.1/8"], "loopback")
     assert (bridge["addresses"], bridge["kind"]) == (["172.17.0.1/16"], "bridge")
-    assert (tunnel["addresses"], tunnel["kind"]) == (["10.9.0.1/24", "10.9.1.1/24"], "virtual")
+    assert (tunnel["addresses"], tunnel["kind"]) == (["10.9.0.1/24", "10.9.1.1/24", "fd00::1/64"], "virtual")
     assert [link["driver"] for link in (loopback, bridge, tunnel)] == [None, "bridge", "wireguard"]
 
 
@@ -90,6 +96,40 @@ def test_of_several_routes_the_narrowest_counts() -> None:
     assert table[0][0] == int.from_bytes(bytes([10, 213, 1, 2]), "big")
     assert (table[1][0], table[1][1]) == (0x0AD50100, 0xFFFFFF00)
     assert parse_route_table("") == []
+
+
+# Address, index, prefix length, scope, flags and interface (proc(5)); the flags: permanent, temporary, tentative.
+IF_INET6 = """\
+fd6d6e00000000000000000000000001 06 40 00 80     eth0
+fd6d6e00000000000000000000000002 06 40 00 01     eth0
+fd6d6e00000000000000000000000003 06 40 00 c0     eth0
+fe800000000000000000000000000001 06 40 20 80     eth0
+00000000000000000000000000000001 01 80 10 80       lo
+"""
+# A route to one host, to its network twice, to ourselves, and one that leads nowhere.
+NOWHERE = "00000000000000000000000000000000 00"
+IPV6_ROUTES = f"""\
+fd6d6e00000000000000000000000000 40 {NOWHERE} {NOWHERE[:-3]} 00000400 00000001 00000000 00000001     eth1
+fd6d6e00000000000000000000000000 40 {NOWHERE} {NOWHERE[:-3]} 00000100 00000001 00000000 00000001     eth0
+fd6d6e00000000000000000000000002 80 {NOWHERE} {NOWHERE[:-3]} 00000400 00000001 00000000 00000001     eth2
+fd6d6e00000000000000000000000001 80 {NOWHERE} {NOWHERE[:-3]} 00000000 00000004 00000000 80200001       lo
+00000000000000000000000000000000 00 {NOWHERE} {NOWHERE[:-3]} ffffffff 00000001 00000000 00200200     eth0
+"""
+
+
+def test_the_ipv6_addresses_of_the_kernel_are_those_that_last() -> None:
+    assert parse_if_inet6(IF_INET6) == [("eth0", "fd6d:6e00::1/64")]
+    assert parse_if_inet6("") == []
+
+
+def test_of_several_ipv6_routes_the_narrowest_counts() -> None:
+    table = parse_ipv6_routes(IPV6_ROUTES)
+    network = 0xFD6D6E00 << 96
+    assert table == [
+        (network + 2, (1 << 128) - 1, "eth2"),
+        (network, ((1 << 64) - 1) << 64, "eth0"),
+        (network, ((1 << 64) - 1) << 64, "eth1"),
+    ]
 
 
 def modes(*bits: int) -> bytes:

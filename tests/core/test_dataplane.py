@@ -57,6 +57,23 @@ def test_among_networks_of_one_speed_the_one_that_ssh_came_over_is_taken() -> No
     assert choose([A, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
 
 
+def both(name: str, host: int, ssh: str | None = None) -> NodeFacts:
+    addresses = (f"10.0.0.{host}/24", f"fd00::{host}/64")
+    return facts(name, Interface(name="eth0", addresses=addresses, up=True), ssh=ssh)
+
+
+def test_of_a_card_with_addresses_of_both_kinds_ipv4_is_taken_unless_the_hostfile_says_otherwise() -> None:
+    found = both("a", 1, "fd00::1"), both("b", 2, "fd00::2")
+    assert choose([A, B], *found) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
+    named = [Node(name=name, addr=f"fd00::{host}") for name, host in (("a", 1), ("b", 2))]
+    assert choose(named, *found) == [("fd00::1", "eth0"), ("fd00::2", "eth0")]
+
+
+def test_a_network_of_ipv6_alone_is_found() -> None:
+    found = facts("a", card("eth0", "fd00::1/64")), facts("b", card("eth0", "fd00::2/64"))
+    assert choose([A, B], *found) == [("fd00::1", "eth0"), ("fd00::2", "eth0")]
+
+
 def test_a_card_that_is_down_is_passed_over() -> None:
     first = facts("a", card("eth0", "10.0.0.1/24", gbit=100, up=False), card("eth1", "10.1.0.1/24"))
     second = facts("b", card("eth0", "10.0.0.2/24", gbit=100), card("eth1", "10.1.0.2/24"))

@@ -54,6 +54,14 @@ def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_
     assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(run("torchrun", BARE).env)
 
 
+def test_an_ipv6_data_plane_is_named_to_nccl_and_its_rendezvous_stands_in_brackets() -> None:
+    place = msgspec.structs.replace(PLACE, addr="fd00::2", master_addr="fd00::1")
+    command = run("torchrun", place)
+    assert (command.env["NCCL_SOCKET_FAMILY"], command.env["MASTER_ADDR"]) == ("AF_INET6", "fd00::1")
+    assert {"--master-addr=[fd00::1]", "--master-port=29500"} <= set(command.argv)
+    assert "NCCL_SOCKET_FAMILY" not in run("torchrun", msgspec.structs.replace(PLACE, addr="10.0.0.2")).env
+
+
 @pytest.mark.parametrize("place", [PLACE, BARE])
 def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
     commands = [

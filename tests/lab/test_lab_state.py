@@ -17,6 +17,11 @@ def test_addresses_follow_from_the_node_rank() -> None:
     assert controller_address(spec) == "10.213.0.254"
 
 
+def test_a_training_network_may_have_ipv6_addresses_alone() -> None:
+    last = node_addresses(LabSpec(node_count=200, python="/usr/bin/python3", ipv6=True), 199)
+    assert (last.management, last.data) == ("10.213.0.200", "fd6d:6e00::c8")
+
+
 @pytest.mark.parametrize("network", ["10.213.0.0/24", "10.213.1.0/23", "8.8.8.0/23", "fd00::/23", "lab"])
 def test_a_network_that_will_not_do_is_refused(network: str) -> None:
     with pytest.raises(UsageError, match="network"):

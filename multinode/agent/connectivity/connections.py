@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Optional, Union
 
 from ..channel import Record
-from ..facts.network import read_port_range
+from ..facts.network import address_family, read_port_range
 from ..facts.sockets import find_port_users
 
 __all__ = ["Attempt", "Call", "Connections", "Listener", "Ping", "Stream"]
@@ -49,7 +49,8 @@ _ERRORS = {
     errno.ENETUNREACH: "no route",
 }
 _WRONG = "wrong answer"
-_IP_MTU = 14  # linux/in.h
+# IP_MTU (linux/in.h) and IPV6_MTU (linux/in6.h).
+_PATH_MTU = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
 _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 _CHUNK = bytes(1 << 17)
 _MAX_PINGS = 100
@@ -145,7 +146,7 @@ class Call(Connection):
     """One connection to a listener; `result` is its record at the end.
 
     Args:
-        target: where to: `addr`, an IPv4 address, and `port`.
+        target: where to: `addr`, an IP address, and `port`.
         token: what the listener wants to hear.
         timeout_s: how long it may take.
     """
@@ -157,7 +158,7 @@ class Call(Connection):
         self._token = token.encode()
         self._began = time.monotonic()
         self._connected_ms: Optional[float] = None
-        super().__init__(socket.socket(socket.AF_INET, socket.SOCK_STREAM), self._began + timeout_s)
+        super().__init__(socket.socket(address_family(target["addr"]), socket.SOCK_STREAM), self._began + timeout_s)
 
     def over(self, error: Optional[Exception]) -> None:
         """Make the result."""
@@ -214,7 +215,7 @@ class Attempt(Call):
             yield from _write_all(self.socket, bytes(_WHOLE_BYTES))
             yield from self._expect(_ANSWER)
         with contextlib.suppress(OSError):
-            self._found["path_mtu"] = self.socket.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+            self._found["path_mtu"] = self.socket.getsockopt(*_PATH_MTU[self.socket.family])
 
     def _explain(self, error: Optional[Exception]) -> Optional[str]:
         if isinstance(error, TimeoutError) and self._answered:
@@ -286,7 +287,7 @@ class Listener:
     Args:
         connections: where its callers are served.
         token: what they must know.
-        addr: IPv4 address.
+        addr: IP address.
     """
 
     def __init__(self, connections: Connections, token: str, addr: str) -> None:
@@ -398,7 +399,7 @@ class _Caller(Connection):
 
 
 def _listen(addr: str, port: int) -> Union[socket.socket, str]:
-    opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    opened = socket.socket(address_family(addr), socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.settimeout(0)

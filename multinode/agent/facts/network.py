@@ -19,10 +19,13 @@ from ..kernel_files import read_number, read_text, try_read
 from ..programs import Query, QueryFailed, find_program
 
 __all__ = [
+    "address_family",
     "fastest_mode",
     "find_routes",
     "list_interfaces",
+    "parse_if_inet6",
     "parse_ip_addr",
+    "parse_ipv6_routes",
     "parse_route_table",
     "parse_speed",
     "prefix_length",
@@ -34,6 +37,7 @@ __all__ = [
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")
 _DISCARD_PORT = 9
+_RTF_REJECT = 0x0200  # linux/route.h
 _MBIT_PER_GBIT = 1000
 _UNKNOWN_MBIT = 1 << 31
 
@@ -43,6 +47,9 @@ _SIOCGIFNETMASK = 0x891B
 _IFREQ_BYTES = 40
 _MAX_ADDRESSES = 1024
 _IFF_UP = 1
+# Of /proc/net/if_inet6 (linux/if_addr.h, net/ipv6.h): temporary, dadfailed, deprecated, tentative.
+_SCOPE_GLOBAL = 0
+_PASSING_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
 _IFF_RUNNING = 0x40
 _IFREQ_FLAGS = "16sH22x"
 
@@ -109,7 +116,7 @@ def parse_ip_addr(text: str) -> list[Record]:
     return [
         _describe(
             link["ifname"],
-            [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if item["family"] == "inet"],
+            [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if _is_usable(item)],
             link.get("linkinfo", {}).get("info_kind"),
         )
         # Some versions print an empty object for what they filter out.
@@ -118,15 +125,35 @@ def parse_ip_addr(text: str) -> list[Record]:
     ]
 
 
+def _is_usable(item: Record) -> bool:
+    """All of IPv4; of IPv6 the global addresses that last: no temporary (RFC 8981), deprecated or tentative ones."""
+    if item["family"] == "inet":
+        return True
+    passing = any(item.get(flag) for flag in ("temporary", "deprecated", "tentative", "dadfailed"))
+    return item["family"] == "inet6" and item.get("scope") == "global" and not passing
+
+
 def read_interfaces_by_ioctl() -> list[Record]:
-    """The same from the kernel (netdevice(7)), where there is no iproute2."""
+    """The same from the kernel (netdevice(7), proc(5)), where there is no iproute2."""
     addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for label, address in _list_addresses(query):
             mask = fcntl.ioctl(query, _SIOCGIFNETMASK, struct.pack("40s", os.fsencode(label)))
             # A second address may carry a label of its own, eth0:1.
             addresses.setdefault(label.split(":")[0], []).append(f"{address}/{prefix_length(mask[20:24])}")
+    for name, address in parse_if_inet6(try_read("/proc/net/if_inet6") or ""):
+        addresses.setdefault(name, []).append(address)
     return [_describe(name, found, None) for name, found in addresses.items()]
+
+
+def parse_if_inet6(text: str) -> list[tuple[str, str]]:
+    """Interface and address with its prefix length of each line of /proc/net/if_inet6 that is usable as above."""
+    rows = [line.split() for line in text.splitlines()]
+    return [
+        (row[5], f"{socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))}/{int(row[2], 16)}")
+        for row in rows
+        if len(row) > 5 and int(row[3], 16) == _SCOPE_GLOBAL and not int(row[4], 16) & _PASSING_FLAGS  # noqa: PLR2004
+    ]
 
 
 def parse_speed(text: Optional[str]) -> Optional[float]:
@@ -165,11 +192,33 @@ def read_port_range() -> tuple[int, int]:
     return int(first), int(last)
 
 
+def address_family(address: str) -> socket.AddressFamily:
+    """Of an IP address as text."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
     """For each peer the source address that the kernel picks, and the interface over which it sends."""
     owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
-    table = parse_route_table(try_read("/proc/net/route") or "") if peers else []
-    return [_find_route(peer, owners, table) for peer in peers]
+    tables = {
+        socket.AF_INET: parse_route_table(try_read("/proc/net/route") or "") if peers else [],
+        socket.AF_INET6: parse_ipv6_routes(try_read("/proc/net/ipv6_route") or "") if peers else [],
+    }
+    return [_find_route(peer, owners, tables) for peer in peers]
+
+
+def parse_ipv6_routes(text: str) -> list[tuple[int, int, str]]:
+    """The same from /proc/net/ipv6_route, without those to ourselves and those that lead nowhere."""
+    rows = [line.split() for line in text.splitlines()]
+    # Network, its length, metric, flags and interface, numbers in hexadecimal.
+    found = [
+        (int(row[0], 16), int(row[1], 16), int(row[5], 16), row[9])
+        for row in rows
+        if len(row) > 9 and row[9] != "lo" and not int(row[8], 16) & _RTF_REJECT  # noqa: PLR2004
+    ]
+    every = (1 << 128) - 1
+    ordered = sorted(found, key=lambda one: (-one[1], one[2]))
+    return [(network, every ^ (every >> length), name) for network, length, _, name in ordered]
 
 
 def parse_route_table(text: str) -> list[tuple[int, int, str]]:
@@ -185,20 +234,23 @@ def _number(text: str) -> int:
     return socket.ntohl(int(text, 16))
 
 
-def _find_route(peer: str, owners: dict[str, str], table: list[tuple[int, int, str]]) -> Record:
+def _find_route(
+    peer: str, owners: dict[str, str], tables: dict[socket.AddressFamily, list[tuple[int, int, str]]]
+) -> Record:
     route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
+    family = address_family(peer)
     try:
         # Names are for the controller to resolve: a resolver may take longer than all of the probe.
-        socket.inet_pton(socket.AF_INET, peer)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        packed = socket.inet_pton(family, peer)
+        with socket.socket(family, socket.SOCK_DGRAM) as datagrams:
             datagrams.connect((peer, _DISCARD_PORT))
             source = datagrams.getsockname()[0]
     except OSError as error:
-        route["error"] = error.strerror or "not an IPv4 address"
+        route["error"] = error.strerror or "not an IP address"
         return route
     # A route may name another source than the address of the card it leaves by; to itself a node needs no route.
-    target = int.from_bytes(socket.inet_aton(peer), "big")
-    sender = next((name for network, mask, name in table if target & mask == network), None)
+    target = int.from_bytes(packed, "big")
+    sender = next((name for network, mask, name in tables[family] if target & mask == network), None)
     route.update(source=source, ifname=owners.get(source) if sender is None or source == peer else sender)
     return route
 

@@ -18,6 +18,7 @@ __all__ = ["Endpoint", "choose_endpoints", "route_notes"]
 
 # A network on one of these never joins two machines that train together unless the hostfile names it.
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
+_IPV4 = 4
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -123,7 +124,7 @@ def _on_interface(node: Node, found: NodeFacts, ifname: str) -> Endpoint:
             return _place(interface, address)
     names = ", ".join(interface.name for interface in found.interfaces)
     raise UsageError(
-        f"it has no interface {ifname} with an IPv4 address",
+        f"it has no interface {ifname} with an address",
         node=node.name,
         hint=f"correct ifname= in the hostfile; the node has: {names}",
     )
@@ -154,7 +155,7 @@ def _candidates(node: Node, found: NodeFacts) -> Iterator[tuple[Interface, _Addr
             yield interface, address
 
 
-def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[float, bool, int]:
+def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[float, bool, bool, int]:
     slowest = float("inf")
     over_ssh = True
     for node in cluster.nodes:
@@ -162,4 +163,5 @@ def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFac
         speeds = [i.speed_gbit_per_s or 0.0 for i, address in _addresses(found) if address.network == network]
         slowest = min(slowest, max(speeds, default=0.0))
         over_ssh = over_ssh and found.ssh_address is not None and ipaddress.ip_address(found.ssh_address) in network
-    return slowest, over_ssh, -int(network.network_address)
+    # On a card with both, IPv4 is what NCCL and gloo take by themselves.
+    return slowest, network.version == _IPV4, over_ssh, -int(network.network_address)

@@ -34,7 +34,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface.
 
     Attributes:
-        addresses: its IPv4 addresses with prefix length, `10.0.0.1/24`.
+        addresses: its IPv4 and global IPv6 addresses with prefix length, `10.0.0.1/24`.
         up: whether it is up and has a carrier (operstate up, or unknown for virtual ones).
         mtu: in bytes.
         speed_gbit_per_s: what the card says it negotiated.

@@ -16,7 +16,7 @@ import msgspec
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import Benchmark, DeviceTest
 from multinode.core.run.plan import PlanFile
-from multinode.core.run.quoting import Command
+from multinode.core.run.quoting import Command, bracketed, is_ipv6
 from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
 from multinode.errors import UsageError
 
@@ -186,8 +186,9 @@ def _command(
 ) -> Command:
     """With the variables of every engine, the engine's own and then the user's, and without those that are left over.
 
-    `NCCL_SOCKET_IFNAME` without `=` is a prefix (eth1 would take eth10); gloo takes the plain name. CUDA counts the
-    fastest GPU first unless told to count as nvidia-smi does.
+    `NCCL_SOCKET_IFNAME` without `=` is a prefix (eth1 would take eth10); gloo takes the plain name. Of a card with
+    addresses of both kinds, either takes IPv4, NCCL unless NCCL_SOCKET_FAMILY says otherwise. CUDA counts the fastest
+    GPU first unless told to count as nvidia-smi does.
     """
     common = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if place.devices is not None:
@@ -195,6 +196,8 @@ def _command(
         common["NCCL_RAS_ADDR"] = f"localhost:{_ras_port(place)}"
     if place.ifname is not None:
         common |= {"NCCL_SOCKET_IFNAME": f"={place.ifname}", "GLOO_SOCKET_IFNAME": place.ifname}
+    if place.addr is not None and is_ipv6(place.addr):
+        common["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     common |= {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_FILE": f"{place.run_dir}/nccl.%h.%p.log",
@@ -230,7 +233,8 @@ def _module(place: Place, name: str, *words: str) -> tuple[str, ...]:
 def _torchrun(place: Place, program: tuple[str, ...], env: dict[str, str], cwd: str | None) -> Command:
     """A script under torch.distributed.run with a static rendezvous.
 
-    Static with an IP: c10d with an IP endpoint fails where the hostname maps to loopback (docs/adr/0005).
+    Static with an IP: c10d with an IP endpoint fails where the hostname maps to loopback (docs/adr/0005). torchrun puts
+    address and port together, so an IPv6 address stands in brackets; in MASTER_ADDR it does not.
     """
     argv = _module(
         place,
@@ -238,7 +242,7 @@ def _torchrun(place: Place, program: tuple[str, ...], env: dict[str, str], cwd: 
         f"--nnodes={place.nnodes}",
         f"--node-rank={place.node_rank}",
         f"--nproc-per-node={place.nproc}",
-        f"--master-addr={place.master_addr}",
+        f"--master-addr={bracketed(place.master_addr)}",
         f"--master-port={place.master_port}",
         *program,
     )

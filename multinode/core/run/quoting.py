@@ -14,7 +14,9 @@ from multinode.core.text.secret_values import FORWARDED, redact, redact_text, re
 
 __all__ = [
     "Command",
+    "bracketed",
     "destination",
+    "is_ipv6",
     "quote_path",
     "render_command",
     "shown_environment",
@@ -46,6 +48,16 @@ def shown_environment(command: Command) -> dict[str, str]:
     """Its variables as they may be shown and stored: without the values of secrets and of forwarded ones."""
     shown: dict[str, str] = redact(command.env)
     return shown | dict.fromkeys(command.forwarded, FORWARDED)
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether an address, or a host's name in its place, is an IPv6 address."""
+    return ":" in address
+
+
+def bracketed(address: str) -> str:
+    """The address as it stands before a colon and a port."""
+    return f"[{address}]" if is_ipv6(address) else address
 
 
 def quote_path(path: str) -> str:

@@ -185,7 +185,8 @@ class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
         return f"sends to {self.peer} through {MANAGEMENT_IFNAME}"
 
     def check(self, lab: Lab) -> None:
-        lab.node(self.peer)
+        reached = ":" not in lab.node(self.peer).addr
+        require(reached, f"no management card leads to the IPv6 address of {self.peer}", "a lab without --ipv6 has one")
 
     def make(self, scene: Scene) -> None:
         """Still from the node's own training address."""

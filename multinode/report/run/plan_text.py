@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.quoting import render_command
+from multinode.core.run.quoting import bracketed, render_command
 
 __all__ = ["plan_text"]
 
@@ -12,7 +12,7 @@ def plan_text(plan: LaunchPlan) -> str:
     """The plan: a few comment lines, then each node's command; secrets are redacted."""
     header = [
         f"# {plan.job}: {plan.world_size} workers, {plan.nproc_per_node} on each of {len(plan.nodes)} nodes",
-        f"# rendezvous at {plan.master_addr}:{plan.master_port}",
+        f"# rendezvous at {bracketed(plan.master_addr)}:{plan.master_port}",
         *(f"# note: {note}" for note in plan.notes),
     ]
     return "\n".join(header) + "\n" + "\n".join(_node_text(node) for node in plan.nodes)
