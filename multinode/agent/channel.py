@@ -43,14 +43,17 @@ class Channel:
         # A program before us may have left the shared description non-blocking; records must wait for the reader.
         os.set_blocking(1, True)
 
-    def emit(self, record: Record) -> None:
-        """Write one record; waits for a slow reader, but not for one that reads nothing at all.
+    def emit(self, *records: Record) -> None:
+        """Write records, as one piece where they are short: a reader then wakes up once.
+
+        Waits for a slow reader, but not for one that reads nothing at all.
 
         Raises:
             BrokenPipeError: nobody reads any more.
         """
         # Names that are not UTF-8 carry lone surrogates, which a strict reader refuses.
-        data = memoryview(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        lines = (json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n" for record in records)
+        data = memoryview(b"".join(lines))
         while data:
             if not select.select([], [1], [], _READER_DEADLINE_S)[1]:
                 raise BrokenPipeError(f"nothing was read for {_READER_DEADLINE_S:.0f} s")

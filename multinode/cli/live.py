@@ -22,6 +22,8 @@ __all__ = ["LiveView", "live_view", "show_stage"]
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 5.0
+# A table of many nodes takes long to lay out: the view takes no more than one part in so many of a processor's time.
+_VIEW_SHARE = 20
 
 
 class LiveView(NamedTuple):
@@ -43,11 +45,27 @@ def live_view(*, quiet: bool = False) -> Iterator[LiveView]:
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield _telling_stalls(
                 lambda text: console.print(text, markup=False, highlight=False),
-                lambda progress: live.update(progress_table(progress), refresh=True),
+                _within_share(lambda progress: live.update(progress_table(progress), refresh=True)),
             )
     else:
         plain = _PlainLines()
         yield _telling_stalls(plain.say, plain.show)
+
+
+def _within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
+    """As `show`, as often as its share of a processor's time allows, and at the end in any case."""
+    due = 0.0
+
+    def show_seldom(progress: RunProgress) -> None:
+        nonlocal due
+        began = time.monotonic()
+        over = all(node.state in {"ended", "lost"} for node in progress.nodes)
+        if began >= due or over or progress.stall is not None:
+            show(progress)
+            ended = time.monotonic()
+            due = ended + _VIEW_SHARE * (ended - began)
+
+    return show_seldom
 
 
 def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> LiveView:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -37,6 +39,7 @@ def open_context(
 
     `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing, `local` takes this machine for the node.
     """
+    _bound_fan_out()
     transport = _open_transport(cluster, local=local)
     try:
         from multinode.cli.live import live_view
@@ -56,6 +59,7 @@ def open_context(
 @contextlib.contextmanager
 def open_agent(cluster: Cluster) -> Iterator[AgentTransport]:
     """The way to the nodes alone."""
+    _bound_fan_out()
     transport = _open_transport(cluster, local=False)
     try:
         from multinode.transport.agent import AgentTransport
@@ -80,6 +84,20 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
     # The nodes' side of a login takes as long as what else is imported: both go on at once.
     transport.open_early(cluster.nodes)
     return transport
+
+
+def _bound_fan_out() -> None:
+    """Ask as many nodes at the same time as the settings say.
+
+    Raises:
+        UsageError: $MULTINODE_FAN_OUT is no such number.
+    """
+    from multinode.store.settings import find_fan_out, load_settings
+    from multinode.transport.fan_out import set_fan_out
+
+    most = find_fan_out(os.environ, load_settings(Path.cwd()))
+    if most is not None:
+        set_fan_out(most)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import queue
 import time
 from collections.abc import Callable
 
@@ -18,7 +16,7 @@ from multinode.core.run.run import Failure, Run, Stall, new_run
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
-from multinode.launch.session import Event, NodeSession
+from multinode.launch.session import Event, EventQueue, NodeSession
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
@@ -44,7 +42,7 @@ class Execution:
     observe: Observer
 
     def __post_init__(self) -> None:
-        self._events: queue.Queue[Event] = queue.Queue(maxsize=4096)
+        self._events = EventQueue()
         self._tracker = Tracker(self.plan, self.directory)
         before = self.directory.read("run.json", Run) if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
@@ -105,8 +103,9 @@ class Execution:
     def _follow(self) -> None:
         observed = time.monotonic()
         while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave():
-            with contextlib.suppress(queue.Empty):
-                self._take(self._events.get(timeout=_TICK_S))
+            # Whatever looks at every node is done once for all that has come.
+            for event in self._events.take(_TICK_S):
+                self._take(event)
             if not self._stopping and self._watch.look():
                 # Shown at once: the run may get on again before the next look.
                 self.observe(self._progress())

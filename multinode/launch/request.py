@@ -42,6 +42,12 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_stall: Literal["report", "stop"] = "report"
 
 
+# How soon a node tells what is new. Of many nodes each waits a little longer, so that all of them together speak a few
+# hundred times a second: the controller hears each of them in a thread of its own.
+_POLL_S = (0.1, 1.0)
+_POLLS_PER_S = 256
+
+
 def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[str, Any]]:
     """The request for each node, in node-rank order (docs/reference/agent-protocol.md)."""
     common = {
@@ -55,15 +61,16 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "trace": msgspec.to_builtins(plan.trace),
         "detach": False,
         "offsets": {},
+        "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),
     }
-    # The plan travels too, so that another machine with the hostfile can take the run up.
+    # The plan travels to node 0, so that another machine with the hostfile can take the run up.
     plan_file = {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}
     return [
         common
         | {name: value for name, value in msgspec.to_builtins(node.command).items() if name != "forwarded"}
         | {
             "run_id": node_run_id(plan.run_id, node.node_rank),
-            "files": [*map(_file, node.files), plan_file],
+            "files": [*map(_file, node.files), *([] if node.node_rank else [plan_file])],
             "sample_ifnames": [node.ifname] if node.ifname else [],
             "sample_gpus": list(node.gpus) if node.gpus is not None else None,
         }

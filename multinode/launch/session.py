@@ -20,7 +20,7 @@ from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.lease import LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 
-__all__ = ["Chunk", "Ended", "Event", "Hello", "Message", "NodeSession", "Status", "parse_record"]
+__all__ = ["Chunk", "Ended", "Event", "EventQueue", "Hello", "Message", "NodeSession", "Status", "parse_record"]
 
 _OURS = frozenset({"hello", "chunk", "status", "end"})
 
@@ -95,6 +95,33 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     heard_s: float | None = None
 
 
+class EventQueue:
+    """What the sessions have to say, until it is taken. Pieces of files wait for the next look; the rest ends the wait.
+
+    With hundreds of nodes a thread that woke up for each piece would do little else.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._queue: queue.Queue[Event] = queue.Queue(maxsize=most)
+        self._pressing = threading.Event()
+
+    def put(self, event: Event, timeout_s: float) -> None:
+        """One more.
+
+        Raises:
+            queue.Full: nobody has taken any for so long.
+        """
+        self._queue.put(event, timeout=timeout_s)
+        if event.over or not isinstance(event.message, Chunk) or self._queue.full():
+            self._pressing.set()
+
+    def take(self, timeout_s: float) -> list[Event]:
+        """All that has come, once something is pressing or the time has passed."""
+        self._pressing.wait(timeout_s)
+        self._pressing.clear()
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
+
 @dataclasses.dataclass(eq=False)
 class NodeSession:
     """Starts a run on one node and follows it until its end.
@@ -108,7 +135,7 @@ class NodeSession:
     node: Node
     node_rank: int
     request: Record
-    events: queue.Queue[Event]
+    events: EventQueue
     silence_s: float
     have: dict[str, int] | None = None
 
@@ -188,7 +215,8 @@ class NodeSession:
                 return
 
     def _follow_again(self) -> AgentStream:
-        return self._open("follow", {"schema": 1, "run_id": self.request["run_id"], "offsets": self._offsets})
+        kept = {name: self.request[name] for name in ("run_id", "poll_s")}
+        return self._open("follow", {"schema": 1, "offsets": self._offsets, **kept})
 
     def _open(self, verb: str, request: Record) -> AgentStream:
         left_s = max(_LOOK_S, self._end - time.monotonic())
@@ -261,7 +289,7 @@ class NodeSession:
         event = Event(node_rank=self.node_rank, message=message, error=error, over=over, heard_s=heard_s)
         while True:
             try:
-                self.events.put(event, timeout=_LOOK_S)
+                self.events.put(event, _LOOK_S)
             except queue.Full:
                 # Nobody takes events any more once the following is over.
                 if not self._over:

@@ -45,6 +45,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Nodes whose folder of samples is there.
+        self._sampled: set[int] = set()
 
     def __str__(self) -> str:
         return str(self.path)
@@ -183,10 +185,12 @@ class RunDirectory:
         """
         if not _SAMPLES_NAME.fullmatch(name):
             raise MultinodeError(f"not the name of a file of samples: {name!r}")
-        folder = self.path / "samples" / f"node-{node_rank}"
-        with _writing(folder):
-            folder.mkdir(mode=_DIR_MODE, exist_ok=True)
-        _append(folder / name, data)
+        path = self.path / "samples" / f"node-{node_rank}" / name
+        if node_rank not in self._sampled:
+            with _writing(path.parent):
+                path.parent.mkdir(mode=_DIR_MODE, exist_ok=True)
+            self._sampled.add(node_rank)
+        _append(path, data)
 
     def sizes(self, node_rank: int) -> dict[str, int]:
         """Bytes of each of a node's files that are here, by the file's name in the node's run directory."""
@@ -264,5 +268,11 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _append(path: Path, data: bytes) -> None:
-    with _writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _FILE_MODE), "wb") as file:
-        file.write(data)
+    with _writing(path), open(path, "ab", buffering=0, opener=_open_private) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,18 +14,23 @@ from multinode.decoding import convert
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 
-__all__ = ["Defaults", "Settings", "default_job", "load_settings"]
+__all__ = ["Defaults", "Settings", "default_job", "find_fan_out", "load_settings"]
 
 _FILE = "multinode.toml"
 _DEFAULT_JOB = "configs/default.yaml"
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[defaults]` table: a hostfile (or `lab`), a job, and shell commands that run before it on every node."""
+    """The `[defaults]` table: a hostfile (or `lab`), a job, and shell commands that run before it on every node.
+
+    Attributes:
+        fan_out: how many nodes are asked at the same time.
+    """
 
     hosts: str | None = None
     job: str | None = None
     setup: str | None = None
+    fan_out: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +60,7 @@ def _read(path: Path, _version: tuple[int, ...]) -> Settings:
     try:
         return convert(_renamed(tomllib.loads(text)), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
-        raise UsageError(f"{path}: {error}", hint="known are hosts, job and setup under [defaults]") from None
+        raise UsageError(f"{path}: {error}", hint="known are hosts, job, setup and fan_out under [defaults]") from None
 
 
 def _renamed(table: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +69,21 @@ def _renamed(table: dict[str, Any]) -> dict[str, Any]:
     if isinstance(defaults, dict) and "prelude" in defaults:
         defaults.setdefault("setup", defaults.pop("prelude"))
     return table
+
+
+def find_fan_out(environ: Mapping[str, str], settings: Settings) -> int | None:
+    """How many nodes are asked at the same time: $MULTINODE_FAN_OUT, else the settings'; None where neither says.
+
+    Raises:
+        UsageError: the variable holds no such number.
+    """
+    text = environ.get("MULTINODE_FAN_OUT")
+    if not text:
+        return settings.defaults.fan_out
+    try:
+        return convert({"fan_out": int(text)}, Defaults).fan_out
+    except ValueError:  # msgspec.ValidationError is one
+        raise UsageError(f"$MULTINODE_FAN_OUT is {text!r}: expected a number of nodes, 1 to 1024") from None
 
 
 def default_job(settings: Settings, cwd: Path) -> Path:

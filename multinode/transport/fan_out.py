@@ -11,12 +11,24 @@ from typing import Generic, TypeVar
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError
 
-__all__ = ["MAX_THREADS", "Outcome", "Outcomes", "gather"]
+__all__ = ["DEFAULT_FAN_OUT", "Outcome", "Outcomes", "fan_out", "gather", "set_fan_out"]
 
 T = TypeVar("T")
 
-# Handshakes are bound by the controller's processor: more threads than this only lengthen each of them.
-MAX_THREADS = 16
+DEFAULT_FAN_OUT = 16
+"""Handshakes are bound by the controller's processor: on two cores more of them at once only lengthen each."""
+_fan_out = DEFAULT_FAN_OUT
+
+
+def fan_out() -> int:
+    """How many nodes are asked, and how many logins are under way, at the same time."""
+    return _fan_out
+
+
+def set_fan_out(most: int) -> None:
+    """Let so many nodes be asked at the same time, in all of this process."""
+    global _fan_out  # noqa: PLW0603 - one bound for one process: whoever asks shares its processors
+    _fan_out = most
 
 
 class Outcome(Generic[T]):
@@ -76,14 +88,15 @@ class Outcomes(tuple[Outcome[T], ...]):
 def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float) -> Outcomes[T]:
     """Ask every node at once, and wait at most `deadline_s` seconds for each.
 
-    `ask` runs in a daemon thread for each node, at most `MAX_THREADS` at a time; a thread that outlives the deadline
-    is left behind and its node answers with ContactLost. Only MultinodeErrors become outcomes.
+    `ask` runs in a daemon thread for each node, at most `fan_out()` at a time; a thread that outlives the deadline is
+    left behind and its node answers with ContactLost. Only MultinodeErrors become outcomes.
 
     Raises:
         Exception: whatever else `ask` raised; it is a defect, not an answer.
     """
     answers: queue.Queue[tuple[int, Outcome[T] | BaseException]] = queue.Queue()
-    places = threading.Semaphore(MAX_THREADS)
+    most = fan_out()
+    places = threading.Semaphore(most)
 
     def answer(index: int, node: Node) -> None:
         with places:
@@ -98,7 +111,7 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
     for index, node in enumerate(nodes):
         threading.Thread(target=answer, args=(index, node), name=f"ask-{node.name}", daemon=True).start()
     # As many rounds as it takes with so few threads.
-    deadline_s *= max(1, -(-len(nodes) // MAX_THREADS))
+    deadline_s *= max(1, -(-len(nodes) // most))
     found: dict[int, Outcome[T]] = {}
     end = time.monotonic() + deadline_s
     while len(found) < len(nodes):

@@ -22,8 +22,8 @@ from multinode.transport.base import MAX_ANSWER_BYTES, BufferedStream, Transport
 __all__ = ["LocalStream", "LocalTransport"]
 
 _CHUNK_BYTES = 1 << 16
-# How soon a wait notices that the stream was closed, and that a full pipe has room again.
-_LOOK_UP_S = 0.2
+# How soon a wait notices at the latest that the stream was closed, and that a full pipe has room again.
+_LOOK_UP_S = 1.0
 _DRAIN_EVERY_S = 0.02
 _MS_PER_S = 1000
 # Of the SSH session that the controller may run in: it is not the way to this node.

@@ -23,7 +23,7 @@ from multinode.transport.connection import (
     make_connection,
     open_connection,
 )
-from multinode.transport.fan_out import MAX_THREADS
+from multinode.transport.fan_out import fan_out
 
 __all__ = ["SshStream", "SshTransport"]
 
@@ -31,6 +31,8 @@ _CHUNK_BYTES = 1 << 16
 _DRAIN_EVERY_S = 0.5
 # For the few bytes which say that no more follows.
 _CLOSE_S = 2.0
+# sshd begins to drop logins when 10 of them are under way (MaxStartups 10:30:100); others may log in to a gateway, too.
+_LOGINS_BY_GATEWAY = 8
 
 
 _Lock = contextlib.AbstractContextManager[bool]  # threading.RLock is a function, not a type
@@ -50,10 +52,13 @@ class SshTransport(Transport):
         self._connections: dict[str, fabric.Connection] = {}
         self._opening: dict[str, _Lock] = {}
         self._failed: dict[str, MultinodeError] = {}
+        # Logins under way: all of them, and those that pass one jump host, which is one sshd.
+        self._logins = threading.Semaphore(fan_out())
+        self._by_gateway: dict[str, threading.Semaphore] = {}
 
     def open_early(self, nodes: Sequence[Node]) -> None:
         """Begin to open the connections to these nodes in the background; what goes wrong is told at the first use."""
-        for node in nodes[:MAX_THREADS]:
+        for node in nodes[: fan_out()]:
             threading.Thread(target=self._open_early, args=(node,), name=f"open-{node.name}", daemon=True).start()
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> SshStream:
@@ -104,11 +109,21 @@ class SshTransport(Transport):
             if connection is not None and connection.is_connected:
                 return connection
             connection = make_connection(node, connect_timeout_s=self._connect_timeout_s)
-            open_connection(connection, node, connect_timeout_s=self._connect_timeout_s)
+            with self._gateway_place(connection), self._logins:
+                open_connection(connection, node, connect_timeout_s=self._connect_timeout_s)
             connection.transport.set_keepalive(KEEPALIVE_S)
             with self._lock:
                 self._connections[node.name] = connection
             return connection
+
+    def _gateway_place(self, connection: fabric.Connection) -> contextlib.AbstractContextManager[object]:
+        """A place among the logins that pass the same jump host; a ProxyCommand does not say which one it passes."""
+        gateway = connection.gateway
+        if not gateway:
+            return contextlib.nullcontext()
+        name = f"{gateway.host}:{gateway.port}" if isinstance(gateway, fabric.Connection) else "ProxyCommand"
+        with self._lock:
+            return self._by_gateway.setdefault(name, threading.Semaphore(_LOGINS_BY_GATEWAY))
 
     def _forget(self, node: Node) -> None:
         with self._lock:

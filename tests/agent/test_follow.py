@@ -80,6 +80,26 @@ def test_a_big_backlog_streams_in_bounded_memory(node: LocalNode) -> None:
     assert 0 < peak_kib < 40_000
 
 
+def test_of_many_nodes_each_waits_before_it_speaks_and_obeys_at_once(node: LocalNode) -> None:
+    with node.talk("supervise", node.request("r", node.script(SLEEPER), poll_s=3600.0)) as talk:
+        talk.read_until(lambda record: record.get("state") == "running")
+        # From now on nothing but an order ends the wait.
+        talk.send({"op": "stop", "grace_s": 5})
+        end = talk.read_all()[-1]
+    assert (end["kind"], end["cause"]) == ("end", "stopped")
+
+
+def test_what_is_new_in_several_files_is_told_at_once(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    samples = node.run_dir("r") / "samples"
+    for rank in range(3):
+        (samples / f"rank-{rank}.jsonl").write_text("{}\n")
+    with node.talk("follow", {"run_id": "r", "offsets": {}, "poll_s": 3600.0}) as talk:
+        names = [talk.read_until(lambda record: record["kind"] == "chunk")["file"] for _ in range(5)]
+    assert names == ["log", "samples/node.jsonl", *(f"samples/rank-{rank}.jsonl" for rank in range(3))]
+    node.stop()
+
+
 def test_it_shows_that_it_is_alive_every_second(node: LocalNode) -> None:
     with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
         times = [talk.read_until(lambda record: record["kind"] == "alive")["time_s"] for _ in range(4)]

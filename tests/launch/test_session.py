@@ -10,9 +10,46 @@ import pytest
 from multinode.core.run.run import Failure, NodeRun
 from multinode.errors import ContactLost
 from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.request import ExecuteOptions, supervise_requests
+from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
 
-from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
+from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk, make_plan
 from .test_failure import GLOO, NCCL, ended, raised
+
+PIECE = Event(node_rank=0, message=Chunk(file="log", offset=0, data=b"x"))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event(node_rank=1, message=Hello(time_s=0.0)),
+        Event(node_rank=1, message=Ended(state="ended"), over=True),
+        Event(node_rank=1, error=ContactLost("gone")),
+    ],
+)
+def test_what_a_node_says_of_itself_ends_the_wait_and_brings_what_came_before(event: Event) -> None:
+    events = EventQueue()
+    for one in (PIECE, PIECE, event):
+        events.put(one, DEADLINE_S)
+    assert events.take(3600.0) == [PIECE, PIECE, event]
+    assert events.take(0.0) == []
+
+
+def test_pieces_of_files_wait_for_the_next_look_unless_there_is_no_room_for_more() -> None:
+    events = EventQueue(most=2)
+    events.put(PIECE, DEADLINE_S)
+    assert events.take(0.01) == [PIECE]
+    for _ in range(2):
+        events.put(PIECE, DEADLINE_S)
+    assert events.take(3600.0) == [PIECE, PIECE]
+
+
+@pytest.mark.parametrize(("nodes", "poll_s"), [(2, 0.1), (64, 0.25), (256, 1.0), (1000, 1.0)])
+def test_each_of_many_nodes_speaks_less_often_and_one_keeps_the_plan(nodes: int, poll_s: float) -> None:
+    requests = supervise_requests(make_plan(*(f"n{rank}" for rank in range(nodes))), ExecuteOptions())
+    assert {request["poll_s"] for request in requests} == {poll_s}
+    keepers = [request["run_id"] for request in requests if any(one["path"] == "plan.json" for one in request["files"])]
+    assert keepers == ["r.0"]
 
 
 def test_a_node_that_takes_no_word_any_more_is_reached_anew_and_its_lease_goes_on(tmp_path: Path) -> None:

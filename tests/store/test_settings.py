@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.store.settings import Defaults, Settings, default_job, load_settings
+from multinode.store.settings import Defaults, Settings, default_job, find_fan_out, load_settings
 
 
 def complaint(folder: Path, text: str) -> str:
@@ -81,3 +81,18 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
     assert load_settings(tmp_path) is first
     (tmp_path / "multinode.toml").write_text('[defaults]\nhosts = "nodes.txt"\n')
     assert load_settings(tmp_path).defaults.hosts == "nodes.txt"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [({}, 32), ({"MULTINODE_FAN_OUT": ""}, 32), ({"MULTINODE_FAN_OUT": "64"}, 64)],
+)
+def test_the_fan_out_is_that_of_the_variable_or_the_settings(environ: dict[str, str], expected: int) -> None:
+    assert find_fan_out(environ, Settings(defaults=Defaults(fan_out=32))) == expected
+    assert find_fan_out({}, Settings()) is None
+
+
+@pytest.mark.parametrize("text", ["0", "many", "1025", "1.5"])
+def test_a_fan_out_that_is_no_number_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"\$MULTINODE_FAN_OUT is .* expected a number of nodes, 1 to 1024"):
+        find_fan_out({"MULTINODE_FAN_OUT": text}, Settings())

@@ -6,7 +6,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, MultinodeError, NodeFailed
-from multinode.transport.fan_out import MAX_THREADS, gather
+from multinode.transport.fan_out import DEFAULT_FAN_OUT, gather
 
 NODES = [Node(name=f"node{index}") for index in range(4)]
 
@@ -51,7 +51,7 @@ def test_a_silent_node_is_told_as_lost_and_hides_no_other() -> None:
 
 
 def test_more_nodes_than_threads_are_all_asked_and_never_too_many_at_once() -> None:
-    nodes = [Node(name=f"n{index}") for index in range(3 * MAX_THREADS + 1)]
+    nodes = [Node(name=f"n{index}") for index in range(3 * DEFAULT_FAN_OUT + 1)]
     lock = threading.Lock()
     release = threading.Event()
     running, most = 0, 0
@@ -70,7 +70,7 @@ def test_more_nodes_than_threads_are_all_asked_and_never_too_many_at_once() -> N
     timer.start()
     assert gather(nodes, ask, deadline_s=10).values == tuple(node.name for node in nodes)
     timer.join()
-    assert most == MAX_THREADS
+    assert most == DEFAULT_FAN_OUT
 
 
 def test_a_value_that_is_false_or_none_is_a_value() -> None:

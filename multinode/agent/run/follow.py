@@ -31,7 +31,7 @@ def run(request: Record, channel: Channel) -> None:
     Raises:
         AgentError: no such run.
     """
-    Follower(open_run(request["run_id"]), request.get("offsets", {}), channel).follow()
+    Follower(open_run(request["run_id"]), request, channel).follow()
 
 
 def say_hello(run_dir: RunDir, channel: Channel) -> None:
@@ -53,17 +53,19 @@ class Follower:
     """One reader of a run.
 
     Args:
-        offsets: bytes of each file that the reader has already, by name relative to the run directory.
+        request: `offsets`, the bytes of each file that the reader has already, by name relative to the run directory;
+            `poll_s`, how soon it hears what is new.
     """
 
-    def __init__(self, run_dir: RunDir, offsets: dict[str, int], channel: Channel) -> None:
+    def __init__(self, run_dir: RunDir, request: Record, channel: Channel) -> None:
         self._run = run_dir
-        self._offsets = offsets
+        self._offsets: dict[str, int] = request.get("offsets", {})
+        self._poll_s = float(request.get("poll_s", _POLL_S))
         self._channel = channel
         self._tails: dict[str, Tail] = {}
         self._status: Optional[Record] = None
         self._recovery: Optional[Recovery] = None
-        self._alive_due = 0.0
+        self._alive_due = self._said = 0.0
 
     def follow(self) -> None:
         """Until the run has ended and all of it is sent, or the reader is gone."""
@@ -73,28 +75,40 @@ class Follower:
             ended = self._tell_status()
             sent = self._send_chunks(final=ended)
             if ended and not sent:
-                self._channel.emit({**(self._status or {}), "kind": "end"})
+                self._emit({**(self._status or {}), "kind": "end"})
                 return
-            for line in self._channel.lines(0 if sent else _POLL_S):
-                self._obey(line)
             self._tell_alive()
+            # A whole chunk may not be all that is there; the rest of what is new can wait for what comes after it.
+            for line in self._channel.lines(0 if ended or sent == _CHUNK_BYTES else self._poll_s):
+                self._obey(line)
 
     def _tell_status(self) -> bool:
         status = self._recovery.status.copy() if self._recovery else read_status(self._run)
         if status is not None and status != self._status:
             self._status = status
-            self._channel.emit({**status, "kind": "status"})
+            self._emit({**status, "kind": "status"})
         return has_ended(self._status)
 
-    def _send_chunks(self, *, final: bool) -> bool:
-        sent = False
-        for tail in self._find_tails():
-            offset, data = tail.read(final=final)
-            if data:
-                sent = True
-                text = binascii.b2a_base64(data, newline=False).decode()
-                self._channel.emit({"kind": "chunk", "file": tail.name, "offset": offset, "data": text})
-        return sent
+    def _send_chunks(self, *, final: bool) -> int:
+        """Send the next piece of every file; returns the bytes of the longest."""
+        pieces = [(tail.name, *tail.read(final=final)) for tail in self._find_tails()]
+        chunks = [
+            {
+                "kind": "chunk",
+                "file": name,
+                "offset": offset,
+                "data": binascii.b2a_base64(data, newline=False).decode(),
+            }
+            for name, offset, data in pieces
+            if data
+        ]
+        if chunks:
+            self._emit(*chunks)
+        return max((len(data) for _, _, data in pieces), default=0)
+
+    def _emit(self, *records: Record) -> None:
+        self._said = time.monotonic()
+        self._channel.emit(*records)
 
     def _find_tails(self) -> list[Tail]:
         try:
@@ -117,9 +131,11 @@ class Follower:
             try:
                 renew_lease(self._run, order["lease_s"])
             except OSError as error:
-                self._channel.emit({"kind": "note", "message": f"the lease could not be renewed: {error}"})
+                self._emit({"kind": "note", "message": f"the lease could not be renewed: {error}"})
         elif order.get("op") == "stop":
             order_stop(self._run, order["grace_s"])
+            # Somebody waits for the end now.
+            self._poll_s = min(self._poll_s, _POLL_S)
             if self._recovery is not None:
                 self._recovery.shorten(order["grace_s"])
 
@@ -130,7 +146,9 @@ class Follower:
         if now < self._alive_due:
             return
         self._alive_due = now + _ALIVE_S
-        self._channel.emit({"kind": "alive", "time_s": time.time()})
+        # Whoever wants to hear from us seldom knows by what we say that we live.
+        if self._poll_s <= _POLL_S or now - self._said >= _ALIVE_S:
+            self._emit({"kind": "alive", "time_s": time.time()})
         if self._recovery is None and is_lost(self._run):
             family = Family(self._run.run_id)
             self._recovery = Recovery(self._run, family, "supervisor and sentinel are both dead")

@@ -34,7 +34,7 @@ def run(request: Record, channel: Channel) -> None:
     trouble = _start_watchers(run_dir, request, job)
     if not request.get("detach"):
         # A job that did not start is told as a status: who follows has to know of the run's end in one way only.
-        Follower(run_dir, request.get("offsets", {}), channel).follow()
+        Follower(run_dir, request, channel).follow()
         return
     if trouble:
         raise AgentError(trouble)

@@ -115,6 +115,9 @@ def check_routes(inspection: Inspection) -> Iterator[Case]:
     for name, found, mine in _placed(inspection):
         groups: dict[tuple[Rule, str | None], list[Route]] = {}
         for route in found.routes if mine.addr is not None else ():
+            # As it should be, and of many nodes there are as many routes as pairs.
+            if route.source == mine.addr and route.ifname in {None, mine.ifname}:
+                continue
             if peers.get(route.peer, name) != name:
                 theirs = _networks(inspection.facts.get(peers[route.peer]))
                 rule = _judge_route(route, found, mine, theirs)

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from multinode.core.cluster.hostfile import fold_ranges
 from multinode.core.run.progress import NodeProgress, RunProgress
 from multinode.core.run.run import Stall
 from multinode.report.render.escaping import sanitize
@@ -84,6 +85,8 @@ _UNKNOWN = "-"
 # A table is read at a glance, a line even faster.
 _MOST_ROWS = 12
 _MOST_PARTS = 6
+# Longer names of a group would take the place of figures.
+_LONGEST_NAMES = 20
 # From here on a figure is wider than its column.
 _LONG = 1e9
 
@@ -94,36 +97,22 @@ class _Figure(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     form: str  # How a value is written.
     name: str  # Of NodeProgress; None is unknown.
-    # That of the nodes without a row of their own, where Rest has none of the name; None where nothing sums them up.
-    of_rest: Callable[[Sequence[NodeProgress], str], float | None] = lambda _nodes, _name: None
+    # That of a group of nodes, from each value that is known and the number of its node's workers, where Rest has none
+    # of the name.
+    of_rest: Callable[[Sequence[tuple[float, int]]], float] | None = None
     rank: int  # The higher, the earlier it gives way where the terminal is narrow.
 
-    def of(self, node: NodeProgress) -> float | None:
-        value: float | None = getattr(node, self.name)
-        return value
 
-    def of_others(self, nodes: Sequence[NodeProgress], rest: Rest) -> float | None:
-        value: float | None = getattr(rest, self.name, None)
-        return value if value is not None else self.of_rest(nodes, self.name)
+def _least(known: Sequence[tuple[float, int]]) -> float:
+    return min(value for value, _ in known)
 
 
-def _known(nodes: Sequence[NodeProgress], name: str) -> list[tuple[float, int]]:
-    """A figure of those nodes that tell it, each with the number of its workers."""
-    return [(value, len(node.ranks)) for node in nodes if (value := getattr(node, name)) is not None]
+def _mean(known: Sequence[tuple[float, int]]) -> float:
+    return statistics.fmean(value for value, _ in known)
 
 
-def _least(nodes: Sequence[NodeProgress], name: str) -> float | None:
-    return min((value for value, _ in _known(nodes, name)), default=None)
-
-
-def _mean(nodes: Sequence[NodeProgress], name: str) -> float | None:
-    known = _known(nodes, name)
-    return statistics.fmean(value for value, _ in known) if known else None
-
-
-def _mean_of_workers(nodes: Sequence[NodeProgress], name: str) -> float | None:
-    known = _known(nodes, name)
-    return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
+def _mean_of_workers(known: Sequence[tuple[float, int]]) -> float:
+    return sum(value * count for value, count in known) / sum(count for _, count in known)
 
 
 _FIGURES = (
@@ -142,7 +131,9 @@ _FIGURES = (
 
 
 class ProgressTable:
-    """A row a node; on a narrow terminal the columns that matter least are left out.
+    """A row a node; of many nodes, one for each of the worst, and one for the others of each state.
+
+    On a narrow terminal the columns that matter least are left out.
 
     Args:
         progress: what is shown.
@@ -150,10 +141,21 @@ class ProgressTable:
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
-        self._shown, self._rest = worst_first(progress.nodes, _MOST_ROWS)
+        _, rest = worst_first(progress.nodes, _MOST_ROWS)
+        states = [state for state in _STATES if any(node.state == state for node in rest)]
+        self._shown, rest = worst_first(progress.nodes, _MOST_ROWS + 1 - max(1, len(states)))
+        groups = ([node for node in rest if node.state == state] for state in _STATES)
+        self._groups = [sorted(group, key=lambda node: node.node_rank) for group in groups if group]
+        # By name and node rank. Some take a while to work out, and a table that does not fit is laid out anew.
+        self._values: dict[str, dict[int, float]] = {
+            one.name: {
+                node.node_rank: value for node in progress.nodes if (value := getattr(node, one.name)) is not None
+            }
+            for one in _FIGURES
+        }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        figures = [one for one in _FIGURES if any(one.of(node) is not None for node in self._progress.nodes)]
+        figures = [one for one in _FIGURES if self._values[one.name]]
         table = self._table(figures)
         while figures and Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
             least = max(one.rank for one in figures)
@@ -168,20 +170,32 @@ class ProgressTable:
         for name in ("step", "time\n(ms)", *(one.title for one in figures)):
             table.add_column(name, justify="right", no_wrap=True)
         for node in self._shown:
-            table.add_row(*_row(node), *(_number(one.of(node), one.form) for one in figures))
-        if self._rest:
-            rest = sum_up(self._rest)
-            table.add_row(*_rest_row(rest), *(_number(one.of_others(self._rest, rest), one.form) for one in figures))
+            values = (self._values[one.name].get(node.node_rank) for one in figures)
+            table.add_row(*_row(node), *(_number(value, one.form) for one, value in zip(figures, values, strict=True)))
+        for group in self._groups:
+            rest = sum_up(group)
+            table.add_row(
+                *_rest_row(group, rest), *(_number(self._of_group(one, group, rest), one.form) for one in figures)
+            )
         table.caption = self._caption()
         table.caption_justify = "left"
         return table
+
+    def _of_group(self, figure: _Figure, group: Sequence[NodeProgress], rest: Rest) -> float | None:
+        value: float | None = getattr(rest, figure.name, None)
+        if value is not None or figure.of_rest is None:
+            return value
+        mine = self._values[figure.name]
+        known = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
+        return figure.of_rest(known) if known else None
 
     def _caption(self) -> Text:
         """What is of the whole run; a caption wraps where a title is cut."""
         progress = self._progress
         said = _duration(progress)
-        if progress.exposed_share is not None:
-            said += f"; exposed communication {progress.exposed_share:.0%} (of the worker that waited least)"
+        exposed = min(self._values["exposed_share"].values(), default=None)
+        if exposed is not None:
+            said += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
         if progress.stall is None:
             return Text(said)
         return Text(said + "\n").append(sanitize(progress.stall.message), style="bold red")
@@ -239,9 +253,10 @@ def _row(node: NodeProgress) -> list[Text]:
     ]
 
 
-def _rest_row(rest: Rest) -> list[str]:
+def _rest_row(group: Sequence[NodeProgress], rest: Rest) -> list[str]:
+    named = f"{rest.count} others: {sanitize(fold_ranges([node.name for node in group]))}"
     return [
-        f"{rest.count} others",
+        named if len(named) <= _LONGEST_NAMES else f"{rest.count} others",
         "",
         rest.states,
         _UNKNOWN if rest.step is None else f">= {rest.step}",
