@@ -48,6 +48,8 @@ def main() -> NoReturn:
     channel = Channel(umask=os.umask(0o077))
     try:
         _run_verbs(sys.argv[1:], channel)
+        # Nobody waits for us any more.
+        importlib.import_module(".compiled", __package__).keep_compiled()
     except AgentError as error:
         _exit_with(channel, error)
     except BrokenPipeError:

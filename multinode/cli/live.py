@@ -18,7 +18,7 @@ from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Stall
 from multinode.report.run.progress_table import progress_line, progress_table, stall_line
 
-__all__ = ["LiveView", "live_view", "show_stage"]
+__all__ = ["LiveView", "live_view", "show_stage", "within_share"]
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 5.0
@@ -45,14 +45,14 @@ def live_view(*, quiet: bool = False) -> Iterator[LiveView]:
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield _telling_stalls(
                 lambda text: console.print(text, markup=False, highlight=False),
-                _within_share(lambda progress: live.update(progress_table(progress), refresh=True)),
+                within_share(lambda progress: live.update(progress_table(progress), refresh=True)),
             )
     else:
         plain = _PlainLines()
         yield _telling_stalls(plain.say, plain.show)
 
 
-def _within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
+def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
     """As `show`, as often as its share of a processor's time allows, and at the end in any case."""
     due = 0.0
 

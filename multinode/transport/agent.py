@@ -36,7 +36,18 @@ Record = dict[str, Any]
 _Kind = TypeVar("_Kind")
 
 _PACKAGE = "multinode_agent"
-_MAIN = f"from {_PACKAGE}.main import main\n\nmain()\n"
+# A copy with compiled modules, which the agent keeps beside the archive, goes before it.
+_MAIN = f"""\
+import os, sys
+
+compiled = os.path.splitext(sys.path[0])[0] + "." + str(sys.implementation.cache_tag) + ".pyz"
+if os.path.isfile(compiled):
+    sys.path[0] = compiled
+
+from {_PACKAGE}.main import main
+
+main()
+"""
 # Zip needs a date; one for all keeps the archive's hash a function of its content alone.
 _EPOCH = (2000, 1, 1, 0, 0, 0)
 

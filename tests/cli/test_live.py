@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
-from multinode.cli.live import live_view
+from multinode.cli.live import live_view, within_share
 from multinode.core.run.progress import NodeProgress, RunProgress
 from multinode.core.run.run import Stall
 
@@ -40,3 +42,17 @@ def test_a_view_that_fails_is_told_once_and_does_not_reach_the_run(capsys: pytes
         view.show(impossible)
         view.show(RUNNING)
     assert capsys.readouterr().err.count("the view failed; the run is still running") == 1
+
+
+def test_a_view_that_takes_long_is_drawn_less_often_and_the_end_and_a_standstill_are_always_shown() -> None:
+    shown: list[RunProgress] = []
+
+    def draw(progress: RunProgress) -> None:
+        shown.append(progress)
+        time.sleep(0.1)
+
+    ended = msgspec.structs.replace(RUNNING, nodes=(msgspec.structs.replace(RUNNING.nodes[0], state="ended"),))
+    show = within_share(draw)
+    for progress in (RUNNING, RUNNING, STALLED, RUNNING, ended):
+        show(progress)
+    assert shown == [RUNNING, STALLED, ended]

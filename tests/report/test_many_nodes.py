@@ -48,3 +48,21 @@ def test_the_line_stays_a_line() -> None:
     line = progress_line(progress(*NODES))
     assert len(line) < 300
     assert "27 others: 27 running, step 12 at least" in line
+
+
+def test_the_others_have_a_row_for_each_state_with_their_names_where_these_are_short() -> None:
+    nodes = [busy(rank, state="ended" if rank >= 60 else "waiting" if rank >= 58 else "running") for rank in range(64)]
+    text = rendered(*nodes)
+    assert len(row(text, "n58")) == len(row(text, "n00"))
+    others = [line.replace("\u2502", " ").split() for line in text.splitlines() if "others" in line]
+    assert others[0][:6] == ["53", "others:", "n[05-57]", "53", "running", ">="]
+
+
+def test_of_hundreds_no_more_rows_are_shown_than_fit() -> None:
+    states = ("lost", "stopping", "waiting", "starting", "ended", "running")
+    nodes = [busy(rank, name=f"node{rank:03}", state=states[rank % 6]) for rank in range(256)]
+    text = rendered(*nodes)
+    rows = [line for line in text.splitlines() if any(state in line for state in states)]
+    assert len(rows) == 12
+    assert [line.replace("\u2502", " ").split()[0] for line in rows[:2]] == ["node000", "node006"]
+    assert [len([line for line in rows if "others" in line and state in line]) for state in states] == [1] * 6

@@ -30,6 +30,37 @@ def test_it_holds_all_of_the_agent_uncompressed_and_nothing_else_of_ours() -> No
     assert names - {"pynvml.py"} == expected | {"__main__.py"}
 
 
+def test_a_copy_with_compiled_modules_is_kept_beside_it_and_goes_before_it(tmp_path: Path) -> None:
+    path, copy = tmp_path / "agent.pyz", tmp_path / f"agent.{sys.implementation.cache_tag}.pyz"
+    path.write_bytes(build_archive())
+    command = [sys.executable, "-I", "-S", str(path), "runs"]
+    request = b'{"schema": 1, "run_id": "none"}\n'
+    first = subprocess.run(
+        command, input=request, capture_output=True, timeout=30, check=True, env={"HOME": str(tmp_path)}
+    )
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([path.name, copy.name])
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(copy) as compiled:
+        names = set(compiled.namelist())
+    assert {"multinode_agent/main.py", "multinode_agent/main.pyc", "multinode_agent/run/follow.pyc"} <= names
+    # Of the archive itself the first module alone is left.
+    with zipfile.ZipFile(io.BytesIO(build_archive())) as whole, zipfile.ZipFile(path, "w") as rest:
+        rest.writestr("__main__.py", whole.read("__main__.py"))
+    again = subprocess.run(
+        command, input=request, capture_output=True, timeout=30, check=True, env={"HOME": str(tmp_path)}
+    )
+    assert again.stdout == first.stdout
+    # To an interpreter of another version the sources in it are all that there is.
+    with zipfile.ZipFile(copy, "w") as other, zipfile.ZipFile(io.BytesIO(build_archive())) as whole:
+        for name in whole.namelist():
+            other.writestr(name, whole.read(name))
+            other.writestr(f"{name}c", b"not of this version")
+    other_version = subprocess.run(
+        command, input=request, capture_output=True, timeout=30, check=True, env={"HOME": str(tmp_path)}
+    )
+    assert other_version.stdout == first.stdout
+
+
 def test_a_bare_interpreter_runs_it(tmp_path: Path) -> None:
     path = tmp_path / "agent.pyz"
     path.write_bytes(build_archive())

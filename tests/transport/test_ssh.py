@@ -12,6 +12,7 @@ import pytest
 from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
 from multinode.transport.agent import AgentTransport, load_archive
+from multinode.transport.fan_out import gather
 from multinode.transport.ssh import SshTransport
 
 from .sshd import Sshd, free_port, make_key
@@ -205,3 +206,30 @@ def test_a_bashrc_that_prints_disturbs_nothing(ssh: SshTransport, sshd: Sshd, no
         bashrc.unlink()
     assert record["kind"] == "facts"
     assert noisy == b"Welcome!\n\nin\n"  # the shell of this test does read it
+
+
+def test_logins_that_pass_one_jump_host_stay_below_what_its_sshd_takes(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gate:
+        config = tmp_path / "ssh_config"
+        config.write_text(f"Host gate\n  HostName 127.0.0.1\n  Port {gate.getsockname()[1]}\n")
+        nodes = [Node(name=f"127.0.0.{host}", jump="gate", ssh_config=str(config)) for host in range(1, 13)]
+        ssh = SshTransport(connect_timeout_s=DEADLINE_S)
+        asking = threading.Thread(
+            target=gather,
+            args=(nodes, lambda node: ssh.run(node, "true", deadline_s=DEADLINE_S)),
+            kwargs={"deadline_s": DEADLINE_S},
+        )
+        asking.start()
+        gate.settimeout(DEADLINE_S)
+        logins = [gate.accept()[0] for _ in range(8)]
+        # A ninth one waits until one of them is over.
+        gate.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            gate.accept()
+        logins.pop().close()
+        gate.settimeout(DEADLINE_S)
+        logins.append(gate.accept()[0])
+    for login in logins:
+        login.close()
+    asking.join()
+    ssh.close()
