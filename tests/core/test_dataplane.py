@@ -102,7 +102,7 @@ def test_one_node_that_names_its_address_tells_the_others_which_network_it_is() 
     ("node", "complaint", "hint"),
     [
         (Node(name="a", addr="10.0.0.9"), "it has no address 10.0.0.9", "10.0.0.1 (eno1)"),
-        (Node(name="a", ifname="ens1f0"), "it has no interface ens1f0 with an IPv4 address", "eno1"),
+        (Node(name="a", ifname="ens1f0"), "it has no interface ens1f0 with an address", "eno1"),
         (
             Node(name="a", addr="10.0.0.1", ifname="ens1f0"),
             "addr=10.0.0.1 is on eno1, and the hostfile says ifname=ens1f0",

@@ -60,9 +60,9 @@ def test_the_others_have_a_row_for_each_state_with_their_names_where_these_are_s
 
 def test_of_hundreds_no_more_rows_are_shown_than_fit() -> None:
     states = ("lost", "stopping", "waiting", "starting", "ended", "running")
-    nodes = [busy(rank, name=f"node{rank:03}", state=states[rank % 6]) for rank in range(256)]
+    nodes = [busy(rank, state=states[rank % 6]) for rank in range(256)]
     text = rendered(*nodes)
     rows = [line for line in text.splitlines() if any(state in line for state in states)]
     assert len(rows) == 12
-    assert [line.replace("\u2502", " ").split()[0] for line in rows[:2]] == ["node000", "node006"]
+    assert [line.replace("\u2502", " ").split()[0] for line in rows[:2]] == ["n00", "n06"]
     assert [len([line for line in rows if "others" in line and state in line]) for state in states] == [1] * 6
