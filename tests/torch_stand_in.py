@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Every call puts the clock on by two milliseconds, and is written down in the file `calls` beside the package.
+# Every call puts the clock on by two milliseconds, or by GPU_CALL_MS (computing and launching, which a replayed graph
+# does without), and is written down in the file `calls` beside the package.
 _GPU = """
 import os
+import time
 import types
 
 __version__ = "2.8.0"
 precision, clock_ms = "highest", 0.0
+CALL_MS, LAUNCH_MS = (float(one) for one in os.environ.get("GPU_CALL_MS", "2.0 0.0").split())
 
 
 class Tensor:
@@ -24,9 +27,44 @@ class Tensor:
         _work(f"copy {non_blocking}")
 
 
+captured = None
+
+
+class CUDAGraph:
+    def replay(self):
+        global clock_ms
+        clock_ms += CALL_MS * len(self.calls)
+        _note(f"replay {len(self.calls)}")
+
+
+class graph:
+    def __init__(self, graph):
+        self.graph = graph
+
+    def __enter__(self):
+        global captured
+        if os.environ.get("NO_GRAPHS"):
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        captured = self.graph.calls = []
+
+    def __exit__(self, *_):
+        global captured
+        captured = None
+
+
 def _work(what):
     global clock_ms
-    clock_ms += 2.0
+    if captured is not None:
+        captured.append(what)
+        return
+    clock_ms += CALL_MS + LAUNCH_MS
+    _note(what)
+
+
+def _note(what):
+    if CALL_MS < 1.0:
+        # Writing would take longer than the call.
+        return
     with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "calls"), "a") as file:
         file.write(what + "\\n")
 
@@ -79,9 +117,17 @@ def get_num_threads():
     return 1
 
 
+def _synchronize(device=None):
+    # A GPU that computes is waited for.
+    if CALL_MS + LAUNCH_MS >= 1.0:
+        time.sleep(0.002)
+
+
 version = types.SimpleNamespace(hip=None, cuda="12.8")
 cuda = types.SimpleNamespace(
     Event=Event,
+    CUDAGraph=CUDAGraph,
+    graph=graph,
     is_available=lambda: True,
     device_count=lambda: 1,
     set_device=lambda device: None,
@@ -90,7 +136,7 @@ cuda = types.SimpleNamespace(
         name="A GPU that is not there", major=8, minor=0, total_memory=40 << 30
     ),
     mem_get_info=lambda device: (8 << 30, 40 << 30),
-    synchronize=lambda device=None: None,
+    synchronize=_synchronize,
     empty_cache=lambda: None,
 )
 """

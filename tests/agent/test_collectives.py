@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from multinode.agent.bench.collectives import read_nccl_log
+from multinode.agent.bench.collectives import join_group, read_nccl_log
 
 from .bench_workers import run_workers
 
@@ -100,6 +101,14 @@ def test_sizes_and_counts_are_those_of_nccl_tests(workers: Workers) -> None:
     assert ("all_to_all", 1048560, 87380) in sizes
     # Too small for that: each worker has one element.
     assert ("reduce_scatter", 12, 1) in sizes
+
+
+@pytest.mark.parametrize(("backend", "options"), [("nccl", {"device_id": "cuda:1"}), ("gloo", {})])
+def test_nccl_is_told_which_gpu_is_the_workers(backend: str, options: dict[str, str]) -> None:
+    said: list[tuple[str, dict[str, str]]] = []
+    dist = SimpleNamespace(init_process_group=lambda backend, **options: said.append((backend, options)))
+    join_group(dist, backend, "cuda:1")
+    assert said == [(backend, options)]
 
 
 @pytest.mark.timing  # whatever else uses loopback is counted, too

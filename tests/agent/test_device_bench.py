@@ -40,9 +40,9 @@ class Workers:
         done = run_workers(self._archive, "devices", count, env, torchrun=torchrun)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def run_bare(self, torch_path: Path, **request: Any) -> None:
+    def run_bare(self, torch_path: Path, gpu: dict[str, str] | None = None, **request: Any) -> None:
         """One worker with a torch that is none."""
-        env = self._environ(request) | {"PYTHONPATH": str(torch_path), "RANK": "0", "LOCAL_RANK": "0"}
+        env = self._environ(request) | {"PYTHONPATH": str(torch_path), "RANK": "0", "LOCAL_RANK": "0"} | (gpu or {})
         command = [sys.executable, str(self._archive), "devices"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -172,6 +172,7 @@ def test_a_gpu_is_timed_by_its_own_events_in_all_types_that_it_has(workers: Work
     ]
     # Each call takes two milliseconds by the GPU's clock, whatever the processor's says.
     for speed in speeds:
+        assert not speed["graph"]
         assert speed["times_us"] == pytest.approx([2000] * len(speed["times_us"]))
         assert len(speed["times_us"]) >= 3
     # A sixteenth of what is free.
@@ -180,6 +181,18 @@ def test_a_gpu_is_timed_by_its_own_events_in_all_types_that_it_has(workers: Work
     # fp32 without tensor cores, tf32 with them, half precision whatever is set.
     products = [line for line in dict.fromkeys(log) if line.startswith("mm")]
     assert products == ["mm float32 highest", "mm float32 high", "mm float16 highest", "mm bfloat16 highest"]
+
+
+@pytest.mark.parametrize(("gpu", "time_us"), [({}, 4), ({"NO_GRAPHS": "1"}, 10)])
+def test_a_product_that_is_shorter_than_its_launch_is_replayed_as_a_graph(
+    workers: Workers, tmp_path: Path, gpu: dict[str, str], time_us: float
+) -> None:
+    """Computed in 4 us and launched in 6; where graphs cannot be had, the launch is in the figure."""
+    put_torch(tmp_path)
+    workers.run_bare(tmp_path, {"GPU_CALL_MS": "0.004 0.006", **gpu}, kinds=["matmul"], dtypes=["bf16"])
+    (speed,) = workers.records("speed")
+    assert speed["graph"] is not bool(gpu)
+    assert speed["times_us"] == pytest.approx([time_us] * len(speed["times_us"]))
 
 
 # This torch has no matrix product, and says so in two lines.

@@ -223,6 +223,20 @@ for number in range(5):
     assert [record["squared_lengths"] for record in records] == [0, 0, 10, 10, 10]
 
 
+def test_memory_of_a_gpu_is_what_is_allocated_and_what_is_reserved(worker: Worker) -> None:
+    records = worker.run_wired("""
+from types import SimpleNamespace
+def cuda(initialized):
+    sys.modules["torch.cuda"] = SimpleNamespace(
+        is_initialized=lambda: initialized, max_memory_allocated=lambda: 3 << 30, max_memory_reserved=lambda: 5 << 30)
+    say(multinode_steps.memory_meter()(1))
+cuda(True)
+cuda(False)
+""")
+    assert records[0] == {"peak_memory_bytes": 3 << 30, "peak_reserved_bytes": 5 << 30}
+    assert list(records[1]) == ["peak_memory_bytes"]
+
+
 def test_a_count_on_a_gpu_is_copied_to_pinned_memory_and_nothing_waits_for_it(worker: Worker) -> None:
     (record,) = worker.run_wired("""
 from types import SimpleNamespace

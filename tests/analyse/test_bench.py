@@ -11,6 +11,7 @@ from multinode.analyse.bench.bench_figures import Speed
 from multinode.analyse.stats.estimate import of_repeats
 from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.core.run.samples import Sample, parse_samples
+from multinode.report.bench.bench_sheets import bench_sheets
 
 from .made_up_bench import (
     COPY,
@@ -44,6 +45,26 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert matmul.together is None
     assert found.phases == ("alone",)
     assert found.verdict == ("one device was measured, and there is none to compare it with",)
+
+
+@pytest.mark.parametrize(
+    ("size", "graph", "device", "bound"),
+    [
+        (1024, False, "cuda", True),
+        (1024, True, "cuda", False),
+        (4096, False, "cuda", False),
+        (1024, False, "cpu", False),
+    ],
+)
+def test_a_product_that_takes_no_longer_than_its_launch_is_marked(
+    size: int, device: str, *, graph: bool, bound: bool
+) -> None:
+    rate_us = 2 * size**3 / 1e12 / MATMUL * 1e6
+    timed = speed("matmul", MATMUL, size=size, graph=graph, times_us=(rate_us,) * 10)
+    found = report(part(0, on_gpu([timed], device=device)))
+    assert [test.alone.launch_bound for test in found.workers[0].tests if test.alone is not None] == [bound]
+    notes = [note for sheet in bench_sheets(found) for note in sheet.notes if note.startswith("~ is a lower bound")]
+    assert bool(notes) is bound
 
 
 def test_of_a_processor_and_an_unknown_gpu_no_peak_is_guessed() -> None:

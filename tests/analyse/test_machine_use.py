@@ -254,9 +254,10 @@ def test_workers_have_their_highest_memory() -> None:
         name="node0",
         node_rank=0,
         ranks=(0, 1),
-        samples=(*steps(0, peak_memory_bytes=3 << 30), *steps(1), *steps(5)),
+        samples=(*steps(0, peak_memory_bytes=3 << 30, peak_reserved_bytes=4 << 30), *steps(1), *steps(5)),
     )
-    assert use_of(node, observe("r", [node])).peak_worker_memory_gib == {0: 3.0}
+    use = use_of(node, observe("r", [node]))
+    assert (use.peak_worker_memory_gib, use.peak_worker_reserved_gib) == ({0: 3.0}, {0: 4.0})
 
 
 def test_a_node_without_steps_has_what_does_not_depend_on_them() -> None:

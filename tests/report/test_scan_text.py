@@ -19,6 +19,18 @@ def test_a_normal_sweep_says_what_it_was_held_against_and_that_nothing_is_to_men
     assert text.endswith("Nothing to mend.")
 
 
+def test_times_that_are_those_of_a_launch_are_told_so_on_a_gpu() -> None:
+    said = report(plan(), measured(plan()))
+    short = msgspec.structs.replace(said.rows[0], time_us=12.0)
+    fast = msgspec.structs.replace(said, rows=(short, *said.rows[1:]))
+    line = "up to 4096 B a call takes less than 30 us"
+    told = {
+        timer: [one for one in scan_lines(msgspec.structs.replace(fast, timer=timer)) if one.startswith(line)]
+        for timer in ("cuda", "clock")
+    }
+    assert (len(told["cuda"]), told["clock"]) == (1, [])
+
+
 def test_causes_come_numbered_with_their_hints() -> None:
     lines = scan_lines(report(plan(), measured(plan(), slow=3.0)))
     first = next(number for number, line in enumerate(lines) if line.startswith("  1. "))

@@ -20,7 +20,7 @@ from .collective_ops import Operation, make_operation
 from .device_ops import find_device, time_events
 from .raw_ring import RawRing
 
-__all__ = ["main", "read_nccl_log"]
+__all__ = ["join_group", "main", "read_nccl_log"]
 
 # Printed once for a communicator or a connection under NCCL_DEBUG=INFO (NCCL's init.cc, net_socket.cc, net_ib.cc).
 _TELLING = re.compile(r"NCCL version|Bootstrap ?:|NET/|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels")
@@ -38,7 +38,7 @@ def main() -> None:
     request = json.loads(os.environ["MULTINODE_REQUEST"])
     backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
     device = find_device(torch, on_gpu=backend == "nccl", need="the nccl backend needs a GPU for each worker")
-    dist.init_process_group(backend)
+    join_group(dist, backend, device)
     worker = _Worker(torch, device, request)
     worker.record(
         {
@@ -58,6 +58,14 @@ def main() -> None:
         worker.record({"kind": "nccl", "lines": lines})
     # Not after an error: the others sit in a collective, this one would wait for them, and nobody would hear why.
     dist.destroy_process_group()
+
+
+def join_group(dist: Any, backend: str, device: Any) -> None:
+    """Join the process group; NCCL is told the worker's GPU, or it would guess it by the global rank.
+
+    With `device_id` its communicator is made at once, so that no collective that is timed waits for it.
+    """
+    dist.init_process_group(backend, **({"device_id": device} if backend == "nccl" else {}))
 
 
 class _Worker:

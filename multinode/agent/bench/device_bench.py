@@ -30,6 +30,9 @@ _WARM_S = 0.2
 # shorter sees either all of them or none.
 _LEAST_TIMING_S = {"cpu": 0.2, "cuda": 0.005}
 _LEAST_TIMINGS, _MOST_TIMINGS = 3, 1000
+# A call that returns so soon, waited for, may be over before Python has launched the next one: as a CUDA graph, the GPU
+# launches them itself.
+_LAUNCH_BOUND_S = 1e-4
 # Matrices whose product would take more than this part of the time are left out. One of a size that was asked for may
 # take all of the time, and some seconds in any case.
 _LARGEST_PART = 0.2
@@ -213,14 +216,18 @@ class _Worker:
         wanted_s = self._request["seconds"]
         calls = max(1, math.ceil(_LEAST_TIMING_S[self.device.type] / call_s))
         count = min(_MOST_TIMINGS, max(_LEAST_TIMINGS, round(wanted_s / (call_s * calls))))
+        graph = self._capture(run, calls) if call_s < _LAUNCH_BOUND_S else None
         began_ns = time.monotonic_ns()
-        if self.device.type == "cuda":
+        if graph is not None:
+            seconds = time_events(self._torch, graph, 1, count)
+        elif self.device.type == "cuda":
             seconds = time_events(self._torch, run, calls, count)
         else:
             seconds = self._time_clock(run, calls, count)
         return {
             "times_us": [one / calls * _US_PER_S for one in seconds],
             "calls": calls,
+            "graph": graph is not None,
             "began_mono_ns": began_ns,
             "ended_mono_ns": time.monotonic_ns(),
         }
@@ -237,6 +244,23 @@ class _Worker:
             passed_s = time.perf_counter() - began
             if passed_s >= _WARM_S:
                 return passed_s / calls
+
+    def _capture(self, run: Callable[[], Any], calls: int) -> Optional[Callable[[], Any]]:
+        """Replays so many calls as one CUDA graph; None where there are no graphs, or these cannot be captured."""
+        if self.device.type != "cuda":
+            return None
+        try:
+            graph = self._torch.cuda.CUDAGraph()
+            with self._torch.cuda.graph(graph):
+                for _ in range(calls):
+                    run()
+            # The first replay uploads the graph.
+            graph.replay()
+            self._synchronise()
+        except (AttributeError, RuntimeError):
+            return None
+        replay: Callable[[], Any] = graph.replay
+        return replay
 
     def _time_clock(self, run: Callable[[], Any], calls: int, count: int) -> list[float]:
         patience_s = _PATIENCE * max(self._request["seconds"], _LEAST_TIMING_S["cpu"])

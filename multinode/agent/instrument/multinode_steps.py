@@ -95,6 +95,8 @@ class Steps:
 def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
     """The meter of `peak_memory_bytes`: the most that this worker's GPU had allocated, or that the worker had resident.
 
+    On a GPU `peak_reserved_bytes` too: what torch's allocator took from the driver, which is what runs out.
+
     It answers once a second at most: torch takes a while to add up its statistics.
     """
     due_s = 0.0
@@ -105,7 +107,7 @@ def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
         if now_s < due_s:
             return {}
         due_s = now_s + interval_s
-        return {"peak_memory_bytes": _peak_bytes()}
+        return _peak_bytes()
 
     return peak_memory
 
@@ -125,8 +127,9 @@ def _worker_fields(source: str) -> Dict[str, Any]:
     }
 
 
-def _peak_bytes() -> int:
+def _peak_bytes() -> Dict[str, Any]:
     cuda = sys.modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
-        return int(cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
+        allocated, reserved = cuda.max_memory_allocated(), cuda.max_memory_reserved()
+        return {"peak_memory_bytes": int(allocated), "peak_reserved_bytes": int(reserved)}
+    return {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES}

@@ -32,6 +32,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         of_peak: as a share of the data sheet's figure; None where that is not known.
         of_peers: as a share of the median of like devices elsewhere; None where there is none.
         slow: whether that is too little, and the interval of the share does not reach 1.
+        launch_bound: whether a call on a GPU took so little that launching it from Python takes as long: the figure is
+            then a lower bound of the GPU's.
     """
 
     value: float
@@ -41,6 +43,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     of_peak: float | None = None
     of_peers: float | None = None
     slow: bool = False
+    launch_bound: bool = False
 
 
 class BenchTest(msgspec.Struct, frozen=True, kw_only=True):

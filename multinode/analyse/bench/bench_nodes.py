@@ -5,6 +5,7 @@ Nodes are not trusted: what cannot be is left out, and of what was not asked for
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from multinode.analyse.stats.spread import spread_of
 from multinode.analyse.telemetry.gpus import use_of_gpus
 from multinode.analyse.telemetry.machine_use import figures_in
 from multinode.core.cluster.facts import NodeFacts
+from multinode.core.measure.benchmark import LAUNCH_US
 from multinode.core.run.samples import DeviceSample, Sample, SpeedSample
 
 __all__ = ["BenchPart", "bench_nodes"]
@@ -133,7 +135,7 @@ def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[Speed
     sheet = sheet_of(about.device, about.name, key)
     samples = [sample for one in phases.values() for sample in one]
     work = work_of(samples[0])
-    speeds = {phase: _speed(one, sheet.peak) for phase, one in phases.items()}
+    speeds = {phase: _speed(one, about.device, sheet.peak) for phase, one in phases.items()}
     errors = [sample.error for sample in samples if sample.error]
     named = msgspec.structs.asdict(key) | {"size": key.size or _buffer(samples[0])}
     return BenchTest(
@@ -150,7 +152,7 @@ def _buffer(sample: SpeedSample) -> str:
     return f"{(sample.size or 0) * (sample.width_bytes or 0) / _BYTES_PER_MIB:.0f} MiB"
 
 
-def _speed(samples: Iterable[SpeedSample], peak: float | None) -> Speed | None:
+def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> Speed | None:
     """By the medians of the repeats; buffers may have differed in size, so that rates are compared."""
     repeats = [rates for sample in samples if (rates := _rates(sample))]
     if not repeats:
@@ -164,7 +166,12 @@ def _speed(samples: Iterable[SpeedSample], peak: float | None) -> Speed | None:
         cv=spread_of(timings).cv,
         timings=len(timings),
         of_peak=found.value / peak if peak is not None else None,
+        launch_bound=device == "cuda" and any(_is_launch_bound(sample) for sample in samples),
     )
+
+
+def _is_launch_bound(sample: SpeedSample) -> bool:
+    return not sample.graph and bool(sample.times_us) and statistics.median(sample.times_us) < LAUNCH_US
 
 
 def _rates(sample: SpeedSample) -> list[float]:

@@ -46,7 +46,8 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
         throttled_share: part of the window in which the cgroup had used them up; None is unknown.
         memory_available_gib: the least.
         retransmitted_share: of the TCP segments sent in the whole run; None is unknown.
-        peak_worker_memory_gib: by rank, on its GPU, else resident in its process.
+        peak_worker_memory_gib: by rank, allocated on its GPU, else resident in its process.
+        peak_worker_reserved_gib: by rank, reserved on its GPU by torch's allocator, allocated or not.
         missing: reason by name of what could not be sampled.
     """
 
@@ -64,6 +65,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     memory_available_gib: float | None = None
     retransmitted_share: float | None = None
     peak_worker_memory_gib: dict[int, float] = {}
+    peak_worker_reserved_gib: dict[int, float] = {}
     missing: dict[str, str] = {}
 
 
@@ -102,7 +104,8 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
         ranks=node.ranks,
         cards=cards,
         gpus=gpus,
-        peak_worker_memory_gib=_worker_memory_gib(node),
+        peak_worker_memory_gib=_worker_memory_gib(node, "peak_memory_bytes"),
+        peak_worker_reserved_gib=_worker_memory_gib(node, "peak_reserved_bytes"),
         missing=missing,
         **figures,
     )
@@ -229,9 +232,10 @@ def _add_notes(missing: dict[str, str], node: ObservedNode, *, has_gpus: bool) -
                 missing[name] = note.message.removeprefix(beginning)[:_LONGEST_NOTE]
 
 
-def _worker_memory_gib(node: ObservedNode) -> dict[int, float]:
+def _worker_memory_gib(node: ObservedNode, field: str) -> dict[int, float]:
     peaks: dict[int, float] = {}
     for step in node.of(StepSample):
-        if step.rank in node.ranks and step.peak_memory_bytes is not None:
-            peaks[step.rank] = max(peaks.get(step.rank, 0.0), step.peak_memory_bytes / _BYTES_PER_GIB)
+        peak_bytes = getattr(step, field)
+        if step.rank in node.ranks and peak_bytes is not None:
+            peaks[step.rank] = max(peaks.get(step.rank, 0.0), peak_bytes / _BYTES_PER_GIB)
     return dict(sorted(peaks.items()))

@@ -14,6 +14,7 @@ __all__ = [
     "COLLECTIVES",
     "DEVICE_DTYPES",
     "DTYPE_BYTES",
+    "LAUNCH_US",
     "PHASES",
     "REDOPS",
     "TEST_KINDS",
@@ -36,6 +37,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_t
 """As torch.distributed has them; sendrecv is nccl-tests' ring: each rank sends to the next, and receives meanwhile."""
 DTYPE_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8, "half": 2, "bfloat16": 2, "float": 4, "double": 8}
 REDOPS = ("sum", "prod", "max", "min", "avg")
+LAUNCH_US = 30.0
+"""A call on a GPU that takes less than this is over before Python has launched the next: the time is the launch's."""
 
 _MOST_BYTES = 16 << 30
 _MOST_SIZES = 1000

@@ -250,6 +250,7 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         batch: of a layer, samples at once; likewise `sequence`, tokens of each, `hidden`, its width, `feedforward`,
             the inner width of its two linear maps, and `attentions`, how many it has.
         times_us: of one call, the mean over `calls` of them in a row; every timing, in order.
+        graph: whether the calls were replayed as a CUDA graph, so that Python launched none of them.
         began_mono_ns: the node's monotonic clock when the timed calls began; `ended_mono_ns` when they ended.
         error: why it could not be measured; None where it was.
     """
@@ -268,6 +269,7 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     attentions: Count | None = None
     times_us: tuple[TookUs, ...] = ()
     calls: Count = 1
+    graph: bool = False
     began_mono_ns: Count | None = None
     ended_mono_ns: Count | None = None
     error: str | None = None
@@ -327,6 +329,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         cards: by network card (or RDMA port), its counters at the step's end, since the card came up; of a node's first
             worker, ten times a second at the most.
         peak_memory_bytes: allocated on the GPU so far, else resident in the worker's process; once a second at most.
+        peak_reserved_bytes: reserved on the GPU by torch's allocator so far, allocated or not; likewise.
     """
 
     rank: Count
@@ -344,6 +347,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     traffic: Count | None = None
     cards: dict[str, CardBytes] | None = None
     peak_memory_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):

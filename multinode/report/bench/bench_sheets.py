@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchReport, BenchTest, BenchWorker, Speed
+from multinode.core.measure.benchmark import LAUNCH_US
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
 
 __all__ = ["bench_lines", "bench_sheets"]
@@ -17,6 +18,9 @@ _MOST_ROWS = 32
 # Below it, digits are counted from the first one that is none.
 _SMALL = 0.1
 _SLOW_NOTE = "! is slow: below 90 % of its peers, and the 95 % confidence interval of that share does not reach 1"
+_LAUNCH_NOTE = (
+    f"~ is a lower bound: a call takes less than {LAUNCH_US:.0f} us, which launching it from Python takes too"
+)
 _WAYS = (" forward", " forward + backward")
 _WHERE = (Column("node", words=True), Column("worker"), Column("phase", words=True))
 
@@ -132,6 +136,7 @@ def _speed_sheet(
     rows = [row for row in rows if row.speeds]
     shown = rows if len(rows) <= _MOST_ROWS else sorted(rows, key=lambda row: row.standing)[:_MOST_ROWS]
     marked = any(speed.slow for row in shown for speed in row.speeds)
+    bound = any(speed.launch_bound for row in shown for speed in row.speeds)
     left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
     cells = [
         (
@@ -147,7 +152,7 @@ def _speed_sheet(
         title=title,
         columns=(*_WHERE, *(Column(name, unit) for name in columns)),
         rows=(*cells, *((name, "", "", *_extreme(rows, choose)) for name, choose in extremes.items())),
-        notes=tuple(filter(None, (_SLOW_NOTE if marked else "", note, left_out))),
+        notes=tuple(filter(None, (_SLOW_NOTE if marked else "", _LAUNCH_NOTE if bound else "", note, left_out))),
     )
 
 
@@ -167,7 +172,11 @@ def _cell(speed: Speed | None, *, shares: bool) -> str:
     if speed is None:
         return UNKNOWN
     share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
-    return f"{_rate(speed.value)}{share}{'!' if speed.slow else ''}"
+    return f"{_rate(speed.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
+
+
+def _bound(speed: Speed) -> str:
+    return "~" if speed.launch_bound else ""
 
 
 def _rate(value: float) -> str:
@@ -181,6 +190,7 @@ def _size_sheet(report: BenchReport) -> Sheet:
     for whose, test in _named_tests(report):
         if test.kind == "matmul":
             by_label.setdefault(test.label, []).append((whose, test))
+    bound = any(speed.launch_bound for tests in by_label.values() for _, test in tests for speed in test.speeds)
     return Sheet(
         title="matrix products by type and size",
         columns=(
@@ -196,7 +206,10 @@ def _size_sheet(report: BenchReport) -> Sheet:
             Column("cv"),
         ),
         rows=tuple(row for tests in by_label.values() for phase in report.phases for row in _size_row(tests, phase)),
-        notes=("of sheet: the best, of the data sheet's figure; cv: of the timings, median over workers",),
+        notes=(
+            *((_LAUNCH_NOTE,) if bound else ()),
+            "of sheet: the best, of the data sheet's figure; cv: of the timings, median over workers",
+        ),
     )
 
 
@@ -232,10 +245,10 @@ def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tu
         test.dtype,
         test.size,
         phase,
-        _rate(best[1].value),
+        _rate(best[1].value) + _bound(best[1]),
         best[0],
         _rate(statistics.median(speed.value for _, speed in timed)),
-        _rate(worst[1].value),
+        _rate(worst[1].value) + _bound(worst[1]),
         worst[0],
         percent(best[1].of_peak, ".0f"),
         percent(statistics.median(speed.cv for _, speed in timed), ".1f"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.analyse.nccl_test.size_scan import ScanReport
+from multinode.core.measure.benchmark import LAUNCH_US
 from multinode.units import format_duration, format_rate
 
 __all__ = ["scan_lines"]
@@ -18,6 +19,7 @@ def scan_lines(report: ScanReport) -> list[str]:
     return [
         *_network(report),
         *_curves(report),
+        *_launches(report),
         *_path(report),
         *_odd(report),
         *_like(report),
@@ -49,6 +51,15 @@ def _curves(report: ScanReport) -> Iterator[str]:
         off = max((abs(one) for one in curve.residuals), default=0.0)
         used = "used for predictions" if curve.method == "fit" else "too far off: predictions interpolate"
         yield f"{collective}: time = {curve.alpha_us:.0f} us{beta}, at most {off:.1%} off what was measured ({used})"
+
+
+def _launches(report: ScanReport) -> Iterator[str]:
+    short = [row.size_bytes for row in report.rows if report.timer == "cuda" and row.time_us < LAUNCH_US]
+    if short:
+        yield (
+            f"up to {max(short)} B a call takes less than {LAUNCH_US:.0f} us, as launching it from Python does; "
+            "those times are upper bounds of the network's"
+        )
 
 
 def _path(report: ScanReport) -> Iterator[str]:

@@ -39,7 +39,7 @@ _PHASES = ("data", "forward", "backward", "optimizer", "comm")
 _NODE = ("run_id", "node", "node_rank")
 _STEP = (
     *("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens"),
-    *("effective_tokens", "peak_memory_bytes", "traffic"),
+    *("effective_tokens", "peak_memory_bytes", "peak_reserved_bytes", "traffic"),
 )
 _NIC = (
     *("time_s", "mono_ns", "ifname", "rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),

@@ -49,7 +49,7 @@ _PROCESSORS: tuple[_Shown, ...] = (
     ("quota", "cores", _field("quota_cores", "g")),
     ("held", "by quota", lambda node: percent(node.throttled_share)),
     ("free", "GiB", _field("memory_available_gib")),
-    ("worker", "GiB", lambda node: figure(known_max(node.peak_worker_memory_gib.values()), ".2f")),
+    ("worker", "GiB", lambda node: _worker_memory(node)),
 )
 _GPUS: tuple[_Shown, ...] = (
     ("GPU", "", lambda gpu: str(gpu.index)),
@@ -110,6 +110,12 @@ def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 def _words_of(gpu: GpuUse) -> tuple[str, str]:
     held = ", ".join(f"{reason} {percent(share, '.0f')}" for reason, share in gpu.throttle.items())
     return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
+
+
+def _worker_memory(node: NodeUse) -> str:
+    """Allocated, of what is reserved on a GPU."""
+    allocated, reserved = node.peak_worker_memory_gib, node.peak_worker_reserved_gib
+    return _of(known_max(allocated.values()), known_max(reserved.values()), ".2f")
 
 
 def _of(value: float | None, whole: float | None, form: str) -> str:
