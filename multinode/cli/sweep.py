@@ -56,6 +56,14 @@ class GridOptions:
             "comma. Repeatable.",
         ),
     ] = None
+    grid_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="--NAME=A,B,...",
+            help="Values of an argument of the script after -- to go through: --grid-arg --batch=1,2,4. One with a "
+            "comma is quoted: '--layers=\"1,2\",3'. Repeatable.",
+        ),
+    ] = None
     set_: Overrides = None
     nodes: Annotated[
         str | None,
@@ -79,8 +87,10 @@ class GridOptions:
     ] = True
     synthetic: Synthetic = False
 
-    def read(self, axes: Mapping[str, tuple[Any, ...]], there: int) -> Grid:
+    def read(self, axes: Mapping[str, tuple[Any, ...]], arguments: Mapping[str, str], there: int) -> Grid:
         """The grid of the axes that have more than one value; without `--nodes` on all nodes that are `there`.
+
+        `arguments` are those of a script, as they are written, by the name of the axis.
 
         Raises:
             UsageError: numbers of nodes or workers are none.
@@ -91,6 +101,7 @@ class GridOptions:
         workers = self.workers_per_node
         return Grid(
             settings={key: values for key, values in axes.items() if len(values) > 1},
+            arguments={name: text for name, text in arguments.items() if len(axes[name]) > 1},
             nodes=parse_counts("--nodes", self.nodes) if self.nodes is not None else (there,),
             workers_per_node=parse_counts("--workers-per-node", workers) if workers is not None else (None,),
             repeats=self.repeats,
@@ -102,8 +113,8 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="A script has no settings to go through, and its nodes and workers can be: multinode sweep --nodes 1,2 "
-        "-- train.py",
+        epilog="Of a script its arguments, nodes and workers: multinode sweep --grid-arg --batch=1,2,4 --nodes 1,2 -- "
+        "train.py",
     )(expand_options(sweep))
 
 
@@ -164,29 +175,57 @@ def _read_grid(
             names cannot be read, or a setting is wrong.
     """
     nodes_and_text, execute, check = launch
-    from multinode.core.grid.grid_plan import parse_axes, plan_grid
+    from multinode.core.grid.grid_plan import plan_grid
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 
-    if script is not None and options.grid:
-        raise UsageError(
-            "--grid goes through keys of a YAML job, and this is a script", hint="give the script its own arguments"
-        )
-    axes, edits = parse_axes(options.grid or []), training.deepspeed_set or []
-    twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in options.set_ or ())), None)
-    if twice is not None:
-        raise UsageError(f"{twice} is in --set and in --grid", hint="name it in one of them")
-    fixed = [*(options.set_ or ()), *_fixed(axes)]
-    plain = read_job(path, script, fixed, edits)
-    grid = options.read(axes, len(nodes_and_text[0].nodes))
+    (axes, arguments), edits = _read_axes(script, options), training.deepspeed_set or []
+    fixed = [*(options.set_ or ()), *(() if arguments else _fixed(axes))]
+    own = [f"{arguments[name]}={values[0]}" for name, values in axes.items() if name in arguments and len(values) == 1]
+    plain = read_job(path, (*script, *own) if script else script, fixed, edits)
+    grid = options.read(axes, arguments, len(nodes_and_text[0].nodes))
     cells = plan_grid(grid, nodes_and_text[0])
     return AskedGrid(
         launch=training.make_training(nodes_and_text, plain, LaunchOptions(), execute, check=check),
         job=plain,
         grid=grid,
         cells=cells,
-        jobs=_cell_jobs(plain, cells, fixed, edits),
+        jobs=_cell_jobs(plain, grid, cells, fixed, edits),
         training=CellTraining(steps=options.steps, minutes=options.minutes, synthetic=options.synthetic),
     )
+
+
+def _read_axes(
+    script: tuple[str, ...] | None, options: GridOptions
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, str]]:
+    """Values by key of a YAML, or by name of a script's argument, and those arguments as they are written.
+
+    Raises:
+        UsageError: the one's axes were given for the other, or a key or argument is set elsewhere as well.
+    """
+    from multinode.core.grid.grid_plan import parse_arguments, parse_axes
+
+    if script is None:
+        if options.grid_arg:
+            raise UsageError(
+                "--grid-arg goes through the arguments of a script after --, and there is none",
+                hint="through keys of a YAML job: --grid KEY=A,B",
+            )
+        axes = parse_axes(options.grid or [])
+        twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in options.set_ or ())), None)
+        if twice is not None:
+            raise UsageError(f"{twice} is in --set and in --grid", hint="name it in one of them")
+        return axes, {}
+    if options.grid:
+        raise UsageError(
+            "--grid goes through keys of a YAML job, and this is a script",
+            hint="through its arguments: --grid-arg --batch=1,2,4",
+        )
+    axes, arguments = parse_arguments(options.grid_arg or [])
+    words = {word.partition("=")[0] for word in script}
+    twice = next((argument for argument in arguments.values() if argument in words), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is in the script's arguments and in --grid-arg", hint="name it in one of them")
+    return axes, arguments
 
 
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
@@ -247,19 +286,19 @@ def _tell_end(swept: Swept) -> NoReturn:
 
 
 def _cell_jobs(
-    plain: Job, cells: Sequence[Cell], fixed: Sequence[str], deepspeed_edits: Sequence[str]
+    plain: Job, grid: Grid, cells: Sequence[Cell], fixed: Sequence[str], deepspeed_edits: Sequence[str]
 ) -> dict[str, Job]:
-    """The job of each cell by its label, exactly as `launch` would make it of the same `--set`.
+    """The job of each cell by its label, exactly as `launch` would make it of the same `--set`, or arguments.
 
     A setting may name another file, a model or a DeepSpeed JSON; so each is read as a job of its own.
     """
-    from multinode.core.grid.grid_plan import cell_overrides
+    from multinode.core.grid.grid_plan import cell_arguments, cell_overrides
     from multinode.core.job.deepspeed import parse_deepspeed_edits
     from multinode.core.job.job import ScriptJob
     from multinode.store.job import load_job
 
     if isinstance(plain, ScriptJob):
-        return {cell.label: plain for cell in cells}
+        return {cell.label: ScriptJob(argv=(*plain.argv, *cell_arguments(grid, cell))) for cell in cells}
     path, edits = Path(plain.config_path), parse_deepspeed_edits(deepspeed_edits)
     made: dict[tuple[str, ...], Job] = {}
     for cell in cells:

@@ -95,7 +95,28 @@ def test_a_setting_may_name_another_file_and_each_cell_has_its_own(folder: Path)
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_script_has_a_grid_of_nodes_and_workers_alone() -> None:
+def test_a_script_has_a_grid_of_its_arguments() -> None:
+    arguments = (
+        "--grid-arg",
+        "--batch-size=8,2",
+        "--grid-arg",
+        "--lr=1e-4",
+        "--nodes",
+        "1",
+        "--",
+        "train.py",
+        "--fp16",
+    )
+    document = dry_run(*arguments)
+    assert document["grid"]["settings"] == {"batch_size": [8, 2]}
+    assert [cell["cell"]["label"] for cell in document["cells"]] == ["1-node-batch8", "1-node-batch2"]
+    assert document["command"].endswith("train.py --fp16 --lr=1e-4")
+    # A batch that runs out of memory is seen before a larger one is tried.
+    assert run("--dry-run", *arguments).stdout.splitlines()[0] == "1  1-node-batch2  --nodes 1 -- --batch-size=2"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_script_has_no_keys_and_a_yaml_no_arguments() -> None:
     document = dry_run(*LAYOUT, "--", "train.py", "--lr", "1")
     assert [cell["cell"]["label"] for cell in document["cells"]] == ["1x1", "2x1"]
     assert refusal("--grid", "a=1,2", "--", "train.py").message.startswith("--grid goes through keys of a YAML job")
@@ -108,6 +129,13 @@ def test_a_script_has_a_grid_of_nodes_and_workers_alone() -> None:
         (("--steps", "6", "--minutes", "1"), "--steps and --minutes both say how long a cell trains"),
         (("--grid", "a=1", "--grid", "a=2"), "--grid a is given twice"),
         (("--grid", "a=1,2", "--set", "a=2"), "a is in --set and in --grid"),
+        (("--grid-arg", "--a=1,2", "--", "x.py", "--a", "2"), "--a is in the script's arguments and in --grid-arg"),
+        (("--grid-arg", "--a=1,2", "--grid-arg", "--a=3", "--", "x.py"), "--grid-arg --a is given twice"),
+        (("--grid-arg", "--a=1,1", "--", "x.py"), "--grid-arg --a=1,1: '1' stands twice"),
+        (("--grid-arg", "--a=1,", "--", "x.py"), "--grid-arg '--a=1,' is not NAME=VALUE"),
+        (("--grid-arg", "--a", "--", "x.py"), "--grid-arg '--a' is not NAME=VALUE"),
+        (("--grid-arg", "--hf-token=a,b", "--", "x.py"), "--grid-arg --hf-token: a secret is no axis"),
+        (("--grid-arg", "--a=1,2"), "--grid-arg goes through the arguments of a script after --"),
         (("--grid", "a="), "--grid a= has an empty value"),
         (("--nodes", "one"), "--nodes 'one' is not a list of numbers from 1 on"),
         (("--nodes", "1,3"), "--nodes 1,3: hosts has 2 nodes"),

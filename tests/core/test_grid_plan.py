@@ -12,9 +12,11 @@ from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.grid.grid import BATCH, Cell, Grid
 from multinode.core.grid.grid_plan import (
     batch_of,
+    cell_arguments,
     cell_overrides,
     measuring_order,
     override_text,
+    parse_arguments,
     parse_axes,
     parse_counts,
     plan_grid,
@@ -49,6 +51,26 @@ def test_every_combination_is_a_cell_and_the_batch_varies_fastest() -> None:
     assert (last.nodes, last.workers_per_node) == (2, 2)
     assert last.settings == {"finetuning_type": "full", BATCH: 2}
     assert cell_overrides(last) == ("finetuning_type=full", f"{BATCH}=2")
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "values"),
+    [
+        ("--batch=1,2,4", "--batch", (1, 2, 4)),
+        # As they are written: what a script makes of 1e-4 or 007 is its own.
+        ("--lr=1e-4,0.001,007", "--lr", ("1e-4", "0.001", "007")),
+        ("-b=2, 4", "-b", (2, 4)),
+        ("model.depth=2,4", "model.depth", (2, 4)),
+        ('--layers="1,2",3', "--layers", ("1,2", 3)),
+    ],
+)
+def test_arguments_of_a_script_reach_it_as_they_are_written(text: str, written: str, values: tuple[Any, ...]) -> None:
+    axes, arguments = parse_arguments([text])
+    ((name, found),) = axes.items()
+    assert (found, arguments) == (values, {name: written})
+    grid = Grid(settings=axes, arguments=arguments, nodes=(1,))
+    cells = plan_grid(grid, CLUSTER)
+    assert [cell_arguments(grid, cell) for cell in cells] == [(f"{written}={value}",) for value in values]
 
 
 def test_a_grid_of_nodes_alone_needs_no_settings() -> None:

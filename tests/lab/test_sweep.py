@@ -134,7 +134,7 @@ def assert_figures(row: dict[str, Any], *, nodes: int, batch: int) -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param((*REAL_TORCH, "--", SCRIPT, "--steps", "6", "--batch", "1"), id="script"),
+        pytest.param((*REAL_TORCH, "--grid-arg", "--batch=1", "--", SCRIPT, "--steps", "6"), id="script"),
         pytest.param(
             (JOB, "--steps", "6", "--set", "per_device_train_batch_size=1", "--set", "finetuning_type=lora"),
             id="llamafactory",

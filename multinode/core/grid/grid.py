@@ -8,17 +8,25 @@ import msgspec
 
 from multinode.core.run.run import Failure
 
-__all__ = ["BATCH", "Cell", "CellRecord", "Grid", "GridRecord"]
+__all__ = ["BATCH", "Cell", "CellRecord", "Grid", "GridRecord", "is_batch"]
 
 BATCH = "per_device_train_batch_size"
 """The setting whose larger values need more memory, all else equal."""
+_BATCHES = frozenset({BATCH, "batch", "batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size"})
+
+
+def is_batch(key: str) -> bool:
+    """Whether a setting, or a script's argument of this name, is a batch."""
+    return key in _BATCHES
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep asks for: every combination of these.
 
     Attributes:
-        settings: values by key of the job, in the order in which they were given.
+        settings: values by key of the job, or by name of a script's argument, in the order in which they were given.
+        arguments: the script's argument as it is written, by the name that it has in `settings`: `--batch-size` by
+            `batch_size`; empty of a YAML job.
         nodes: how many of the hostfile's first nodes.
         workers_per_node: on each of them; None leaves it to the hostfile.
         repeats: how often each cell is measured.
@@ -27,6 +35,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: dict[str, tuple[Any, ...]] = {}
+    arguments: dict[str, str] = {}
     nodes: tuple[int, ...]
     workers_per_node: tuple[int | None, ...] = (None,)
     repeats: int = 1

@@ -1,7 +1,8 @@
-"""From `--grid key=a,b` and `--nodes 1,2` to a grid's cells, each with a name, and the order of measuring. Pure."""
+"""From `--grid key=a,b`, `--grid-arg --name=a,b` and `--nodes 1,2` to a grid's named cells and their order. Pure."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.grid.grid import BATCH, Cell, Grid
+from multinode.core.grid.grid import BATCH, Cell, Grid, is_batch
 from multinode.core.text.secret_values import is_secret
 from multinode.core.text.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
 from multinode.errors import JobError, UsageError
@@ -20,9 +21,11 @@ __all__ = [
     "Turn",
     "batch_group",
     "batch_of",
+    "cell_arguments",
     "cell_overrides",
     "measuring_order",
     "override_text",
+    "parse_arguments",
     "parse_axes",
     "parse_counts",
     "plan_grid",
@@ -35,7 +38,6 @@ _LONGEST_LABEL = 64
 _UNFIT = re.compile(r"[^A-Za-z0-9_.]+")
 # What a value is called beside its key, or alone where it says enough.
 _SHORT = {
-    BATCH: "batch",
     "gradient_accumulation_steps": "accumulation",
     "cutoff_len": "length",
     "lora_rank": "rank",
@@ -63,7 +65,7 @@ def plan_grid(grid: Grid, cluster: Cluster) -> tuple[Cell, ...]:
         UsageError: more nodes or workers than the hostfile has, or more cells than anybody measures.
     """
     _require_room(grid, cluster)
-    keys = sorted(grid.settings, key=lambda key: key == BATCH)
+    keys = sorted(grid.settings, key=is_batch)
     combinations = list(itertools.product(grid.nodes, grid.workers_per_node, *(grid.settings[key] for key in keys)))
     if len(combinations) > _MOST_CELLS:
         raise UsageError(f"the grid has {len(combinations)} cells, and a sweep has {_MOST_CELLS} at most")
@@ -92,13 +94,13 @@ def measuring_order(grid: Grid, cells: Sequence[Cell]) -> Iterator[Turn]:
 
 def batch_of(cell: Cell) -> float | None:
     """The batch that the grid sets in a cell; None where it sets none, or what is no number."""
-    value = cell.settings.get(BATCH)
+    value = next((value for key, value in cell.settings.items() if is_batch(key)), None)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def batch_group(cell: Cell) -> tuple[int, int | None, str]:
     """Equal for cells that differ in their batch alone."""
-    others = {key: value for key, value in cell.settings.items() if key != BATCH}
+    others = {key: value for key, value in cell.settings.items() if not is_batch(key)}
     # As text: 1 and true are equal, and a list has no hash.
     return cell.nodes, cell.workers_per_node, repr(others)
 
@@ -106,6 +108,11 @@ def batch_group(cell: Cell) -> tuple[int, int | None, str]:
 def cell_overrides(cell: Cell) -> tuple[str, ...]:
     """What the grid sets in the job, each as one `--set` of `launch` takes it."""
     return tuple(override_text(key, value) for key, value in cell.settings.items())
+
+
+def cell_arguments(grid: Grid, cell: Cell) -> tuple[str, ...]:
+    """What the grid adds to a script's arguments, a word each."""
+    return tuple(f"{grid.arguments[key]}={value}" for key, value in cell.settings.items() if key in grid.arguments)
 
 
 def _require_room(grid: Grid, cluster: Cluster) -> None:
@@ -152,7 +159,8 @@ def _name_value(key: str, value: Any) -> str:
     text = _UNFIT.sub("-", str(value).lower() if isinstance(value, bool) else str(value)).strip("-")
     if key in _ALONE:
         return text if value != "none" else f"no-{_UNFIT.sub('-', key)}"
-    return f"{_SHORT[key]}{text}" if key in _SHORT else f"{key}-{text}"
+    short = "batch" if is_batch(key) else _SHORT.get(key)
+    return f"{short}{text}" if short is not None else f"{key}-{text}"
 
 
 def _with_unique_labels(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -169,6 +177,8 @@ def _with_unique_labels(cells: Sequence[Cell]) -> Iterator[Cell]:
 _MOST_DIGITS = 9
 _EXAMPLE = "--grid per_device_train_batch_size=1,2,4"
 _KEY = re.compile(r"\w+", re.ASCII)
+# With a dot as Hydra has them: `model.depth=2`.
+_ARGUMENT = re.compile(r"\w[\w.]*", re.ASCII)
 _COUNTS = frozenset({BATCH, "gradient_accumulation_steps", "cutoff_len", "lora_rank"})
 # A sweep cuts every run itself.
 _OURS = {"max_steps": "--steps", "num_train_epochs": "--steps"}
@@ -190,6 +200,38 @@ def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
             raise JobError(f"--grid {key} is given twice", hint=f"all values of a key stand in one: {_EXAMPLE}")
         axes[key] = values
     return axes
+
+
+def parse_arguments(texts: Iterable[str]) -> tuple[dict[str, tuple[Any, ...]], dict[str, str]]:
+    """Values by name of a script's arguments, in the order given, and the arguments as they are written.
+
+    Commas part the values, which reach the script as they are written; one with a comma is quoted: `--to='"1,2",3'`.
+    The name is what stands before `=`, without the dashes: `batch_size` of `--batch-size=1,2`.
+
+    Raises:
+        JobError: one is not `NAME=VALUE[,VALUE...]`, has an empty value, or a value or name that stands twice.
+    """
+    axes: dict[str, tuple[Any, ...]] = {}
+    written: dict[str, str] = {}
+    for text in texts:
+        argument, _, listed = text.partition("=")
+        name = argument.lstrip("-").replace("-", "_")
+        values = next(csv.reader([listed], skipinitialspace=True), [])
+        if not _ARGUMENT.fullmatch(name) or not all(values) or not values:
+            raise JobError(
+                f"--grid-arg {text!r} is not NAME=VALUE[,VALUE...]", hint="for example --grid-arg --batch=1,2,4"
+            )
+        if name in axes:
+            raise JobError(f"--grid-arg {argument} is given twice", hint="all values of an argument stand in one")
+        twice = _first_twice(values)
+        if twice is not None:
+            raise JobError(
+                f"--grid-arg {text}: {values[twice]!r} stands twice", hint="--repeats measures every cell again"
+            )
+        if len(values) > 1 and is_secret(name):
+            raise JobError(f"--grid-arg {argument}: a secret is no axis: it would stand in every table")
+        axes[name], written[name] = tuple(map(_plain_number, values)), argument
+    return axes, written
 
 
 def parse_counts(option: str, text: str) -> tuple[int, ...]:
@@ -268,6 +310,11 @@ def _parse_values(key: str, written: str) -> tuple[Any, ...]:
         hint = _EXAMPLE if "," in written else f"to unset a key: --set {key}=null"
         raise JobError(f"--grid {key}={written} has an empty value", hint=hint)
     return tuple(values)
+
+
+def _plain_number(text: str) -> int | str:
+    """A whole number where its text can be made of it again, so that a table sorts it as one."""
+    return int(text) if re.fullmatch(r"0|[1-9]\d{0,17}", text, re.ASCII) else text
 
 
 def _identity(value: Any) -> Hashable:

@@ -6,8 +6,8 @@ import functools
 import statistics
 from collections import Counter
 
-from multinode.core.grid.grid import Cell, CellRecord, GridRecord
-from multinode.core.grid.grid_plan import cell_overrides, measuring_order
+from multinode.core.grid.grid import Cell, CellRecord, Grid, GridRecord
+from multinode.core.grid.grid_plan import cell_arguments, cell_overrides, measuring_order
 from multinode.core.grid.grid_state import due_turns, give_up
 from multinode.core.run.quoting import quote_path
 from multinode.units import format_count
@@ -65,11 +65,12 @@ def state_line(record: GridRecord) -> str:
     return f"{format_count(len(record.cells), 'cell')}: {said}"
 
 
-def _describe(cell: Cell) -> str:
-    """What a cell sets, as the options of `launch` would."""
+def _describe(grid: Grid, cell: Cell) -> str:
+    """What a cell sets, as the options of `launch`, or a script's arguments, would."""
     workers = [] if cell.workers_per_node is None else [f"--workers-per-node {cell.workers_per_node}"]
     settings = [f"--set {quote_path(text)}" for text in cell_overrides(cell)]
-    return " ".join([f"--nodes {cell.nodes}", *workers, *settings])
+    arguments = ["--", *map(quote_path, cell_arguments(grid, cell))]
+    return " ".join([f"--nodes {cell.nodes}", *workers, *(arguments if grid.arguments else settings)])
 
 
 def plan_lines(record: GridRecord) -> list[str]:
@@ -78,7 +79,8 @@ def plan_lines(record: GridRecord) -> list[str]:
     order = [turn.cell for turn in measuring_order(record.grid, [one.cell for one in cells]) if turn.number == 1]
     width = max(len(one.cell.label) for one in cells)
     lines = [
-        f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  {_describe(cells[index].cell)}"
+        f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  "
+        + _describe(record.grid, cells[index].cell)
         + ("" if cells[index].state == "waiting" else f"  ({_words(cells[index].state)})")
         for number, index in enumerate(order, 1)
     ]
