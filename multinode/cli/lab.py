@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +28,7 @@ from multinode.lab.cluster import (
     up_lab,
 )
 from multinode.lab.faults import list_faults
+from multinode.lab.gpus import count_gpus, gpu_files
 from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
 from multinode.units import parse_size
 
@@ -55,7 +57,9 @@ _NODE_ROW = "{:<10}{:<7}{:<17}{:<17}{:<10}{}"
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=200, help="How many nodes.")] = 2,
     rate: Annotated[str, typer.Option(help="Line rate of the training network: 100mbit, 1gbit, none.")] = "1gbit",
-    slots: Annotated[int, typer.Option(min=1, help="Workers that each node offers.")] = 2,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Workers that each node offers; else 2, or with --gpus one a GPU.")
+    ] = None,
     cores_per_node: Annotated[
         int | None, typer.Option(min=1, help="Pin each node to cores of its own; else all nodes share all cores.")
     ] = None,
@@ -63,6 +67,10 @@ def up(
         str | None, typer.Option(metavar="PATH", help="Interpreter of the training environment; else this command's.")
     ] = None,
     disk: Annotated[str, typer.Option(metavar="SIZE", help="What each node may write, in memory.")] = "4G",
+    gpus: Annotated[
+        Literal["none", "share"],
+        typer.Option(help="share: all nodes see this machine's NVIDIA GPUs, and NCCL takes them for different hosts."),
+    ] = "none",
     network: Annotated[str, typer.Option(metavar="NET/23", help="A private network of the lab's own.")] = (
         "10.213.0.0/23"
     ),
@@ -70,15 +78,23 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Make the lab, and measure what its links carry."""
+    there = count_gpus() if gpus == "share" else None
+    if there is not None and slots is not None and slots > there:
+        raise UsageError(
+            f"--slots {slots}, and this machine has {there} GPU{'s' if there > 1 else ''}: NCCL refuses two workers of "
+            "one node on one GPU",
+            hint=f"--slots {there}, and more --nodes",
+        )
     spec = LabSpec(
         node_count=nodes,
         rate_gbit_per_s=parse_option("--rate", rate, parse_lab_rate),
-        slots=slots,
+        slots=slots or there or 2,
         cores_per_node=cores_per_node,
         python=python or sys.executable,
         disk_bytes=parse_option("--disk", disk, parse_size),
         network=network,
         ipv6=ipv6,
+        gpu_files=gpu_files(Path("/"), Path("/proc/self/mounts").read_text()) if there is not None else (),
     )
     links: list[LinkSpeed] = []
     lab = up_lab(spec, note, links.append if as_json else lambda link: _print_link(link, links))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.lab.gpus import GPU_ENVIRONMENT
 from multinode.lab.processes import run_all
 from multinode.lab.state import STATE_DIR, LabSpec, NodeAddresses, node_addresses, node_dir, node_name
 from multinode.store.run_directory import replace_file
@@ -16,6 +17,7 @@ __all__ = [
     "SSHD_CONFIG",
     "SSH_CONFIG",
     "NodeFile",
+    "hostfile_text",
     "make_keys",
     "node_files",
     "sshd_config",
@@ -57,9 +59,10 @@ _HOSTFILE_HEAD = """\
 # The nodes of `multinode lab up`; gone after `multinode lab down`.
 # OMP_NUM_THREADS: nodes share the cores; threads that wait for a core would be taken for a slow network.
 # DISABLE_VERSION_CHECK: LLaMA-Factory 0.9.5 refuses the DeepSpeed that is installed beside it otherwise.
-# DS_ACCELERATOR: DeepSpeed would guess from what is installed; these nodes train on the CPU.
 """
-_JOB_ENV = "env.OMP_NUM_THREADS=1 env.DISABLE_VERSION_CHECK=1 env.DS_ACCELERATOR=cpu"
+_ON_CPU = "# DS_ACCELERATOR: DeepSpeed would guess from what is installed; these nodes train on the CPU.\n"
+_ON_GPU = "# NCCL_*: these nodes share the GPUs of one machine, and nothing but their network shall be between them.\n"
+_JOB_ENV = {"OMP_NUM_THREADS": "1", "DISABLE_VERSION_CHECK": "1"}
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ def make_keys(spec: LabSpec) -> None:
 def write_access_files(spec: LabSpec) -> None:
     """Write what the controller needs to reach the nodes: hostfile, ssh_config and known_hosts."""
     texts = {
-        HOSTFILE: _hostfile(spec),
+        HOSTFILE: hostfile_text(spec),
         SSH_CONFIG: _ssh_config(spec, str(_CLIENT_KEY), str(_KNOWN_HOSTS)),
         _KNOWN_HOSTS: _known_hosts(spec),
     }
@@ -116,11 +119,14 @@ def sshd_config(address: str) -> str:
     return _SSHD_CONFIG_TEXT.format(address=address)
 
 
-def _hostfile(spec: LabSpec) -> str:
-    lines = [_HOSTFILE_HEAD]
+def hostfile_text(spec: LabSpec) -> str:
+    """The nodes, a line each."""
+    lines = [_HOSTFILE_HEAD, _ON_GPU if spec.gpu_files else _ON_CPU]
+    variables = _JOB_ENV | (GPU_ENVIRONMENT if spec.gpu_files else {"DS_ACCELERATOR": "cpu"})
+    job_env = " ".join(f"env.{name}={value}" for name, value in variables.items())
     for name, addresses in _nodes(spec):
         where = f"addr={addresses.data} ssh_config={SSH_CONFIG} python={spec.python}"
-        lines.append(f"{name} slots={spec.slots} {where} {_JOB_ENV}\n")
+        lines.append(f"{name} slots={spec.slots} {where} {job_env}\n")
     return "".join(lines)
 
 

@@ -155,6 +155,8 @@ def mount_root(config: dict[str, Any]) -> None:
     mount("tmpfs", root / "dev/shm", "tmpfs", options=f"size={config['disk_bytes']},mode=1777")
     for name, mode in (("run", 0o755), ("root/.ssh", 0o700)):
         mount_own(store / "own" / name, root / name, mode)
+    for path in config["shared_files"]:
+        share_file(path, root)
     for place, text in config["kernel_files"].items():
         file = store / place.replace("/", "_")
         file.write_text(text + "\n")
@@ -218,6 +220,15 @@ def mount_own(own: Path, target: Path, mode: int) -> None:
     own.chmod(mode)
     target.mkdir(parents=True, exist_ok=True)
     mount(own, target, None, _MS_BIND)
+
+
+def share_file(path: str, root: Path) -> None:
+    """Show the node a device or a file as it is on the controller, mounted over another one as it may be."""
+    target = root / path.lstrip("/")
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    mount(path, target, None, _MS_BIND)
 
 
 def submounts() -> Iterator[str]:

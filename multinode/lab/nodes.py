@@ -44,6 +44,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     kernel_files: dict[str, str]
     files: list[NodeFile]
     executables: tuple[str, str]
+    shared_files: tuple[str, ...]
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +105,7 @@ def _order(spec: LabSpec, node_rank: int) -> _Order:
         kernel_files={BOOT_ID_FILE: boot_id, SPEED_FILE: speed_text(spec.rate_gbit_per_s)},
         files=node_files(spec, node_rank, uuid.uuid4().hex),
         executables=(SSHD, spec.python),
+        shared_files=spec.gpu_files,
     )
 
 

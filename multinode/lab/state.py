@@ -69,6 +69,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         disk_bytes: what a node may write, in memory; its /dev/shm is as large again.
         network: an IPv4 /23 of the lab's own; the lower half is management, the upper half training.
         ipv6: whether the training network has IPv6 addresses in place of that upper half.
+        gpu_files: device and driver files of the GPUs that the nodes share; empty where they have none.
     """
 
     node_count: int = 2
@@ -79,6 +80,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     disk_bytes: int = 4 * _GIB
     network: str = DEFAULT_NETWORK
     ipv6: bool = False
+    gpu_files: tuple[str, ...] = ()
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
