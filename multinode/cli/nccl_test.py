@@ -13,6 +13,7 @@ from multinode.cli.output import choose_form, fail_gate, note, print_document, p
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
 from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.hostfile import with_variables
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
@@ -20,9 +21,12 @@ from multinode.store.text_file import write_text
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
+    from multinode.analyse.nccl_test.nccl_tuning import TuneReport
     from multinode.analyse.nccl_test.size_scan import ScanReport
+    from multinode.workflows.nccl_test import Extent
+    from multinode.workflows.run.context import Launch
 
-__all__ = ["register"]
+__all__ = ["print_tuning", "register"]
 
 # A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
 _LEASE_S = 30.0
@@ -85,6 +89,17 @@ def nccl_test(
     compare: Annotated[
         str | None, typer.Option(metavar="RUN", help="Say what has changed since this earlier nccl-test.")
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Try NCCL's settings for sockets, algorithms, protocols and buffers in turns, and say what they gain.",
+        ),
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=2, max=20, help="With --tune: how often each is measured.")] = 3,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --tune: put the best into the hostfile, on the line of every node.")
+    ] = False,
     form: Annotated[
         Literal["table", "nccl-tests"], typer.Option("--format", help="How the rows are printed.")
     ] = "table",
@@ -143,6 +158,13 @@ def nccl_test(
         raise UsageError("--set changes the job of --like, and none was given", hint="--like JOB.yaml")
     if local is not None and workers_per_node is not None:
         raise UsageError("--local says how many workers there are already", hint="leave --workers-per-node out")
+    if tune and (pairs or compare or output or local is not None or min_busbw is not None):
+        raise UsageError(
+            "--tune measures one test under several settings between nodes, and takes no --pairs, --compare, --output, "
+            "--min-busbw or --local"
+        )
+    if write and not tune:
+        raise UsageError("--write keeps what --tune finds, and --tune was not given", hint="add --tune")
     choose_form(None, output, {".html": "html", ".htm": "html"})
     what = common.make_launch(
         _cluster(hosts, nodes, local),
@@ -155,6 +177,9 @@ def nccl_test(
         ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
         check=check,
     )
+    if tune:
+        _tune(what, Extent(like=training), repeats, write=write, as_json=as_json)
+        return
     with open_context(what.cluster, local=local is not None) as context:
         report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), context)
     if output is not None:
@@ -168,6 +193,35 @@ def nccl_test(
         if min_busbw is not None and best < min_busbw:
             fail_gate(f"{collective} reaches {best:.4g} GB/s busbw, below --min-busbw {min_busbw:g}")
     raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
+
+
+def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, as_json: bool) -> None:
+    from multinode.report.nccl_test.tune_text import env_keys, tune_warnings
+    from multinode.workflows.nccl_tune import nccl_tune
+
+    with open_context(what.cluster) as context:
+        report = nccl_tune(what, extent, repeats, context)
+    if as_json:
+        print_document(report)
+    else:
+        print_tuning(report)
+    if write and report.winner:
+        for line in tune_warnings(report) if as_json else ():
+            note(line)
+        path = Path(what.cluster.source)
+        write_text(path, with_variables(what.hostfile, report.winner))
+        note(f"{path}: {env_keys(report)} on the line of every node")
+
+
+def print_tuning(report: TuneReport) -> None:
+    """What `--tune` found."""
+    from multinode.report.nccl_test.tune_text import tune_lines, tune_sheet
+    from multinode.report.render.table import sheet_table
+
+    if report.settings:
+        print_table(sheet_table(tune_sheet(report)))
+    for line in tune_lines(report):
+        typer.echo(line)
 
 
 def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:

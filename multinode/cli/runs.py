@@ -56,9 +56,11 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
 
 
 def _show_results(directory: RunDirectory) -> None:
-    """What a contrast, a sweep or import, and a bench found."""
+    """What a contrast, a sweep or import, a bench, and a tuning found."""
+    from multinode.analyse.nccl_test.nccl_tuning import TuneReport
     from multinode.cli.bench import print_bench
     from multinode.cli.contrast import print_contrast
+    from multinode.cli.nccl_test import print_tuning
     from multinode.cli.table import print_cells
     from multinode.workflows.bench import load_bench
     from multinode.workflows.comparison.compare import load_contrast
@@ -78,6 +80,9 @@ def _show_results(directory: RunDirectory) -> None:
     if (bench := load_bench(directory)) is not None:
         typer.echo()
         print_bench(bench)
+    if (tuning := directory.read("tune.json", TuneReport)) is not None:
+        typer.echo()
+        print_tuning(tuning)
 
 
 def logs(

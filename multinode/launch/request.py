@@ -22,7 +22,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
         grace_s: how long a stop waits between TERM and KILL.
         silence_s: how long a node may be silent before its connection is taken for dead; it speaks every second.
         verify_s: how long a node has, after a stop and its grace period, to verify that nothing is left.
-        kind: what the run is for: `launch`, `nccl-test`, `bench`, `contrast`, `advise` or `sweep`.
+        kind: what the run is for: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
         attach: the run goes on already: follow it rather than start it.
         leave_when_running: follow until the job runs on every node, then let it go on alone.
         leave_on_stop: the first request to stop ends the following and not the run.

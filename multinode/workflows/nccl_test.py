@@ -24,10 +24,10 @@ from multinode.lab.cluster import refresh_lab
 from multinode.preflight.network.pairs import measure_pairs, require_pairs
 from multinode.preflight.probe import Questions, probe
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.workflows.run.context import Launch, Prepared, RunContext
+from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.launch import prepare, require_success, run_prepared
 
-__all__ = ["Extent", "nccl_test"]
+__all__ = ["Extent", "nccl_test", "run_scan"]
 
 _REPORT = "nccl-test.json"
 _MOST_MESSAGES = 24
@@ -60,6 +60,19 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
         UsageError, NodeError, NodeFailed: as `launch`; or the pairs are too many, or the run to compare with is none.
     """
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
+    report, launched = run_scan(what, extent, context)
+    if before is not None:
+        report = msgspec.structs.replace(report, changes=compare_scans(before.record, report.record))
+    launched.directory.write(_REPORT, report)
+    return report
+
+
+def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanReport, Launched]:
+    """One run of the size scan, which nobody takes for a measurement of the network until its report is stored.
+
+    Raises:
+        RunFailed, Interrupted, UsageError, NodeError, NodeFailed: as `nccl_test`.
+    """
     if extent.pairs:
         require_pairs([node.name for node in what.cluster.nodes])
     step = None
@@ -82,10 +95,7 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
     report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
     if step is not None:
         report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
-    if before is not None:
-        report = msgspec.structs.replace(report, changes=compare_scans(before.record, report.record))
-    directory.write(_REPORT, report)
-    return report
+    return report, launched
 
 
 def _load(runs: Path, name: str) -> ScanReport:

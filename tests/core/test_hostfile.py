@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.cluster.cluster import Cluster, Node
+<<<<<<< HEAD
 from multinode.core.cluster.hostfile import KEYS, expand_ranges, fold_ranges, parse_hostfile, render_hostfile
+=======
+from multinode.core.cluster.hostfile import KEYS, expand_ranges, parse_hostfile, render_hostfile, with_variables
+>>>>>>> 0167110 (nccl-test --tune tries NCCL's settings in turns on the nodes and says what they gain)
 from multinode.errors import HostfileError
 
 ROOT = Path(__file__).parents[2]
@@ -369,6 +373,26 @@ def test_a_wrong_pattern_is_told_with_the_part_that_is_wrong(pattern: str, compl
 def test_too_many_names_are_refused_before_they_are_made(pattern: str) -> None:
     with pytest.raises(ValueError, match="stands for more than 100 names"):
         expand_ranges(pattern, 100)
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("node1 slots=2", "node1 slots=2 env.A=1 env.B='x y'"),
+        ("  node1  # the first", "  node1 env.A=1 env.B='x y'  # the first"),
+        ("node1 env.A=7 slots=2  env.C=3", "node1 slots=2  env.C=3 env.A=1 env.B='x y'"),
+        ("node1 slots=2 'env.B=old value'\r", "node1 slots=2 env.A=1 env.B='x y'\r"),
+        ("\ufeffnode1 env.A=7", "\ufeffnode1 env.A=1 env.B='x y'"),
+        ("# node1 env.A=7", "# node1 env.A=7"),
+        ("", ""),
+    ],
+)
+def test_variables_are_put_on_the_line_of_a_node_and_all_else_stays(line: str, written: str) -> None:
+    text = f"{line}\nnode2\n"
+    found = with_variables(text, {"A": "1", "B": "x y"})
+    assert found == f"{written}\nnode2 env.A=1 env.B='x y'\n"
+    for node in parse_hostfile(found).nodes:
+        assert (node.env["A"], node.env["B"]) == ("1", "x y")
 
 
 def test_the_limit_itself_is_allowed() -> None:

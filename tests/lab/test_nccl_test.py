@@ -148,6 +148,12 @@ def test_the_messages_of_a_training_are_tested(command: Command) -> None:
     assert {row["collective"] for row in document["rows"]} == {"all_reduce"}
 
 
+def test_gloo_has_nothing_to_tune_and_nothing_is_measured(command: Command) -> None:
+    done = command.run("nccl-test", "--hosts", "lab", "--tune", "--write")
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "gloo has nothing to tune")
+    assert not list(command.runs.glob("*"))
+
+
 def test_workers_of_this_machine_need_no_node(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ __all__ = [
     "redact_hostfile",
     "render_hostfile",
     "split_words",
+    "with_variables",
 ]
 
 MAX_NODES = 4096
@@ -189,6 +190,28 @@ def redact_hostfile(text: str) -> str:
     return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
 
 
+def with_variables(text: str, variables: Mapping[str, str]) -> str:
+    """The text of a hostfile that reads well, with these variables on the line of every node, and all else as it is."""
+    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
+    lines = text.removeprefix(mark).split("\n")
+    return mark + "\n".join(_with_variables(line, variables) for line in lines)
+
+
+def _with_variables(line: str, variables: Mapping[str, str]) -> str:
+    words = list(_words(line.removesuffix("\r")))
+    if not words:
+        return line
+    end = words[-1].end()
+    for word in reversed(words):
+        key = "".join(shlex.split(word[0])).partition("=")[0]
+        if key.startswith("env.") and key.removeprefix("env.") in variables:
+            before = line[: word.start()].rstrip()
+            end -= word.end() - len(before)
+            line = before + line[word.end() :]
+    added = "".join(f" env.{name}={shlex.quote(value)}" for name, value in variables.items())
+    return line[:end] + added + line[end:]
+
+
 def check_variable(name: str) -> bool:
     """Whether an environment variable can have this name in every shell."""
     return _VARIABLE.fullmatch(name) is not None
@@ -298,7 +321,15 @@ def split_words(line: str) -> list[str]:
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
     if odd is not None:
         raise WrongLine(f"the character U+{ord(odd):04X} stands in it", "only printable characters, spaces and tabs")
-    words: list[str] = []
+    return [part for word in _words(line) for part in shlex.split(word[0])]
+
+
+def _words(line: str) -> Iterator[re.Match[str]]:
+    """The words of a line before its comment, as they stand there.
+
+    Raises:
+        WrongLine: a quote is not closed.
+    """
     at = _skip_blanks(line, 0)
     while at < len(line) and line[at] != "#":
         match = _WORD.match(line, at)
@@ -306,9 +337,8 @@ def split_words(line: str) -> list[str]:
         if match is None or (end < len(line) and not line[end].isspace()):
             wrong = "a quote is not closed, or a backslash stands at its end"
             raise WrongLine(wrong, "values are quoted as in a shell")
-        words += shlex.split(match[0])
+        yield match
         at = _skip_blanks(line, end)
-    return words
 
 
 def _skip_blanks(line: str, at: int) -> int:

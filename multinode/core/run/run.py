@@ -222,7 +222,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
         started_s: controller's wall clock.
         lease_s: how long the nodes go on without word from the controller.
-        kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`.
+        kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`.
         detached: whether it goes on without a controller.
     """
 
