@@ -74,7 +74,9 @@ def nccl_test(
     max_seconds: Annotated[
         float, typer.Option(min=0.1, help="Fewer iterations where a size would take longer; never under 5.")
     ] = 5.0,
-    backend: Annotated[str | None, typer.Option(help="nccl or gloo; else nccl where there is a GPU.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="nccl, gloo, xccl (Intel), hccl (Ascend); else that of the nodes' GPUs.")
+    ] = None,
     like: Annotated[
         Path | None,
         typer.Option(metavar="JOB.yaml", help="The messages that this training will send, instead of -b, -e and -f."),

@@ -23,6 +23,7 @@ from multinode.analyse.nccl_test.nccl_tuning import (
 )
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.stats.estimate import of_repeats
+from multinode.core.cluster.facts import common_backend
 from multinode.core.measure.benchmark import CollectiveTest, describe_benchmark
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
@@ -75,8 +76,9 @@ def nccl_tune(
         raise UsageError("only collectives can be tuned, and this is another job")
     names = tuple(node.name for node in what.cluster.nodes)
     facts = {} if test.backend == "gloo" else probe_nodes(what, context.agent)
-    if test.backend != "nccl" and not (facts and all(found.gpus for found in facts.values())):
-        return TuneReport(run_id="", backend="gloo", nodes=names, test=test)
+    backend = test.backend or common_backend(facts.values())
+    if backend != "nccl":
+        return TuneReport(run_id="", backend=backend, nodes=names, test=test)
     directory = create_parent(context.runs, what)
     stall_s = min(what.execute.stall_s or _HANG_S, _HANG_S)
     what = msgspec.structs.replace(

@@ -11,6 +11,7 @@ import msgspec
 from multinode.core.cluster.facts import NodeFacts
 
 from .localnode import LocalNode
+from .test_accelerators import NPU
 
 
 def probe(node: LocalNode, *, env: dict[str, str] | None = None, **request: Any) -> dict[str, Any]:
@@ -127,6 +128,14 @@ def test_why_there_are_no_gpus(node: LocalNode) -> None:
     program(node.home / "bin", "nvidia-smi", "#!/bin/sh\necho 'driver/library version mismatch'\nexit 18\n")
     reason = probe(node, env={"PATH": f"{node.home}/bin:/bin"})["missing"]["gpus"]
     assert "driver/library version mismatch" in reason
+
+
+def test_the_devices_of_another_vendor_are_listed_by_its_own_program(node: LocalNode) -> None:
+    (node.home / "table").write_text(NPU)
+    program(node.home / "bin", "npu-smi", f"#!/bin/sh\ncat {node.home}/table\n")
+    facts = probe(node, env={"PATH": f"{node.home}/bin:/bin:/usr/bin"})
+    assert (facts["accelerator"], [gpu["index"] for gpu in facts["gpus"]]) == ("npu", [0, 1])
+    assert "gpus" not in facts["missing"]
 
 
 def test_the_directory_of_the_job(node: LocalNode) -> None:

@@ -282,6 +282,68 @@ def test_workers_get_gpus_that_the_node_shows_by_uuid_and_these_are_sampled(
     assert plan.command.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
+@pytest.mark.parametrize(
+    ("kind", "session", "expected"),
+    [
+        # HIP counts what ROCr shows: its second is the machine's fourth.
+        (
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1,0"},
+            {"ROCR_VISIBLE_DEVICES": "GPU-33aa,GPU-22aa", "NCCL_SOCKET_IFNAME": "=ens1f0"},
+        ),
+        (
+            "xpu",
+            {"ZE_AFFINITY_MASK": "1,3"},
+            {"ZE_AFFINITY_MASK": "1,3", "CCL_KVS_IFACE": "ens1f0", "FI_TCP_IFACE": "ens1f0"},
+        ),
+        ("npu", {}, {"ASCEND_RT_VISIBLE_DEVICES": "0,1", "HCCL_SOCKET_IFNAME": "=ens1f0"}),
+    ],
+)
+def test_other_accelerators_get_their_own_variables_and_no_device_that_is_hidden(
+    kind: str, session: dict[str, str], expected: dict[str, str]
+) -> None:
+    card = Interface(name="ens1f0", addresses=("10.0.0.1/24",), up=True)
+    found = msgspec.structs.replace(
+        FACTS["box1"], node="a", gpus=MIXED, env=session, accelerator=kind, interfaces=(card,)
+    )
+    cluster = Cluster(nodes=(Node(name="a", slots=2, addr="10.0.0.1"),), source="h")
+    plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", LaunchOptions()).nodes[0]
+    env = plan.command.env
+    assert {name: env.get(name) for name in expected} == expected
+    assert env["GLOO_SOCKET_IFNAME"] == "ens1f0"
+    assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_RAS_ADDR"} & set(env)
+    # What hid some of them before would hide more of those that are chosen.
+    assert ("HIP_VISIBLE_DEVICES" in plan.command.unset) == (kind == "rocm")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "backend"),
+    [
+        ((None, None), "nccl"),
+        (("rocm", "rocm"), "nccl"),
+        (("xpu", "xpu"), "xccl"),
+        (("npu", "npu"), "hccl"),
+        ((None, "npu"), "gloo"),
+    ],
+)
+def test_collectives_are_tested_over_the_backend_of_the_nodes(kinds: tuple[str | None, ...], backend: str) -> None:
+    nodes = tuple(Node(name=name, slots=1, addr=f"10.0.0.{rank}") for rank, name in enumerate("ab", 1))
+    facts = {
+        node.name: msgspec.structs.replace(
+            FACTS["box1"],
+            node=node.name,
+            gpus=MIXED,
+            accelerator=kind,
+            interfaces=(Interface(name="ens1f0", addresses=(f"{node.addr}/24",), up=True),),
+        )
+        for node, kind in zip(nodes, kinds, strict=True)
+    }
+    test = CollectiveTest(messages=(Message(size_bytes=8),))
+    planned = plan_launch(Cluster(nodes=nodes, source="h"), test, facts, "r", LaunchOptions(agent="agent.pyz"))
+    assert isinstance(planned.test, CollectiveTest)
+    assert planned.test.backend == backend
+
+
 def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:
     found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=MIXED, env={"CUDA_VISIBLE_DEVICES": "2,3"})
     options = LaunchOptions(engine=Engine(name="exec"))

@@ -15,6 +15,7 @@ from multinode.preflight.checks.gpus import (
     check_models,
     check_presence,
     check_torch_builds,
+    check_vendors,
     used_gpus,
 )
 from multinode.preflight.inspection import Inspection
@@ -22,7 +23,7 @@ from multinode.preflight.inspection import Inspection
 from .inspecting import SFT, but, inspection, only
 
 ADA = "NVIDIA GeForce RTX 4090"
-CHECKS = (check_backend, check_presence, check_counts, check_models, check_drivers, check_torch_builds)
+CHECKS = (check_backend, check_presence, check_counts, check_models, check_drivers, check_torch_builds, check_vendors)
 
 
 def cards(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
@@ -51,6 +52,14 @@ def test_nodes_that_are_alike_have_no_finding(check: Any) -> None:
     bare = but(but(inspection(), "a", gpus=()), "b", gpus=())
     for known in (well(), bare, inspection("a"), inspection(facts={})):
         assert list(check(known)) == []
+
+
+def test_accelerators_of_two_vendors_cannot_speak_with_each_other() -> None:
+    finding = only(check_vendors(but(well(), "b", accelerator="npu")))
+    assert (finding.node, finding.severity) == ("b", "error")
+    assert "it has Ascend NPU devices, and a NVIDIA CUDA: their backends (hccl and nccl)" in finding.message
+    test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
+    assert only(check_backend(msgspec.structs.replace(but(well(), "b", accelerator="xpu"), job=test))).node == "b"
 
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:

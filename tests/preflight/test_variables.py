@@ -227,6 +227,9 @@ def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
 
 def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
     cluster = Cluster(nodes=(Node(name="a", gpus=(1, 2)), Node(name="b")), source="hosts")
+    npus = preset(env={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR, accelerator="npu")
+    other = only(check_hidden_gpus(msgspec.structs.replace(npus, cluster=cluster)))
+    assert "which ASCEND_RT_VISIBLE_DEVICES=0,1" in other.message
     hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
     finding = only(check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster)))
     assert (finding.severity, finding.node) == ("error", "a")

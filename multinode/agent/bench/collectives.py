@@ -9,6 +9,7 @@ with raw TCP between the nodes, so that both see the same of what else the machi
 from __future__ import annotations
 
 import glob
+import importlib
 import json
 import os
 import re
@@ -26,6 +27,8 @@ __all__ = ["join_group", "main", "read_nccl_log"]
 _TELLING = re.compile(r"NCCL version|Bootstrap ?:|NET/|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels")
 _MOST_LINES = 400
 _MOST_BYTES = 4 << 20
+# Torch's names of the devices that a backend needs.
+_DEVICE_KINDS = {"nccl": "cuda", "xccl": "xpu", "hccl": "npu"}
 # TCP over one connection may be bound by a processor, and over several not.
 _CONNECTIONS = (1, 4)
 
@@ -37,7 +40,11 @@ def main() -> None:
 
     request = json.loads(os.environ["MULTINODE_REQUEST"])
     backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = find_device(torch, on_gpu=backend == "nccl", need="the nccl backend needs a GPU for each worker")
+    if backend == "hccl":
+        # It registers the device and the backend.
+        importlib.import_module("torch_npu")
+    need = f"the {backend} backend needs a GPU for each worker"
+    device = find_device(torch, kind=_DEVICE_KINDS.get(backend), need=need)
     join_group(dist, backend, device)
     worker = _Worker(torch, device, request)
     worker.record(
@@ -45,15 +52,15 @@ def main() -> None:
             "kind": "benchmark",
             "world_size": dist.get_world_size(),
             "backend": backend,
-            "timer": "cuda" if worker.on_gpu else "clock",
-            "device": torch.cuda.get_device_name(device) if worker.on_gpu else None,
+            "timer": device.type if worker.module is not None else "clock",
+            "device": worker.module.get_device_name(device) if worker.module is not None else None,
         }
     )
     if any(message["turns"] for message in request["messages"]):
         worker.join_ring()
     for index, message in enumerate(request["messages"]):
         worker.record({"kind": "collective", "index": index, **worker.measure(index, message)})
-    if worker.on_gpu:
+    if backend == "nccl":
         lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
         worker.record({"kind": "nccl", "lines": lines})
     # Not after an error: the others sit in a collective, this one would wait for them, and nobody would hear why.
@@ -78,7 +85,8 @@ class _Worker:
     """
 
     def __init__(self, torch: Any, device: Any, request: dict[str, Any]) -> None:
-        self.on_gpu = device.type == "cuda"
+        # Torch's of the device; None of a processor.
+        self.module = getattr(torch, device.type) if device.type != "cpu" else None
         self._torch = torch
         self._dist = torch.distributed
         self._device = device
@@ -156,8 +164,8 @@ class _Worker:
 
     def _time(self, operation: Operation, iters: int) -> list[float]:
         """Microseconds of each of so many calls, one after the other."""
-        if self.on_gpu:
-            return [seconds * 1e6 for seconds in time_events(self._torch, operation.run, 1, iters)]
+        if self.module is not None:
+            return [seconds * 1e6 for seconds in time_events(self.module, operation.run, 1, iters)]
         times_us = []
         for _ in range(iters):
             began = time.perf_counter_ns()
@@ -176,8 +184,8 @@ class _Worker:
 
     def _read_cards(self) -> Optional[Counters]:
         """The node's counters while nothing moves; its first worker reads them for all."""
-        if self.on_gpu:
-            self._torch.cuda.synchronize()
+        if self.module is not None:
+            self.module.synchronize()
         self._dist.barrier()
         cards = read_cards() if self._local_rank == 0 else None
         # Nobody sends before all have read.

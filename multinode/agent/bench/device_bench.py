@@ -121,8 +121,8 @@ class _Worker:
         self._request = request
         self._rank, self._local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self._file = SampleFile(run, f"rank-{self._rank}.jsonl")
-        on_gpu = torch.cuda.is_available()
-        self.device = find_device(torch, on_gpu=on_gpu, need="each worker measures a GPU of its own")
+        kind = "cuda" if torch.cuda.is_available() else None
+        self.device = find_device(torch, kind=kind, need="each worker measures a GPU of its own")
         # By type, size and seconds of the matrix product that was measured last.
         self._product: Optional[tuple[str, int, float]] = None
 
@@ -219,9 +219,9 @@ class _Worker:
         graph = self._capture(run, calls) if call_s < _LAUNCH_BOUND_S else None
         began_ns = time.monotonic_ns()
         if graph is not None:
-            seconds = time_events(self._torch, graph, 1, count)
+            seconds = time_events(self._torch.cuda, graph, 1, count)
         elif self.device.type == "cuda":
-            seconds = time_events(self._torch, run, calls, count)
+            seconds = time_events(self._torch.cuda, run, calls, count)
         else:
             seconds = self._time_clock(run, calls, count)
         return {

@@ -47,31 +47,39 @@ class DeviceOp(NamedTuple):
     make: Callable[[], Callable[[], Any]]
 
 
-def find_device(torch: Any, *, on_gpu: bool, need: str) -> Any:
-    """The worker's: the GPU of its local rank, or the processor.
+def find_device(torch: Any, *, kind: Optional[str], need: str) -> Any:
+    """The worker's: the device of its local rank, of a kind as torch names it (`cuda`, `xpu`); None is the processor.
 
     Raises:
         RuntimeError: there is no such GPU; the message begins with `need`.
     """
-    if not on_gpu:
+    if kind is None:
         return torch.device("cpu")
-    seen, local_rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+    module = getattr(torch, kind)
+    seen, local_rank = module.device_count(), int(os.environ["LOCAL_RANK"])
     if local_rank >= seen:
         raise RuntimeError(f"{need}: worker {local_rank} here, {seen} GPUs seen")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
+    device = torch.device(kind, local_rank)
+    module.set_device(device)
     return device
 
 
-def time_events(torch: Any, run: Callable[[], Any], calls: int, count: int) -> list[float]:
-    """Seconds of so many calls, `count` times, by CUDA events between them: the processor runs ahead, uncounted."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+def time_events(module: Any, run: Callable[[], Any], calls: int, count: int) -> list[float]:
+    """Seconds of so many calls, `count` times, by the device's events: the processor runs ahead, uncounted.
+
+    Args:
+        module: torch's of the device: `torch.cuda`, `torch.xpu`.
+        run: one call.
+        calls: between two events.
+        count: timings.
+    """
+    events = [module.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
     for event in events[1:]:
         for _ in range(calls):
             run()
         event.record()
-    torch.cuda.synchronize()
+    module.synchronize()
     return [first.elapsed_time(second) / _MS_PER_S for first, second in zip(events, events[1:])]
 
 

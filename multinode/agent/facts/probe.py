@@ -14,6 +14,7 @@ from ..channel import Channel, Record
 from ..kernel_files import read_mounts
 from ..programs import Query, QueryFailed, find_program
 from ..run.runs import find_run_processes
+from .accelerators import TOOLS
 from .cards import list_rdma_ports
 from .files import ContentReader, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
@@ -35,6 +36,8 @@ from .variables import read_deepspeed_env, read_nccl_files, select_variables
 __all__ = ["run"]
 
 _RESOLVE_S = 3.0
+# As nvidia-smi has.
+_TOOL_S = 30.0
 _NOT_ASKED = "not asked for"
 _INSTALLED = ("python_version", "cuda_version", "nccl_version")
 
@@ -62,7 +65,7 @@ class Probe:
         packages = query_packages(python, cwd) if python and self._request.get("packages") else None
         keys: list[str] = self._request.get("arguments", [])
         arguments = query_unknown(python, keys, cwd) if python and keys else None
-        gpus = self._query_gpus()
+        gpus, others = self._query_gpus(), self._query_others()
         resolver = _Resolver()
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
         facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
@@ -72,6 +75,8 @@ class Probe:
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
+        if gpus is None and others is not None:
+            facts.update(self._read_others(*others))
         facts["unknown_arguments"] = self._read_arguments(arguments)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts())
         # The clock last: the controller compares it with its own when the answer comes.
@@ -121,6 +126,19 @@ class Probe:
             self._missing["gpus"] = "nvidia-smi not found"
             return None
         return query_gpus(program), query_processes(program)
+
+    def _query_others(self) -> Optional[tuple[str, Query]]:
+        """The first other vendor whose program is here."""
+        for kind, tool in TOOLS.items():
+            program = find_program(tool.program, self._path)
+            if program is not None:
+                return kind, Query([program, *tool.arguments], deadline_s=_TOOL_S)
+        return None
+
+    def _read_others(self, kind: str, query: Query) -> Record:
+        del self._missing["gpus"]
+        found = self._try("gpus", lambda: TOOLS[kind].parse(query.answer())) or []
+        return {"gpus": found, "accelerator": kind if found else None}
 
     def _read_gpus(self, queries: Optional[tuple[Query, Query]]) -> Record:
         ours = self._try("run_processes", find_run_processes) or []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from multinode.core.cluster.accelerators import accelerator_named
 
 __all__ = [
     "ContentFact",
@@ -19,6 +21,7 @@ __all__ = [
     "RdmaPort",
     "Route",
     "RunProcess",
+    "common_backend",
     "select_gpus",
 ]
 
@@ -116,7 +119,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as nvidia-smi lists it, and the processes on it."""
+    """One GPU, or another accelerator, as its vendor's program lists it, and the processes on it."""
 
     index: int
     name: str
@@ -127,24 +130,32 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] = ()
 
 
-def select_gpus(visible: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows under this value of CUDA_VISIBLE_DEVICES, in its order.
+def common_backend(nodes: Iterable[NodeFacts]) -> str:
+    """What torch's collectives go over where all nodes have GPUs of one vendor; else gloo, which all have."""
+    backends = {accelerator_named(node.accelerator).backend if node.gpus else "gloo" for node in nodes}
+    return backends.pop() if len(backends) == 1 else "gloo"
+
+
+def select_gpus(visible: str, gpus: Sequence[Gpu], *, by_place: bool = False) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA shows under this value of CUDA_VISIBLE_DEVICES, in its order; other vendors' likewise.
 
     CUDA takes the entries before the first one that names no GPU (CUDA C++ Programming Guide, "CUDA Environment
-    Variables"). Numbers count as nvidia-smi does, in PCI bus order. A MIG device is not one of nvidia-smi's GPUs.
+    Variables"). Numbers count as nvidia-smi does, in PCI bus order, or where they stand among `gpus`. A MIG device is
+    not one of nvidia-smi's GPUs.
     """
     selected: list[Gpu] = []
     for entry in map(str.strip, visible.split(",")):
-        gpu = next((gpu for gpu in gpus if _is_named(entry, gpu)), None)
+        numbered = enumerate(gpus)
+        gpu = next((gpu for place, gpu in numbered if _is_named(entry, gpu, place if by_place else gpu.index)), None)
         if gpu is None or gpu in selected:
             break
         selected.append(gpu)
     return tuple(selected)
 
 
-def _is_named(entry: str, gpu: Gpu) -> bool:
+def _is_named(entry: str, gpu: Gpu, number: int) -> bool:
     """By its number or by its UUID, which may be shortened."""
-    return entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
+    return entry == str(number) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
 
 
 class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +242,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         interactive: those that were not found so and that an interactive login shell finds.
         nccl_files: values by file, of the NCCL configuration files that the node has.
         deepspeed_env: values of ~/.deepspeed_env.
+        accelerator: what kind `gpus` are, of `accelerators.ACCELERATORS`; None is NVIDIA's, or none.
         gpu_query_s: how long nvidia-smi took; None where it answered before it was waited for.
         nccl_version: NCCL of the job's torch.
         cuda_version: CUDA that the job's torch was built with.
@@ -259,6 +271,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     ssh_address: str | None = None
     hostname_address: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    accelerator: str | None = None
     gpu_query_s: float | None = None
     paths: tuple[PathFact, ...] = ()
     port_users: dict[str, str] = {}
@@ -287,8 +300,13 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
         """Those that the environment of the node's sessions lets a program use, in CUDA's order; else all."""
-        visible = self.env.get("CUDA_VISIBLE_DEVICES")
-        return self.gpus if visible is None else select_gpus(visible, self.gpus)
+        gpus = self.gpus
+        for number, name in enumerate(accelerator_named(self.accelerator).visible):
+            visible = self.env.get(name)
+            if visible is not None:
+                # What stands second counts those that the first shows.
+                gpus = select_gpus(visible, gpus, by_place=number > 0)
+        return gpus
 
     def __post_init__(self) -> None:
         if self.ssh_address is not None:

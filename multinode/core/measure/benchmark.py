@@ -32,7 +32,7 @@ __all__ = [
     "time_left_s",
 ]
 
-BACKENDS = ("nccl", "gloo")
+BACKENDS = ("nccl", "gloo", "xccl", "hccl")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 """As torch.distributed has them; sendrecv is nccl-tests' ring: each rank sends to the next, and receives meanwhile."""
 DTYPE_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8, "half": 2, "bfloat16": 2, "float": 4, "double": 8}
@@ -69,7 +69,7 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
         iters: timed iterations of each; fewer where they would take longer than `max_seconds`, never under `min_iters`.
         warmup_iters: iterations before them.
         check: how many times the values of each are verified; 0 does not.
-        backend: `nccl`, `gloo`, or None: nccl where the worker has a GPU.
+        backend: `nccl`, `gloo`, Intel's `xccl`, Ascend's `hccl`, or None: that of the worker's accelerator.
     """
 
     messages: tuple[Message, ...]

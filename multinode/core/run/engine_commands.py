@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.core.cluster.accelerators import NVIDIA, Accelerator
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import Benchmark, DeviceTest
 from multinode.core.run.plan import PlanFile
@@ -52,7 +53,6 @@ STRAY_VARIABLES = (
     "PET_*",
     "TORCHELASTIC_*",
 )
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 _RAS_PORTS = range(20000, 28000)
 _ACCELERATE_FILE = "accelerate.yaml"
 # Accelerate starts one process a node for these, and expects mpirun to have started the others.
@@ -78,7 +78,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         nproc: workers on each node.
         master_addr: address of node 0, where the rendezvous is.
         ifname: this node's data-plane interface; None is unknown. Likewise `addr`, its address there.
-        devices: GPUs for its workers as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the engine.
+        devices: for its workers, as the accelerator's variable names them; None leaves the choice to the engine.
+        accelerator: what kind they are.
         python: the job's interpreter on the node; None is `python3` of its PATH.
         packages: versions in the job's environment; None is unknown.
     """
@@ -95,6 +96,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] | None
     agent: str | None = None
     addr: str | None = None
+    accelerator: Accelerator = NVIDIA
 
 
 def choose_engine(job: Job, asked: str | None = None, accelerate: dict[str, Any] | None = None) -> Engine:
@@ -186,21 +188,25 @@ def _command(
 ) -> Command:
     """With the variables of every engine, the engine's own and then the user's, and without those that are left over.
 
-    `NCCL_SOCKET_IFNAME` without `=` is a prefix (eth1 would take eth10); gloo takes the plain name. Of a card with
-    addresses of both kinds, either takes IPv4, NCCL unless NCCL_SOCKET_FAMILY says otherwise. CUDA counts the fastest
-    GPU first unless told to count as nvidia-smi does.
+    Gloo takes the plain name of an interface, on any accelerator. Of a card with addresses of both kinds, gloo takes IPv4,
+    and so do NCCL and HCCL unless their variable says otherwise.
     """
-    common = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    accelerator, hidden = place.accelerator, tuple[str, ...]()
+    common = dict(accelerator.order)
     if place.devices is not None:
-        common[_DEVICES] = ",".join(place.devices)
-        common["NCCL_RAS_ADDR"] = f"localhost:{_ras_port(place)}"
+        common[accelerator.visible[0]] = ",".join(place.devices)
+        # What they hid is left out already; of the devices that are chosen they would hide more.
+        hidden = accelerator.visible[1:]
+        if accelerator.has_ras:
+            common["NCCL_RAS_ADDR"] = f"localhost:{_ras_port(place)}"
     if place.ifname is not None:
-        common |= {"NCCL_SOCKET_IFNAME": f"={place.ifname}", "GLOO_SOCKET_IFNAME": place.ifname}
-    if place.addr is not None and is_ipv6(place.addr):
-        common["NCCL_SOCKET_FAMILY"] = "AF_INET6"
+        common |= {name: form.format(place.ifname) for name, form in accelerator.sockets.items()}
+        common["GLOO_SOCKET_IFNAME"] = place.ifname
+    if place.addr is not None and is_ipv6(place.addr) and accelerator.family is not None:
+        common[accelerator.family] = "AF_INET6"
+    if accelerator.backend == "nccl":
+        common |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{place.run_dir}/nccl.%h.%p.log"}
     common |= {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_FILE": f"{place.run_dir}/nccl.%h.%p.log",
         "MASTER_ADDR": place.master_addr,
         "MASTER_PORT": str(place.master_port),
         "PYTHONUNBUFFERED": "1",
@@ -210,7 +216,7 @@ def _command(
     return Command(
         argv=argv,
         env=ours | env,
-        unset=tuple(name for name in STRAY_VARIABLES if name not in ours),
+        unset=tuple(name for name in (*STRAY_VARIABLES, *hidden) if name not in ours),
         # Where the interpreter's own programs are; a bare name tells no directory.
         path_first=python.rsplit("/", 1)[0] if python is not None and "/" in python else None,
         cwd=cwd,
@@ -290,7 +296,7 @@ def _deepspeed(place: Place, program: tuple[str, ...], env: dict[str, str], cwd:
     # its own node and counts those of the others, nothing more.
     world: dict[str, list[int] | list[str]] = {f"node-{rank}": list(range(place.nproc)) for rank in range(place.nnodes)}
     given = None if place.devices is None else ",".join(place.devices)
-    if (devices := env.get(_DEVICES, given)) is not None:
+    if (devices := env.get(place.accelerator.visible[0], given)) is not None:
         world[f"node-{place.node_rank}"] = _devices(place, devices)
     argv = _module(
         place,
@@ -307,9 +313,10 @@ def _deepspeed(place: Place, program: tuple[str, ...], env: dict[str, str], cwd:
 def _devices(place: Place, visible: str) -> list[str]:
     """As many of the devices that the environment names, which may be UUIDs, as there are workers."""
     named = [name.strip() for name in visible.split(",") if name.strip()]
+    variable = place.accelerator.visible[0]
     if len(named) < place.nproc:
         raise UsageError(
-            f"{_DEVICES} names {len(named)} devices on node rank {place.node_rank}, which has {place.nproc} workers",
+            f"{variable} names {len(named)} devices on node rank {place.node_rank}, which has {place.nproc} workers",
             hint=f"--workers-per-node {len(named)}" if named else "DeepSpeed's launcher wants a device for each worker",
         )
     return named[: place.nproc]
@@ -343,7 +350,7 @@ def _accelerate_file(place: Place, base: dict[str, Any]) -> PlanFile:
         "rdzv_backend": "static",
         # Without it accelerate rendezvouses through an endpoint, whose host torchrun then looks for among its names.
         "same_network": True,
-        # CUDA_VISIBLE_DEVICES has chosen already.
+        # The variable of visible devices has chosen already.
         "gpu_ids": "all",
     }
     if isinstance(config.get("deepspeed_config"), dict):

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from multinode.core.cluster.accelerators import accelerator_named
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
-from multinode.core.cluster.facts import NodeFacts, select_gpus
+from multinode.core.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
@@ -104,6 +105,7 @@ def plan_launch(
             ifname=endpoint.ifname,
             addr=endpoint.addr,
             devices=_devices(node, found, None if task.engine.name == "exec" else nproc),
+            accelerator=accelerator_named(found.accelerator if found else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             agent=f"{home}/{options.agent}" if options.agent else None,
             python=(found.python if found and found.python else node.python) if known else None,
@@ -175,8 +177,7 @@ def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: Coll
     """One backend for all: workers that chose for themselves could choose differently, and would hang."""
     if test.backend is not None or any(node.name not in facts for node in cluster.nodes):
         return test
-    backend = "nccl" if all(facts[node.name].gpus for node in cluster.nodes) else "gloo"
-    return msgspec.structs.replace(test, backend=backend)
+    return msgspec.structs.replace(test, backend=common_backend(facts[node.name] for node in cluster.nodes))
 
 
 def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, nproc: int) -> None:
@@ -235,7 +236,7 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         addr=endpoint.addr,
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
-        gpus=_gpu_ids(command.env.get("CUDA_VISIBLE_DEVICES"), place.nproc, found),
+        gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, found),
         run_dir=place.run_dir,
         command=command,
         files=_job_files(task.job, place) + engine_files(task.engine, place),
@@ -258,12 +259,13 @@ def _devices(node: Node, found: NodeFacts | None, count: int | None) -> tuple[st
         chosen = found.visible_gpus if found else ()
     if not chosen or (count is not None and len(chosen) < count):
         return None
-    uuids = [gpu.uuid for gpu in chosen[:count] if gpu.uuid is not None]
+    by_uuid = accelerator_named(found.accelerator if found else None).by_uuid
+    uuids = [gpu.uuid for gpu in chosen[:count] if gpu.uuid is not None and by_uuid]
     return tuple(uuids) if len(uuids) == len(chosen[:count]) else tuple(str(gpu.index) for gpu in chosen[:count])
 
 
 def _gpu_ids(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
-    """Numbers of those that the workers will use, as nvidia-smi counts."""
+    """Numbers of those that the workers will use, as the vendor's program counts."""
     if visible is None:
         return tuple(gpu.index for gpu in found.visible_gpus[:nproc]) or None if found else None
     if found is not None and found.gpus:

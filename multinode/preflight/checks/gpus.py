@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from operator import attrgetter
 
+from multinode.core.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.core.measure.benchmark import CollectiveTest
@@ -26,14 +27,15 @@ __all__ = [
     "check_models",
     "check_presence",
     "check_torch_builds",
+    "check_vendors",
     "used_gpus",
 ]
 
-NO_GPU_FOR_NCCL = Rule(
+NO_GPU_FOR_BACKEND = Rule(
     "gpus",
     "error",
-    catches="the nccl backend was asked for on a node without a GPU",
-    message="the nccl backend needs a GPU, and there is none ({reason})",
+    catches="a GPU's backend (nccl, xccl, hccl) was asked for on a node without that GPU",
+    message="the {backend} backend needs a GPU of its vendor's, and there is none ({reason})",
     hint="--backend gloo measures the same network without a GPU",
 )
 NO_GPU_HERE = Rule(
@@ -65,6 +67,14 @@ UNEQUAL_SLOTS = Rule(
     catches="nodes with unequal numbers of workers, which torchrun waits for without end",
     message="{reason}",
     hint="{way!s}",
+)
+MIXED_VENDORS = Rule(
+    "gpus",
+    "error",
+    catches="accelerators of different vendors, whose backends cannot speak with each other",
+    message="it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) cannot speak "
+    "with each other, and the first collective would fail or hang",
+    hint="train on nodes with accelerators of one vendor; --nodes chooses the first nodes of the hostfile",
 )
 MIXED_MODELS = Rule(
     "gpus",
@@ -181,9 +191,10 @@ _SHOWN = 4
 @launch_check
 def check_backend(inspection: Inspection) -> Iterator[Case]:
     """A collective test that asks for NCCL has a GPU on every node."""
-    for node, found in inspection.known if _backend(inspection) == "nccl" else ():
-        if not found.gpus:
-            yield NO_GPU_FOR_NCCL.found(node.name, reason=_why_none(found))
+    backend = _backend(inspection)
+    for node, found in inspection.known if backend not in {None, "gloo"} else ():
+        if not found.gpus or accelerator_named(found.accelerator).backend != backend:
+            yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(found))
 
 
 @launch_check
@@ -218,6 +229,23 @@ def check_counts(inspection: Inspection) -> Iterator[Case]:
             yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=count)
 
 
+@launch_check
+def check_vendors(inspection: Inspection) -> Iterator[Case]:
+    """The accelerators of all nodes are of one vendor."""
+    having = [(node.name, accelerator_named(found.accelerator)) for node, found in inspection.known if found.gpus]
+    for name, accelerator in having if _on_gpus(inspection) else ():
+        peer, expected = having[0]
+        if accelerator != expected:
+            yield MIXED_VENDORS.found(
+                name,
+                accelerator=accelerator.name,
+                peer=peer,
+                expected=expected.name,
+                backend=accelerator.backend,
+                other=expected.backend,
+            )
+
+
 @Check
 def check_models(inspection: Inspection) -> Iterator[Case]:
     """The workers run on GPUs of one model with one amount of memory."""
@@ -240,7 +268,9 @@ def check_models(inspection: Inspection) -> Iterator[Case]:
 def check_drivers(inspection: Inspection) -> Iterator[Case]:
     """One version of the driver, none that is known to break these cards, and it stays loaded."""
     used = _used(inspection)
-    for name, version, peer, expected in disagreements({name: gpus[0].driver for name, gpus in used.items()}):
+    nvidia = {node.name for node, found in inspection.known if accelerator_named(found.accelerator) is NVIDIA}
+    drivers = {name: gpus[0].driver for name, gpus in used.items() if name in nvidia}
+    for name, version, peer, expected in disagreements(drivers):
         if version and expected:
             yield DRIVERS_DIFFER.found(name, version=version, peer=peer, expected=expected)
     for node, found in inspection.known:

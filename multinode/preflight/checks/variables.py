@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from multinode.core.cluster.accelerators import accelerator_named
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.measure.benchmark import CollectiveTest
@@ -98,8 +99,9 @@ HOSTFILE_OVERRIDES = Rule(
 GPUS_HIDDEN = Rule(
     "variables",
     "warning",
-    catches="CUDA_VISIBLE_DEVICES is preset on a node and hides GPUs that the job would use",
-    message="CUDA_VISIBLE_DEVICES={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
+    catches="CUDA_VISIBLE_DEVICES, or another accelerator's variable, is preset on a node and hides GPUs that the job "
+    "would use",
+    message="{name}={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
     "for each GPU would end with 'invalid device ordinal'",
     hint="where no more GPUs were given to you: as many slots= in the hostfile; else remove the variable: {command!s}",
 )
@@ -107,7 +109,7 @@ GPUS_NOT_VISIBLE = Rule(
     "variables",
     "error",
     catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES of the node's sessions hides",
-    message="the hostfile gives it GPU {ids}, which CUDA_VISIBLE_DEVICES={value} in {source} hides: multinode uses no "
+    message="the hostfile gives it GPU {ids}, which {name}={value} in {source} hides: multinode uses no "
     "GPU that a node's own environment withholds",
     hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours: {command!s}",
 )
@@ -220,18 +222,18 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
 @launch_check
 def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
     """No preset hides GPUs that the job would use."""
-    name = "CUDA_VISIBLE_DEVICES"
-    command = f"grep -n {name} {_PROFILES}"
     for node, found in inspection.known:
-        value = found.env.get(name)
-        if value is None or name in node.env:
+        names = accelerator_named(found.accelerator).visible
+        name = next((one for one in names if one in found.env), None)
+        if name is None or name in node.env:
             continue
+        value, command = found.env[name], f"grep -n {name} {_PROFILES}"
         if node.gpus is not None:
             shown = {gpu.index for gpu in found.visible_gpus}
             hidden = [str(gpu.index) for gpu in found.gpus if gpu.index in node.gpus and gpu.index not in shown]
             if hidden:
                 there = ",".join(map(str, sorted(shown))) or "none"
-                words = {"ids": " and ".join(hidden), "value": _shown(value), "source": _SESSION}
+                words = {"name": name, "ids": " and ".join(hidden), "value": _shown(value), "source": _SESSION}
                 yield GPUS_NOT_VISIBLE.found(node.name, **words, there=there, command=command)
             continue
         visible, count = _count_visible(value), len(found.gpus)
@@ -239,6 +241,7 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
         if visible < min(wanted, count):
             yield GPUS_HIDDEN.found(
                 node.name,
+                name=name,
                 value=_shown(value),
                 source=_SESSION,
                 visible=visible,

@@ -36,8 +36,10 @@ def tune_sheet(report: TuneReport) -> Sheet:
 
 def tune_lines(report: TuneReport) -> list[str]:
     """What is to be said below the table, the result first."""
-    if report.backend != "nccl":
+    if report.backend == "gloo":
         return [_GLOO]
+    if report.backend != "nccl":
+        return [f"NCCL's settings are tuned, and these nodes speak {report.backend}"]
     return [*_result(report), *_hostfile(report), *_mtu(report)]
 
 

@@ -28,6 +28,16 @@ def _field(name: str, form: str = ".1f") -> Callable[[object], str]:
     return lambda one: figure(getattr(one, name), form)
 
 
+def _of(value: float | None, whole: float | None, form: str) -> str:
+    return figure(value, form) if whole is None or value is None else f"{value:{form}}/{whole:{form}}"
+
+
+def _worker_memory(node: NodeUse) -> str:
+    """Allocated, of what is reserved on a GPU."""
+    allocated, reserved = node.peak_worker_memory_gib, node.peak_worker_reserved_gib
+    return _of(known_max(allocated.values()), known_max(reserved.values()), ".2f")
+
+
 # The cards', the processors' and the GPUs' own columns; a name's row has words where it has no figures.
 _CARDS: tuple[_Shown, ...] = (
     ("in", "Gbit/s", _field("in_gbit_per_s", ".3f")),
@@ -49,7 +59,7 @@ _PROCESSORS: tuple[_Shown, ...] = (
     ("quota", "cores", _field("quota_cores", "g")),
     ("held", "by quota", lambda node: percent(node.throttled_share)),
     ("free", "GiB", _field("memory_available_gib")),
-    ("worker", "GiB", lambda node: _worker_memory(node)),
+    ("worker", "GiB", _worker_memory),
 )
 _GPUS: tuple[_Shown, ...] = (
     ("GPU", "", lambda gpu: str(gpu.index)),
@@ -110,16 +120,6 @@ def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 def _words_of(gpu: GpuUse) -> tuple[str, str]:
     held = ", ".join(f"{reason} {percent(share, '.0f')}" for reason, share in gpu.throttle.items())
     return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
-
-
-def _worker_memory(node: NodeUse) -> str:
-    """Allocated, of what is reserved on a GPU."""
-    allocated, reserved = node.peak_worker_memory_gib, node.peak_worker_reserved_gib
-    return _of(known_max(allocated.values()), known_max(reserved.values()), ".2f")
-
-
-def _of(value: float | None, whole: float | None, form: str) -> str:
-    return figure(value, form) if whole is None or value is None else f"{value:{form}}/{whole:{form}}"
 
 
 # The parts of a step, as WorkerSplit names them, in the order in which they are shown.
