@@ -16,6 +16,7 @@ from multinode.cli.options import (
     HangTimeout,
     Hosts,
     Json,
+    NcclInspector,
     Nodes,
     OnHang,
     Overrides,
@@ -88,6 +89,7 @@ def launch(
     profile: Profile = True,
     trace: Trace = None,
     trace_ranks: TraceRanks = None,
+    nccl_inspector: NcclInspector = False,
     sample_hz: SampleHz = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and start nothing.")] = False,
     as_json: Json = False,
@@ -104,6 +106,7 @@ def launch(
         profile=profile,
         trace_steps=trace,
         trace_ranks=tuple(trace_ranks or ()),
+        nccl_inspector=nccl_inspector,
         sample_interval_s=1 / sample_hz,
     )
     execute = ExecuteOptions(

@@ -39,6 +39,7 @@ __all__ = [
     "JobFile",
     "Json",
     "MasterPort",
+    "NcclInspector",
     "NodeOptions",
     "Nodes",
     "OnHang",
@@ -216,6 +217,14 @@ Trace = Annotated[
         metavar="STEPS",
         rich_help_panel=_MEASURE,
         help="Record so many steps with torch.profiler after the warm-up, and fetch the traces.",
+    ),
+]
+NcclInspector = Annotated[
+    bool,
+    typer.Option(
+        "--nccl-inspector",
+        rich_help_panel=_MEASURE,
+        help="Have NCCL's Inspector plugin (2.28 and newer, on the nodes) record each of its operations.",
     ),
 ]
 TraceRanks = Annotated[

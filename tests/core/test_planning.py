@@ -13,7 +13,7 @@ from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.core.run.engine_commands import ENGINES, Engine
-from multinode.core.run.plan import LaunchPlan, TraceWindow
+from multinode.core.run.plan import LaunchPlan, NodePlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import UsageError
@@ -342,6 +342,48 @@ def test_collectives_are_tested_over_the_backend_of_the_nodes(kinds: tuple[str |
     planned = plan_launch(Cluster(nodes=nodes, source="h"), test, facts, "r", LaunchOptions(agent="agent.pyz"))
     assert isinstance(planned.test, CollectiveTest)
     assert planned.test.backend == backend
+
+
+PLUGIN = "/opt/nccl/lib/libnccl-profiler-inspector.so"
+
+
+def inspect(node: Node | None = None, options: dict[str, Any] | None = None, **found: Any) -> NodePlan:
+    node = node or Node(name="a", slots=1, addr="10.0.0.1")
+    told = {"gpus": MIXED, "nccl_version": "2.28.9", "nccl_inspector": PLUGIN} | found
+    facts = {"a": msgspec.structs.replace(FACTS["box1"], node="a", **told)}
+    asked = LaunchOptions(**{"nccl_inspector": True} | (options or {}))
+    return plan_launch(Cluster(nodes=(node,), source="h"), SCRIPT, facts, "r", asked).nodes[0]
+
+
+def test_nccls_inspector_is_loaded_and_writes_below_the_runs_directory() -> None:
+    plan = inspect()
+    assert {name: value for name, value in plan.command.env.items() if "INSPECTOR" in name or "PLUGIN" in name} == {
+        "NCCL_PROFILER_PLUGIN": PLUGIN,
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_DIR": f"{plan.run_dir}/nccl-inspector",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
+    }
+    # The user's own choice wins, also where none was found.
+    named = Node(name="a", slots=1, addr="10.0.0.1", env={"NCCL_PROFILER_PLUGIN": "/my/inspector.so"})
+    assert inspect(named, nccl_inspector=None).command.env["NCCL_PROFILER_PLUGIN"] == "/my/inspector.so"
+    assert "NCCL_INSPECTOR_ENABLE" not in inspect(options={"nccl_inspector": False}).command.env
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "words"),
+    [
+        ({"nccl_inspector": None}, {}, "NCCL's Inspector plugin is not there"),
+        ({"nccl_version": "2.27.5"}, {}, "NCCL 2.27.5 has no Inspector plugin"),
+        ({"gpus": ()}, {}, "do not speak NCCL"),
+        ({"accelerator": "npu"}, {}, "do not speak NCCL"),
+        ({}, {"profile": False}, "needs the instrumentation"),
+    ],
+)
+def test_nccls_inspector_where_it_cannot_be_is_refused(
+    found: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        inspect(options=options, **found)
 
 
 def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:

@@ -19,6 +19,7 @@ from .cards import list_rdma_ports
 from .files import ContentReader, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
 from .machine import read_machine
+from .nccl_plugin import find_inspector
 from .network import find_routes, list_interfaces, read_port_range
 from .sockets import find_port_users, is_port_taken
 from .software import (
@@ -71,6 +72,7 @@ class Probe:
         facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
         mounts = read_mounts()
         facts["paths"] = [look_at(path, cwd or "/", mounts) for path in self._request.get("paths", [])]
+        facts["nccl_inspector"] = find_inspector(os.environ, python)
         facts["model"] = self._try("model", lambda: self._read_model(cwd or "/"))
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)

@@ -22,6 +22,7 @@ from ..facts.memory import Memory, MemoryReader
 from ..kernel_files import read_text
 from ..rundir import RunDir
 from .cpu_use import JobClock, Ticks, read_ticks
+from .nccl_inspector import InspectorReader
 
 __all__ = ["KernelLog", "NodeSampler", "SampleFile", "parse_snmp"]
 
@@ -150,6 +151,7 @@ class NodeSampler:
         self._limit = CpuLimit()
         self._memory = MemoryReader() if memory is None else memory
         self._kernel_log = KernelLog()
+        self._inspector = InspectorReader(run.path)
         self.job_pid: Optional[int] = None
 
     def due_in_s(self) -> float:
@@ -181,7 +183,7 @@ class NodeSampler:
             readers += [self._read_processors, lambda: parse_snmp(read_text("/proc/net/snmp"))]
         records = [record for read in readers for record in self._try(read)]
         if is_slow_due:
-            records += [*self._read_limit(), *self._kernel_log.read()]
+            records += [*self._read_limit(), *self._kernel_log.read(), *self._inspector.read()]
         self._try(partial(self._file.append, records))
 
     def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:

@@ -13,15 +13,19 @@ from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.nccl_test.size_curve import SizeCurve
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.unknown import UnknownError, attempt
+from multinode.analyse.steps.inspector_view import view_inspector
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.analyse.traffic.calls import last_models
-from multinode.core.run.samples import DdpSample
+from multinode.core.run.samples import DdpSample, NcclOpSample
 
-__all__ = ["Alone", "InTraining", "beside", "in_training"]
+__all__ = ["Alone", "InTraining", "beside", "in_training", "reconciled"]
 
 _GB_PER_S = 1e-3  # of bytes in a microsecond
+# Steps and records do not end at the same moment.
+_ALIKE = 0.05
 _SPOKEN = {
     "trace": "by the transfers of the profiler's window",
+    "nccl inspector": "by the records of NCCL's Inspector plugin, each by the worker that waited least",
     "ddp span": "by DDP's counters: first bucket to last, waiting for buckets included, so that it is a lower bound",
 }
 
@@ -44,8 +48,10 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         busbw_gb_per_s: factor x bytes of a step's all-reduces / the time that they took; None is unknown.
         sizes_bytes: of a step's all-reduces; empty is unknown.
-        source: `trace` (transfers in a profiler window) or `ddp span` (first bucket to last, waiting for buckets
-            included: a lower bound, good where the link is the limit).
+        source: `trace` (transfers in a profiler window), `nccl inspector` (NCCL's own records) or `ddp span` (first
+            bucket to last, waiting for buckets included: a lower bound, good where the link is the limit).
+        bytes_per_step: of all-reduces, by the source; None is unknown.
+        asked_bytes: that the calls asked for, of a worker in a step, beside it.
         alone: nccl-test's figure, where a run of the same nodes and workers is stored.
         sentence: both in words.
         reason: why there is none.
@@ -54,23 +60,46 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gb_per_s: float | None = None
     sizes_bytes: tuple[int, ...] = ()
     source: str | None = None
+    bytes_per_step: float | None = None
+    asked_bytes: float | None = None
     alone: Alone | None = None
     sentence: str = ""
     reason: str = ""
 
 
 def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
-    """The bandwidth by the best source there is: a window of the profiler, else DDP's counters."""
+    """The bandwidth by the best source: a window of the profiler, else NCCL's Inspector, else DDP's counters."""
     if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
         return InTraining(reason="one worker has nobody to talk to")
     if trace is not None and trace.busbw_gb_per_s is not None:
         return _said(InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes))
     missing: dict[str, str] = {}
-    found = attempt(missing, "ddp", lambda: _by_counters(observed))
-    if found is not None or trace is None:
-        return _said(found or InTraining(reason=missing["ddp"]))
-    why = trace.missing.get("busbw_gb_per_s", "it tells none")
-    return InTraining(reason=f"{missing['ddp']}; the profiler's window: {why}")
+    has_records = bool(observed.of(NcclOpSample))
+    found = attempt(missing, "inspector", lambda: _by_inspector(observed)) if has_records else None
+    found = found or attempt(missing, "ddp", lambda: _by_counters(observed))
+    if found is not None:
+        return _said(found)
+    reasons = [missing[name] for name in ("ddp", "inspector") if name in missing]
+    if trace is not None:
+        reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it tells none')}")
+    return InTraining(reason="; ".join(reasons))
+
+
+def reconciled(training: InTraining, asked_bytes: float | None) -> InTraining:
+    """The same beside what the calls asked for, where the source counts bytes: its sentence tells where they differ."""
+    if training.bytes_per_step is None or not asked_bytes:
+        return training
+    return _said(msgspec.structs.replace(training, asked_bytes=asked_bytes))
+
+
+def _by_inspector(observed: Observed) -> InTraining:
+    view = view_inspector(observed)
+    return InTraining(
+        busbw_gb_per_s=view.busbw_gb_per_s,
+        source="nccl inspector",
+        sizes_bytes=view.sizes_bytes,
+        bytes_per_step=view.bytes_per_step,
+    )
 
 
 def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int) -> InTraining:
@@ -147,4 +176,8 @@ def _said(training: InTraining) -> InTraining:
             f"; that is {share:.0%} of the {training.alone.busbw_gb_per_s:.3g} GB/s "
             f"that nccl-test ({training.alone.run_id}) measured for the same sizes"
         )
+    if training.bytes_per_step is not None and training.asked_bytes:
+        parts = f"{training.bytes_per_step / 1e6:.3g} MB a step by NCCL"
+        alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
+        sentence += f"; {parts}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls"
     return msgspec.structs.replace(training, sentence=sentence + ".")

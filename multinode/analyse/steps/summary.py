@@ -15,7 +15,7 @@ from multinode.analyse.stats.spread import Spread, spread_of
 from multinode.analyse.stats.unknown import attempt
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.steps.exposure import Exposure, find_exposure
-from multinode.analyse.steps.in_training import InTraining, beside, in_training
+from multinode.analyse.steps.in_training import InTraining, beside, in_training, reconciled
 from multinode.analyse.steps.step_split import StepSplit, split_steps, transfers_us
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.steps.throughput import Throughput, all_steps_samples_per_s, measure_throughput
@@ -152,7 +152,7 @@ def summarise(
         trainer_samples_per_s=_trainers_own(observed),
         first_loss=losses[0].loss if losses else None,
         last_loss=losses[-1].loss if losses else None,
-        comm=_comm(seen, split, _in_training(observed, trace, sweep)),
+        comm=_comm(seen, split, _in_training(observed, trace, sweep, seen.calls)),
         split=split,
         bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
         stragglers=stragglers,
@@ -190,8 +190,11 @@ def _trainers_own(observed: Observed) -> float | None:
     return next((end.train_samples_per_s for end in ends if end.train_samples_per_s), None)
 
 
-def _in_training(observed: Observed, trace: TraceView | None, sweep: ScanReport | None) -> InTraining:
-    found = in_training(observed, trace)
+def _in_training(
+    observed: Observed, trace: TraceView | None, sweep: ScanReport | None, calls: Sequence[SeenCall]
+) -> InTraining:
+    asked = [one for one in calls if one.op == "all_reduce" and one.ranks == observed.world_size]
+    found = reconciled(in_training(observed, trace), sum(one.count * one.size_bytes for one in asked))
     curve = sweep.curves.get("all_reduce") if sweep is not None else None
     if sweep is None or curve is None:
         return found

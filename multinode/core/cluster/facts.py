@@ -245,6 +245,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         accelerator: what kind `gpus` are, of `accelerators.ACCELERATORS`; None is NVIDIA's, or none.
         gpu_query_s: how long nvidia-smi took; None where it answered before it was waited for.
         nccl_version: NCCL of the job's torch.
+        nccl_inspector: path of NCCL's Inspector plugin; None is not found.
         cuda_version: CUDA that the job's torch was built with.
         model: config.json of the job's model, where it was asked for.
         missing: reason by name of every fact that could not be had.
@@ -290,6 +291,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     nccl_files: dict[str, dict[str, str]] = {}
     deepspeed_env: dict[str, str] = {}
     nccl_version: Version | None = None
+    nccl_inspector: str | None = None
     cuda_version: Version | None = None
     rdma: tuple[RdmaPort, ...] = ()
     run_processes: tuple[RunProcess, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         sample_interval_s: as LaunchPlan has it; likewise `grad_compress`.
         agent: where the agent lies on a node, relative to the home directory; a benchmark runs it.
         engine: what starts the workers; None is the job's own.
+        nccl_inspector: whether NCCL's Inspector plugin records each operation.
     """
 
     workers_per_node: int | None = None
@@ -62,6 +64,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None = None
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()
+    nccl_inspector: bool = False
 
 
 class _Task(NamedTuple):
@@ -71,6 +74,7 @@ class _Task(NamedTuple):
     engine: Engine
     environment: JobEnvironment
     grad_compress: str | None
+    nccl_inspector: bool = False
 
 
 def plan_launch(
@@ -215,9 +219,11 @@ def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
     if isinstance(job, Benchmark):
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
+    if options.nccl_inspector and not options.profile:
+        raise UsageError("--nccl-inspector needs the instrumentation, and --no-profile leaves it out")
     if kind is not None:
         _refuse_compression(kind, job, engine, profile=options.profile)
-    return _Task(job, engine, options.environment, kind)
+    return _Task(job, engine, options.environment, kind, options.nccl_inspector)
 
 
 def _is_known(node: Node, environment: JobEnvironment) -> bool:
@@ -229,6 +235,8 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
     cwd = found.cwd if found and found.cwd else node.workdir
     first = place.node_rank * place.nproc
     command = _command(task, place, node.env | task.environment.env, cwd)
+    if task.nccl_inspector:
+        command = msgspec.structs.replace(command, env=_inspector_environment(node, place, found) | command.env)
     return NodePlan(
         node=node.name,
         node_rank=place.node_rank,
@@ -306,6 +314,8 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
         assumed.append("home: ~ stands for the user's home directory on the node")
         if node.workdir is None:
             assumed.append("workdir: this directory where the node has it, else the home directory")
+    if found is None and task.nccl_inspector and _PLUGIN not in node.env:
+        assumed.append(f"{_PLUGIN}: the plugin by its name alone; a launch finds its path on the node")
     if not _is_known(node, task.environment):
         assumed.append("python: python3 as the setup leaves PATH; its packages are not checked")
     elif node.python is None and found is None:
@@ -313,6 +323,43 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
     if found is None and task.engine.name == "llamafactory":
         assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
     return tuple(assumed)
+
+
+_PLUGIN = "NCCL_PROFILER_PLUGIN"
+_PLUGIN_SINCE = (2, 28)
+# Often enough for its ring of 1024 operations a communicator, and for what came in the steps that count.
+_WRITE_EVERY_US = 500_000
+
+
+def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) -> dict[str, str]:
+    """Variables that have NCCL load its Inspector plugin and write below the run's directory; the user's own win.
+
+    Raises:
+        UsageError: the node has no plugin, no NCCL, or one that knows of none.
+    """
+    given = node.env.get(_PLUGIN)
+    if found is not None:
+        if place.accelerator.backend != "nccl" or not found.gpus:
+            raise UsageError("--nccl-inspector is NCCL's, and the node's workers do not speak NCCL", node=node.name)
+        version = tuple(map(int, re.findall(r"\d+", found.nccl_version or "")[:2]))
+        if version and version < _PLUGIN_SINCE:
+            raise UsageError(
+                f"NCCL {found.nccl_version} has no Inspector plugin, which came with 2.28",
+                node=node.name,
+                hint="a torch with NCCL 2.28 or newer; or leave --nccl-inspector out",
+            )
+        if given is None and found.nccl_inspector is None:
+            raise UsageError(
+                "NCCL's Inspector plugin is not there (libnccl-profiler-inspector.so)",
+                node=node.name,
+                hint=f"build it from NCCL's plugins/profiler/inspector; then in the hostfile: env.{_PLUGIN}=PATH",
+            )
+    return {
+        _PLUGIN: given or (found.nccl_inspector if found and found.nccl_inspector else "libnccl-profiler-inspector.so"),
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_DIR": f"{place.run_dir}/nccl-inspector",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": str(_WRITE_EVERY_US),
+    }
 
 
 _KINDS = ("fp16", "bf16")

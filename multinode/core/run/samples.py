@@ -27,6 +27,7 @@ __all__ = [
     "KernelSample",
     "LossSample",
     "ModelSample",
+    "NcclOpSample",
     "NcclSample",
     "NicSample",
     "NoteSample",
@@ -577,6 +578,33 @@ class NcclSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     lines: tuple[str, ...]
 
 
+class NcclOpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl_op"):
+    """One operation on one rank, as NCCL's Inspector plugin recorded it.
+
+    Attributes:
+        comm: the communicator's id; likewise `comm_ranks`, how many there are in it, on so many `nodes`.
+        comm_rank: of this worker in the communicator.
+        op: as NCCL names it: `AllReduce`, `AllGather`, `ReduceScatter`, `Broadcast`, `Reduce`.
+        number: of the operation in its communicator; equal on all ranks.
+        size_bytes: of the call's buffer, which of a gather or a scatter is one rank's share.
+        time_us: that it took, by the GPU's clock where `timing` is `kernel_gpu`.
+        busbw_gb_per_s: the plugin's own.
+        written_s: the node's wall clock when the record was written; when it ran, is not told.
+    """
+
+    comm: str
+    comm_rank: Count
+    comm_ranks: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)]
+    nodes: Count = 1
+    op: str
+    number: Count
+    size_bytes: Count
+    time_us: TookUs
+    busbw_gb_per_s: Total = 0.0
+    timing: str | None = None
+    written_s: Total
+
+
 Sample = (
     WorkerSample
     | StepSample
@@ -589,6 +617,7 @@ Sample = (
     | CollectiveSample
     | BenchmarkSample
     | NcclSample
+    | NcclOpSample
     | StreamSample
     | PingSample
     | NoteSample
