@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Every call puts the clock on by two milliseconds, or by GPU_CALL_MS (computing and launching, which a replayed graph
+# Every call puts the clock on by two milliseconds, or by GPU_CALL_MS (compute and launch, which a replayed graph
 # does without), and is written down in the file `calls` beside the package.
 _GPU = """
 import os

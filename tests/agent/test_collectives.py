@@ -104,7 +104,7 @@ def test_sizes_and_counts_are_those_of_nccl_tests(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize(("backend", "options"), [("nccl", {"device_id": "cuda:1"}), ("gloo", {})])
-def test_nccl_is_told_which_gpu_is_the_workers(backend: str, options: dict[str, str]) -> None:
+def test_nccl_gets_the_workers_gpu(backend: str, options: dict[str, str]) -> None:
     said: list[tuple[str, dict[str, str]]] = []
     dist = SimpleNamespace(init_process_group=lambda backend, **options: said.append((backend, options)))
     join_group(dist, backend, "cuda:1")

@@ -87,14 +87,14 @@ def test_the_messages_of_a_step_and_what_they_add_up_to() -> None:
     [
         ([], "recorded no all-reduce of all workers"),
         (on_all_ranks()[:3], "recorded no all-reduce on all workers"),
-        # Before the steps that count, and of a part of the workers.
+        # Before the measured steps, and of a part of the workers.
         (on_all_ranks(written_s=END_S - 9), "recorded no all-reduce of all workers"),
         (on_all_ranks(comm_ranks=4), "recorded no all-reduce of all workers"),
         ([sample_of(REDUCE_SCATTER)], "recorded no all-reduce of all workers"),
         ([msgspec.structs.replace(OP, busbw_gb_per_s=277.2)], "says another bandwidth of 1 operations"),
     ],
 )
-def test_what_tells_nothing_says_why(ops: list[Sample], why: str) -> None:
+def test_without_usable_records_the_reason_says_why(ops: list[Sample], why: str) -> None:
     with pytest.raises(UnknownError, match=why):
         view_inspector(seen(*ops))
 

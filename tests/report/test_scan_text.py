@@ -19,7 +19,7 @@ def test_a_normal_sweep_says_what_it_was_held_against_and_that_nothing_is_to_men
     assert text.endswith("Nothing to mend.")
 
 
-def test_times_that_are_those_of_a_launch_are_told_so_on_a_gpu() -> None:
+def test_times_of_a_launch_are_marked_on_a_gpu() -> None:
     said = report(plan(), measured(plan()))
     short = msgspec.structs.replace(said.rows[0], time_us=12.0)
     fast = msgspec.structs.replace(said, rows=(short, *said.rows[1:]))

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def join_group(dist: Any, backend: str, device: Any) -> None:
-    """Join the process group; NCCL is told the worker's GPU, or it would guess it by the global rank.
+    """Join the process group; NCCL gets the worker's GPU, which it would else guess from the global rank.
 
     With `device_id` its communicator is made at once, so that no collective that is timed waits for it.
     """

@@ -71,7 +71,7 @@ def parse_xpu(text: str) -> List[Record]:
 
 
 def parse_npu(text: str) -> List[Record]:
-    """One record for each chip of `npu-smi info`, which has two lines for it; of several chips a card each is a device.
+    """One record for each chip of `npu-smi info`, which has two lines for it; each chip of a card is a device.
 
     Raises:
         ValueError: it lists none.

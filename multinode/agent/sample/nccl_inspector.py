@@ -71,8 +71,8 @@ class InspectorReader:
 def shorten(line: bytes) -> Optional[Record]:
     """The record of a line; None where it is of no collective, or none of the plugin's."""
     try:
-        told: Any = json.loads(line)
-        header, done = told["header"], told["coll_perf"]
+        read: Any = json.loads(line)
+        header, done = read["header"], read["coll_perf"]
         return {
             "kind": "nccl_op",
             "comm": str(header["id"])[:40],
@@ -85,7 +85,7 @@ def shorten(line: bytes) -> Optional[Record]:
             "time_us": float(done["coll_exec_time_us"]),
             "busbw_gb_per_s": float(done["coll_busbw_gbs"]),
             "timing": str(done["coll_timing_source"])[:40] if "coll_timing_source" in done else None,
-            "written_s": int(told["metadata"]["dump_timestamp_us"]) / 1e6,
+            "written_s": int(read["metadata"]["dump_timestamp_us"]) / 1e6,
         }
     except (ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -75,7 +75,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
         settings: each tried by itself, in turns with the default.
         together: the best of each axis together, measured anew in turns with the default, so that its gain is not that
             of the luckiest; None where none of them is faster.
-        mtu: of the slowest card, in bytes; likewise `link_gbit_per_s`, `ifname`.
+        mtu: of the slowest NIC, in bytes; likewise `link_gbit_per_s`, `ifname`.
         jumbo_gain: how much more TCP a link carries with an MTU of 9000; None where it has that, or no rate is known.
     """
 

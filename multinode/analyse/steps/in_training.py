@@ -86,7 +86,7 @@ def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
 
 
 def reconciled(training: InTraining, asked_bytes: float | None) -> InTraining:
-    """The same beside what the calls asked for, where the source counts bytes: its sentence tells where they differ."""
+    """The same beside what the calls asked for, where the source counts bytes, with whether they differ."""
     if training.bytes_per_step is None or not asked_bytes:
         return training
     return _said(msgspec.structs.replace(training, asked_bytes=asked_bytes))

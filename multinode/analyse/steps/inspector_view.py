@@ -32,12 +32,12 @@ _GB_PER_S = 1e-3  # of bytes in a microsecond
 # The plugin writes whole microseconds: of a short operation half of one is much.
 _ALIKE = 0.02
 _LEAST_US = 100.0
-# The plugin is told to write twice a second (core/run/planning.py).
+# It is configured to write twice a second (core/run/planning.py).
 _WRITTEN_WITHIN_S = 1.0
 
 
 class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
-    """The all-reduces of all workers in the steps that count.
+    """The all-reduces of all workers in the measured steps.
 
     Attributes:
         busbw_gb_per_s: factor x their bytes / the time that they took, each by the worker that waited least.
@@ -77,7 +77,7 @@ def view_inspector(observed: Observed) -> InspectorView:
     """
     ops = [op for op in _in_window(observed) if op.op == "AllReduce" and op.comm_ranks == observed.world_size]
     if not ops:
-        raise UnknownError("NCCL's Inspector recorded no all-reduce of all workers in the steps that count")
+        raise UnknownError("NCCL's Inspector recorded no all-reduce of all workers in the measured steps")
     odd = sum(not _agrees(op) for op in ops if op.time_us >= _LEAST_US)
     if odd:
         raise UnknownError(f"NCCL's Inspector says another bandwidth of {odd} operations than their bytes and times do")
@@ -100,7 +100,7 @@ def view_inspector(observed: Observed) -> InspectorView:
 
 
 def _in_window(observed: Observed) -> Iterable[NcclOpSample]:
-    """Those whose record was written while the steps that count ran, or just after; by each node's own clock."""
+    """Those whose record was written while the measured steps ran, or just after; by each node's own clock."""
     if not observed.counted:
         return
     first, last = observed.counted[0], observed.counted[-1]

@@ -327,7 +327,7 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
 
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
 _PLUGIN_SINCE = (2, 28)
-# Often enough for its ring of 1024 operations a communicator, and for what came in the steps that count.
+# Often enough for its ring of 1024 operations a communicator, and to match records with the measured steps.
 _WRITE_EVERY_US = 500_000
 
 

@@ -589,7 +589,7 @@ class NcclOpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
         size_bytes: of the call's buffer, which of a gather or a scatter is one rank's share.
         time_us: that it took, by the GPU's clock where `timing` is `kernel_gpu`.
         busbw_gb_per_s: the plugin's own.
-        written_s: the node's wall clock when the record was written; when it ran, is not told.
+        written_s: the node's wall clock when the record was written; the plugin does not record when it ran.
     """
 
     comm: str
