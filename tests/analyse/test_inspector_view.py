@@ -134,5 +134,5 @@ def test_the_bytes_by_nccl_stand_beside_those_of_the_calls(share: float, word: s
     found = in_training(seen(*on_all_ranks()), None)
     assert found.bytes_per_step is not None
     both = reconciled(found, share * found.bytes_per_step)
-    assert f"MB a step by NCCL, {word} " in both.sentence
+    assert f"MB per step by NCCL, {word} " in both.sentence
     assert reconciled(found, None) == found

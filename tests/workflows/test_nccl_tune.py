@@ -32,7 +32,7 @@ SCAN = report(plan(), measured(plan()))
 
 
 class StandIn:
-    """Takes for NCCL: `speed` says how many times as fast a run is with these variables, by its number.
+    """Takes for NCCL: `speed` gives the speed-up of a run with these variables, by its number.
 
     Attributes:
         asked: the variables of each run, in order.

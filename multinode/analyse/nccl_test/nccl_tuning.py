@@ -44,7 +44,7 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
         axis: of AXES, or `together`.
         env: the variables.
         time_us: of all messages, one after the other; None where it could not be measured.
-        gain: how many times as fast as without it, turn by turn.
+        gain: its speed over the default's, turn by turn: 1.2 is 20 % faster.
         reason: why it could not be measured.
     """
 

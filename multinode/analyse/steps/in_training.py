@@ -177,7 +177,7 @@ def _said(training: InTraining) -> InTraining:
             f"that nccl-test ({training.alone.run_id}) measured for the same sizes"
         )
     if training.bytes_per_step is not None and training.asked_bytes:
-        parts = f"{training.bytes_per_step / 1e6:.3g} MB a step by NCCL"
+        parts = f"{training.bytes_per_step / 1e6:.3g} MB per step by NCCL"
         alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
         sentence += f"; {parts}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls"
     return msgspec.structs.replace(training, sentence=sentence + ".")

@@ -23,7 +23,7 @@ def tune_sheet(report: TuneReport) -> Sheet:
         title=f"each setting by itself, {report.repeats} repeats in turns with the default",
         columns=(
             Column("setting", words=True),
-            Column("times as fast"),
+            Column("speed-up", "x"),
             Column("95 % interval"),
             Column("why not", words=True),
         ),
@@ -79,7 +79,7 @@ def _result(report: TuneReport) -> Iterator[str]:
     else:
         value, interval = _gain(together.gain)
         yield (
-            f"the best of each together, measured anew in {together.gain.repeats} turns: {value} times as fast "
+            f"the best of each together, measured anew in {together.gain.repeats} turns: {value}x the default "
             f"({interval}): {together.text}"
         )
         if not together.is_faster:
