@@ -70,6 +70,15 @@ def test_a_matrix_product_is_as_fast_as_in_a_plain_loop(context: RunContext) -> 
     assert statistics.median(ratios) == pytest.approx(1.0, abs=0.05)
 
 
+def test_a_short_product_is_measured_without_its_launch(context: RunContext) -> None:
+    test = DeviceTest(kinds=("matmul",), dtypes=("bf16",), sizes=(1024,), seconds=0.5)
+    execute = ExecuteOptions(kind="bench", lease_s=60.0)
+    (worker,) = bench(launch_of(test, nodes=1, execute=execute, run_id="short"), ("alone",), context).workers
+    (found,) = worker.tests
+    assert found.alone is not None
+    assert not found.alone.launch_bound
+
+
 class NvidiaSmi:
     """Utilisation and memory of GPU 0 by nvidia-smi, read until `close`."""
 

@@ -21,8 +21,8 @@ FOLDER = "nccl-inspector"
 _MOST_FILES = 64
 _MOST_READ_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 16
-# Of a node; some hundred megabytes of samples would be of no more use.
-_MOST_RECORDS = 200_000
+# Of a node: some 15 MB, which travel to the controller.
+_MOST_RECORDS = 50_000
 
 
 class InspectorReader:
