@@ -76,7 +76,8 @@ def parse_npu(text: str) -> List[Record]:
     Raises:
         ValueError: it lists none.
     """
-    driver, found = _NPU_DRIVER.search(text), []
+    driver = _NPU_DRIVER.search(text)
+    found: List[Record] = []
     name = "Ascend NPU"
     for line in text.splitlines():
         chip = _NPU_CHIP.search(line)
@@ -101,7 +102,7 @@ def parse_npu(text: str) -> List[Record]:
 
 
 def _device(index: int, name: str, uuid: Any = None, **known: Any) -> Record:
-    unknown = {"memory_total_mib": None, "memory_used_mib": None, "driver": None, "processes": []}
+    unknown: Record = {"memory_total_mib": None, "memory_used_mib": None, "driver": None, "processes": []}
     uuid = uuid if isinstance(uuid, str) else None
     return {"index": index, "name": name[:200], "uuid": uuid, **unknown, **known}
 
