@@ -8,6 +8,7 @@ and the commands of `PAGE.md`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections import Counter
@@ -181,7 +182,10 @@ def _check_command(name: str, words: list[str], options: Options) -> Iterator[st
     if is_group and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
         yield f"there is no command `{name} {rest[0]}`"
         return
-    for word in rest:
+    for before, word in itertools.pairwise(["", *rest]):
+        # Its value looks like an option.
+        if before == "--grid-arg":
+            continue
         spelling = word.partition("=")[0].strip("[],")
         if re.fullmatch(r"--?[a-z][a-z-]*", spelling) and spelling not in options[name]:
             yield f"`{name}` has no option {spelling}"
