@@ -17,7 +17,7 @@ from multinode.core.cluster.hostfile import with_variables
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
-from multinode.store.text_file import write_text
+from multinode.store.text_file import read_text, write_text
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
@@ -201,6 +201,12 @@ def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, as_json: b
     from multinode.report.nccl_test.tune_text import env_keys, tune_warnings
     from multinode.workflows.nccl_tune import nccl_tune
 
+    path = Path(what.cluster.source)
+    if write and not (path.is_file() and read_text(path, "the hostfile") == what.hostfile):
+        raise UsageError(
+            f"--write changes a hostfile, and {what.cluster.source} is none",
+            hint="without --write the keys are printed",
+        )
     with open_context(what.cluster) as context:
         report = nccl_tune(what, extent, repeats, context)
     if as_json:
@@ -210,7 +216,6 @@ def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, as_json: b
     if write and report.winner:
         for line in tune_warnings(report) if as_json else ():
             note(line)
-        path = Path(what.cluster.source)
         write_text(path, with_variables(what.hostfile, report.winner))
         note(f"{path}: {env_keys(report)} on the line of every node")
 

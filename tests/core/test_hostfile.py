@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.core.cluster.cluster import Cluster, Node
-<<<<<<< HEAD
-from multinode.core.cluster.hostfile import KEYS, expand_ranges, fold_ranges, parse_hostfile, render_hostfile
-=======
-from multinode.core.cluster.hostfile import KEYS, expand_ranges, parse_hostfile, render_hostfile, with_variables
->>>>>>> 0167110 (nccl-test --tune tries NCCL's settings in turns on the nodes and says what they gain)
+from multinode.core.cluster.hostfile import (
+    KEYS,
+    expand_ranges,
+    fold_ranges,
+    parse_hostfile,
+    render_hostfile,
+    with_variables,
+)
 from multinode.errors import HostfileError
 
 ROOT = Path(__file__).parents[2]

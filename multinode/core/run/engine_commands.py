@@ -188,8 +188,8 @@ def _command(
 ) -> Command:
     """With the variables of every engine, the engine's own and then the user's, and without those that are left over.
 
-    Gloo takes the plain name of an interface, on any accelerator. Of a card with addresses of both kinds, gloo takes IPv4,
-    and so do NCCL and HCCL unless their variable says otherwise.
+    Gloo takes the plain name of an interface, on any accelerator. Of an interface with addresses of both kinds, gloo
+    takes IPv4, and so do NCCL and HCCL unless their variable says otherwise.
     """
     accelerator, hidden = place.accelerator, tuple[str, ...]()
     common = dict(accelerator.order)
