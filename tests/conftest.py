@@ -1,4 +1,4 @@
-"""For all tests: random examples, the order of files, the slowest files, and that the environment is left as it was."""
+"""For all tests: random examples, order and slowest of the files, golden files, and an environment left as found."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_randomly
 from hypothesis import HealthCheck, settings
+
+from tests.golden import Golden
 
 # It loads every installed package's seeder, and DeepSpeed's imports torch and DeepSpeed into the tests' own process.
 pytest_randomly.entrypoint_reseeds = []
@@ -31,6 +33,17 @@ pytest_plugins = ["pytester"]
 
 
 _SLOWEST = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option to write golden files."""
+    parser.addoption("--update-golden", action="store_true", help="write the golden files as the tests have them now")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """The golden files beside the test."""
+    return Golden(request.path.parent / "golden", update=request.config.getoption("--update-golden"))
 
 
 @pytest.hookimpl(trylast=True)

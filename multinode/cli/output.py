@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ from multinode.core.run.run import Failure
 from multinode.core.text.secret_values import redact, redact_text
 from multinode.decoding import decode_json
 from multinode.errors import UsageError, printable
+from multinode.report.render.screen import WIDE, Part, print_parts, screen_text
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import require_directory
 
@@ -30,6 +31,7 @@ __all__ = [
     "print_directory",
     "print_document",
     "print_failure",
+    "print_screen",
     "print_table",
     "print_traceback",
     "set_verbosity",
@@ -38,9 +40,6 @@ __all__ = [
 # Notes are INFO, what --verbose adds is DEBUG.
 _LOG = logging.getLogger("multinode")
 _LOG.setLevel(logging.INFO)
-
-# A table in a file or a pipe is not cut to the width of a terminal that is not there.
-_WIDE = 200
 
 
 class _Stderr(logging.Handler):
@@ -82,11 +81,20 @@ def print_table(table: Table, prefix: str = "") -> None:
     if console.is_terminal and not prefix:
         console.print(table)
         return
-    wide = console if prefix else Console(width=_WIDE)
+    wide = console if prefix else Console(width=WIDE)
     with wide.capture() as captured:
         wide.print(table)
     # The blanks that fill a terminal's lines are of no use to a file.
     typer.echo("\n".join((prefix + line).rstrip() for line in captured.get().splitlines()))
+
+
+def print_screen(parts: Iterable[Part]) -> None:
+    """A verb's results on stdout, as wide as the terminal."""
+    console = Console()
+    if console.is_terminal:
+        print_parts(console, parts)
+    else:
+        typer.echo(screen_text(parts), nl=False)
 
 
 def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +16,8 @@ from multinode.core.run.plan import LaunchPlan, NodePlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import UsageError
+from tests.golden import Golden
 
-GOLDEN = Path(__file__).parent / "golden"
 SFT = LlamaFactoryJob(
     config_path="configs/sft.yaml",
     text="model_name_or_path: /models/tiny\nstage: sft\nfinetuning_type: lora\n",
@@ -88,11 +87,11 @@ COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes
     ],
 )
 def test_the_plan_is_the_golden_one(
-    name: str, job: Job | CollectiveTest | DeviceTest, facts: dict[str, NodeFacts], more: dict[str, Any]
+    name: str, job: Job | CollectiveTest | DeviceTest, facts: dict[str, NodeFacts], more: dict[str, Any], golden: Golden
 ) -> None:
     options = LaunchOptions(agent=".multinode/agent/0123456789abcdef.pyz", **more)
     plan = plan_launch(TWO_4090, job, facts, "20260102-030405-abcd", options)
-    assert json.loads(msgspec.json.encode(plan)) == json.loads((GOLDEN / f"{name}.json").read_text())
+    golden.check(f"{name}.json", msgspec.json.format(msgspec.json.encode(plan), indent=2).decode() + "\n")
 
 
 def test_a_plan_comes_back_from_its_file_as_it_was() -> None:

@@ -1,0 +1,51 @@
+"""Golden files: a text is compared whole with a committed one; `pytest --update-golden` writes them anew.
+
+A screen is compared at the widths at which it is read: a narrow terminal and a wide one, without colour.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from multinode.report.render.screen import Part, screen_text
+
+__all__ = ["Golden"]
+
+_WIDTHS = (80, 160)
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+class Golden:
+    """The committed files of one directory."""
+
+    def __init__(self, directory: Path, *, update: bool) -> None:
+        """Compare with the files of `directory`, or write them."""
+        self._directory = directory
+        self._update = update
+
+    def check(self, name: str, text: str) -> None:
+        """Fail with a diff unless the file of this name has just this text."""
+        path = self._directory / name
+        if self._update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        expected = path.read_text() if path.is_file() else ""
+        if text != expected:
+            diff = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", lineterm="")
+            pytest.fail("\n".join((*diff, "if that is meant: pytest --update-golden")), pytrace=False)
+
+    def check_screen(self, name: str, parts: Iterable[Part]) -> None:
+        """The same of a screen, at every width; no line may be wider, and nothing cut or moved by a control code."""
+        shown, every = [], list(parts)
+        for width in _WIDTHS:
+            text = screen_text(every, width)
+            assert "\x1b" not in text
+            assert _CUT not in text
+            assert max(map(len, text.splitlines())) <= width
+            shown.append(f"=== {width} columns\n{text}")
+        self.check(f"{name}.txt", "\n".join(shown))
