@@ -13,18 +13,17 @@ from rich.console import Console
 
 from multinode.analyse.comparison.contrast import SideRun, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
-from multinode.analyse.prediction.break_even import describe_link
-from multinode.analyse.stats.estimate import Estimate
+from multinode.analyse.stats.estimate import Estimate, inverse
 from multinode.cli.contrast import print_contrast
 from multinode.core.run.run import Run
-from multinode.report.render.sheet import format_sig, percent
+from multinode.report.comparison.contrast_words import with_words
+from multinode.report.prediction.needed_words import link_words
+from multinode.report.render.sheet import PLUS_MINUS, percent, plus_minus, range_of_times, times
 from multinode.report.render.table import make_table
 from multinode.store.run_directory import RunDirectory, list_runs, runs_root
 from multinode.units import format_rate
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.comparison.contrast import with_outlook
-
-_PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
         job="the demo's training",
         rule=two[-1].summary.rule,
     )
-    return with_outlook(compared, runs_root())
+    return with_outlook(with_words(compared), runs_root())
 
 
 def _all_reduce(directories: Sequence[RunDirectory]) -> Mapping[float, float]:
@@ -74,7 +73,7 @@ def _print_table(contrasts: Mapping[float, Contrast], all_reduce: Mapping[float,
     table = make_table(
         "The same training with the same two workers, on one node and on two",
         caption=f"{baseline.samples_per_s.repeats} repeats of each, in turns; "
-        f"{_PLUS_MINUS} is the 95 % confidence interval",
+        f"{PLUS_MINUS} is the 95 % confidence interval",
     )
     for name in ("", "all-reduce", "samples/s", "step (ms)", "exposed comm", "against one node"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
@@ -93,34 +92,26 @@ def _print_table(contrasts: Mapping[float, Contrast], all_reduce: Mapping[float,
 
 
 def _figures(side: Side) -> Iterator[str]:
-    yield _with_error(side.samples_per_s)
-    yield _with_error(side.step_time_ms)
+    yield plus_minus(side.samples_per_s)
+    yield plus_minus(side.step_time_ms)
     yield percent(side.exposed_share, ".0f")
-
-
-def _with_error(measured: Estimate) -> str:
-    """A figure with the farther end of its confidence interval, as many digits as that has."""
-    error = max(measured.high - measured.value, measured.value - measured.low)
-    digits = 0 if error >= 1 else 1 if error >= 0.1 else 2  # noqa: PLR2004
-    return f"{measured.value:,.{digits}f} {_PLUS_MINUS} {error:.{digits}f}"
 
 
 def _against(speedup: Estimate) -> str:
     if speedup.low <= 1 <= speedup.high:
-        return f"inconclusive ({format_sig(speedup.low)}x to {format_sig(speedup.high)}x)"
-    if speedup.value > 1:
-        return f"{speedup.value:.1f}x faster ({speedup.low:.1f} to {speedup.high:.1f})"
-    return f"{1 / speedup.value:.1f}x slower ({1 / speedup.high:.1f} to {1 / speedup.low:.1f})"
+        return f"inconclusive ({range_of_times(speedup)})"
+    how, factor = ("faster", speedup) if speedup.value > 1 else ("slower", inverse(speedup))
+    return f"{times(factor.value)} {how} ({range_of_times(factor)})"
 
 
 def _break_even(contrast: Contrast) -> str:
     """The link from which on a full second node pays."""
     found = contrast.forecast.break_even if contrast.forecast is not None else None
     if found is None:
-        return f"Break-even is not known: {contrast.forecast_reason}"
+        return f"Break-even unknown: {contrast.forecast_reason}"
     needed = found.full_beats_one or found.beats_one
     workers = found.one_node_workers
-    return f"Break-even, with {workers} workers on each node: {describe_link(needed)} (predicted)"
+    return f"Break-even, with {workers} workers on each node: {link_words(needed)} (predicted)"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Check,
+    Details,
     HangTimeout,
     Hosts,
     Json,
@@ -22,8 +24,9 @@ from multinode.cli.options import (
     ScriptCommand,
     TrainingOptions,
     expand_options,
+    given_options,
 )
-from multinode.cli.output import print_directory, print_document, print_table
+from multinode.cli.output import is_quiet, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
@@ -51,7 +54,9 @@ _FOR_TRYING = (
     *(field.name for field in dataclasses.fields(TrainingOptions)),
 )
 
-_TOP = 10
+_TOP = 3
+_FOR_A_TRY = {"run_ids", "link_measured"}
+_FOR_A_LAUNCH = {"hosts", "nodes", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +81,8 @@ def advise(
         typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
     ] = None,
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Show the best N; else 10, and in JSON all.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Show the best N; else 3, all in JSON and with --details."),
     ] = None,
     try_: Annotated[
         int | None, typer.Option("--try", min=1, metavar="N", help="Measure the best N in short runs on the nodes.")
@@ -90,7 +96,7 @@ def advise(
     job: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Try them with this YAML; else with the job that was measured.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=3, help="Run until so many steps count, warm-up apart (max_steps).")] = 20,
+    steps: Annotated[int, typer.Option(min=3, help="Measured steps of each run, after the warm-up (max_steps).")] = 20,
     repeats: Annotated[int, typer.Option(min=1, max=20, help="Try each so often, in turns.")] = 1,
     hosts: Hosts = None,
     nodes: Nodes = None,
@@ -99,6 +105,7 @@ def advise(
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Say which change of a measured training pays, by how much, what it costs, and how to make it."""
@@ -108,10 +115,17 @@ def advise(
         raise UsageError("--link is for predicting: a try uses the link that is there", hint="leave one of them out")
     recommendations = _recommendations(run_ids, link, link_measured)
     if try_ is None:
-        _tell(recommendations, top, as_json=as_json)
+        from multinode.analyse.advice.advice import pays
+
+        again = f"multinode advise{given_options(ctx)} --details"
+        able = link is None and any(one.change is not None and pays(one) for one in recommendations.advice)
+        following = f"multinode advise{given_options(ctx, _FOR_A_TRY)} --try 2" if able else ""
+        _tell(recommendations, _Shown(top=top, details=details, as_json=as_json, more=again, next_command=following))
         return
 
+    from multinode.analyse.advice.advice import best_tried
     from multinode.analyse.run.steady import steps_to_run
+    from multinode.core.job.job import LlamaFactoryJob
     from multinode.workflows.advice.try_advice import Trials, try_advice
 
     nodes_and_text = read_cluster(hosts, nodes)
@@ -127,7 +141,11 @@ def advise(
         attempt = try_advice(
             what, context, recommendations, Trials(count=try_, repeats=repeats, picks=tuple(pick or ()))
         )
-    _tell(attempt.recommendations, top, as_json=as_json)
+    following = ""
+    if (best := best_tried(attempt.recommendations.advice)) is not None:
+        path = f" {shlex.quote(what_job.config_path)}" if isinstance(what_job, LlamaFactoryJob) else ""
+        following = f"multinode launch{path} {best.command}{given_options(ctx, _FOR_A_LAUNCH)}"
+    _tell(attempt.recommendations, _Shown(top=top, details=details, as_json=as_json, next_command=following))
     print_directory(attempt.directory)
 
 
@@ -183,18 +201,27 @@ def _job(
     )
 
 
-def _tell(recommendations: Recommendations, top: int | None, *, as_json: bool) -> None:
-    """What was tried is told whatever its rank."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """How much is shown, and the commands that are named below it."""
+
+    top: int | None
+    details: bool
+    as_json: bool
+    more: str = ""
+    next_command: str = ""
+
+
+def _tell(recommendations: Recommendations, shown: _Shown) -> None:
+    """What was tried is shown whatever its rank."""
     import msgspec
 
-    from multinode.report.advice.advice_sheet import advice_lines, how_sheet
-    from multinode.report.render.table import sheet_table
+    from multinode.report.advice.advice_screen import advice_parts
 
-    most = top if top is not None or as_json else _TOP
+    most = shown.top if shown.top is not None or shown.as_json or shown.details else _TOP
     advice = tuple(one for place, one in enumerate(recommendations.advice) if most is None or place < most or one.tried)
-    if as_json:
+    if shown.as_json:
         print_document(msgspec.structs.replace(recommendations, advice=advice))
         return
-    print_table(sheet_table(how_sheet(recommendations, advice)))
-    for line in advice_lines(recommendations, advice):
-        typer.echo(line)
+    following = "" if is_quiet() else shown.next_command
+    print_screen(advice_parts(recommendations, advice, details=shown.details, more=shown.more, next_command=following))

@@ -11,6 +11,7 @@ from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Check,
+    Details,
     HangTimeout,
     Hosts,
     JobFile,
@@ -25,7 +26,7 @@ from multinode.cli.options import (
     expand_options,
     given_options,
 )
-from multinode.cli.output import fail_gate, note, print_directory, print_document, print_table
+from multinode.cli.output import fail_gate, is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["print_contrast", "register"]
 
+_RUNS = {"run_a", "run_b"}
 _FOR_ADVISE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
 
@@ -73,7 +75,7 @@ def contrast(
     steps: Annotated[
         int | None,
         typer.Option(
-            min=3, help="Steps that count on each side, warm-up apart (max_steps); else 30, or all there are."
+            min=3, help="Measured steps on each side, after the warm-up (max_steps); else 30, or all there are."
         ),
     ] = None,
     full_run: Annotated[bool, typer.Option("--full-run", help="Train the full run on each side.")] = False,
@@ -93,6 +95,7 @@ def contrast(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each side with each node's command, and start nothing.")
     ] = False,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
@@ -118,12 +121,18 @@ def contrast(
         return
     with open_context(what.cluster) as context:
         contrasted = measure(what, context, request, repeats=repeats)
-    _tell(contrasted.contrast, as_json=as_json)
-    print_directory(contrasted.directory)
     name = contrasted.directory.name
+    advise = f"multinode advise {name} --try 2{given_options(ctx, _FOR_ADVISE)}"
+    following = advise if contrasted.contrast.advice else f"multinode report {name}"
+    if as_json:
+        print_document(contrasted.contrast)
+        note(f"next: {following}")
+    else:
+        print_contrast(
+            contrasted.contrast, details=details, more=f"multinode show {name} --details", next_command=following
+        )
+    print_directory(contrasted.directory)
     note(f"as a page: multinode report {name}")
-    if contrasted.contrast.advice:
-        note(f"next: multinode advise {name} --try 2{given_options(ctx, _FOR_ADVISE)}")
     if min_efficiency is not None and contrasted.contrast.efficiency < min_efficiency:
         fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
 
@@ -147,6 +156,7 @@ def _print_plan(what: Launch, request: ContrastRequest, *, as_json: bool) -> Non
 
 
 def compare(
+    ctx: typer.Context,
     run_a: Annotated[
         str,
         typer.Argument(
@@ -162,12 +172,18 @@ def compare(
     force: Annotated[
         bool, typer.Option("--force", help="Compare runs that did not train the same; what differs is marked.")
     ] = False,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Compare two stored runs as `contrast` compares its sides."""
     from multinode.workflows.comparison.compare import compare_runs
 
-    _tell(compare_runs(runs_root(), run_a, run_b, anyway=force), as_json=as_json)
+    contrast = compare_runs(runs_root(), run_a, run_b, anyway=force)
+    if as_json:
+        print_document(contrast)
+        return
+    again = f"multinode compare{given_options(ctx)} --details"
+    print_contrast(contrast, details=details, more=again, next_command=f"multinode report{given_options(ctx, _RUNS)}")
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
@@ -181,17 +197,9 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _tell(contrast: Contrast, *, as_json: bool) -> None:
-    if as_json:
-        print_document(contrast)
-    else:
-        print_contrast(contrast)
+def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
+    """The screen of a contrast, on stdout."""
+    from multinode.report.comparison.contrast_screen import contrast_parts
 
-
-def print_contrast(contrast: Contrast) -> None:
-    """The table and what it means, on stdout."""
-    from multinode.report.comparison.contrast_table import contrast_lines, contrast_table
-
-    print_table(contrast_table(contrast))
-    for line in contrast_lines(contrast):
-        typer.echo(line)
+    following = "" if is_quiet() else next_command
+    print_screen(contrast_parts(contrast, details=details, more=more, next_command=following))

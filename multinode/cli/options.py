@@ -30,6 +30,7 @@ __all__ = [
     "Check",
     "Deadline",
     "DeepspeedSet",
+    "Details",
     "EngineName",
     "Fetch",
     "GracePeriod",
@@ -132,6 +133,7 @@ Check = Annotated[
     bool, typer.Option("--check/--no-check", rich_help_panel=_RUN, help="Check first what would break the run.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Details = Annotated[bool, typer.Option("--details", help="Print every table and note, too.")]
 GracePeriod = Annotated[
     float,
     typer.Option(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Json, complete_runs
-from multinode.cli.output import print_document, print_table
+from multinode.cli.options import Details, Json, complete_runs, given_options
+from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
 from multinode.units import parse_rate
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 T = TypeVar("T")
+_FOR_ADVISE = {"run_ids", "link_measured"}
 _SWITCH = {"on": True, "off": False}
 
 
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def predict(
+    ctx: typer.Context,
     run_ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -53,8 +55,8 @@ def predict(
     workers_per_node: Annotated[
         str | None, typer.Option(metavar="1,8", help="Workers on each node; else as measured, as is all below.")
     ] = None,
-    batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples of a worker's micro-batch.")] = None,
-    accumulation: Annotated[str | None, typer.Option(metavar="1,4", help="Micro-batches a step.")] = None,
+    batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples in a worker's micro-batch.")] = None,
+    accumulation: Annotated[str | None, typer.Option(metavar="1,4", help="Micro-batches per step.")] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -83,6 +85,7 @@ def predict(
             "overlay networks, VPNs, Wi-Fi, shared uplinks. Else what the nccl-test measured.",
         ),
     ] = None,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Predict a training on other links, on more nodes and in other settings, each with an interval."""
@@ -103,7 +106,17 @@ def predict(
         link_measured=parse_option("--link-measured", link_measured, parse_rate) if link_measured is not None else None,
         stream=parse_option("--stream", stream, parse_rate) if stream is not None else None,
     )
-    _tell(_forecast(run_ids, benchmarks, request), as_json=as_json)
+    forecast = _forecast(run_ids, benchmarks, request)
+    if as_json:
+        print_document(forecast)
+        return
+
+    from multinode.report.prediction.forecast_screen import forecast_parts
+
+    # Published figures name no run whose settings could be changed.
+    advise = "" if benchmarks is not None or is_quiet() else f"multinode advise{given_options(ctx, _FOR_ADVISE)}"
+    again = f"multinode predict{given_options(ctx)} --details"
+    print_screen(forecast_parts(forecast, details=details, more=again, next_command=advise))
 
 
 def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: ForecastRequest) -> Forecast:
@@ -122,23 +135,6 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
                 )
         return forecast_benchmarks(benchmarks, request)
     return forecast_runs(runs_root(), run_ids or ["last"], request)
-
-
-def _tell(forecast: Forecast, *, as_json: bool) -> None:
-    from multinode.report.prediction.forecast_sheets import break_even_sheet, forecast_notes, forecast_sheet
-    from multinode.report.render.escaping import sanitize
-    from multinode.report.render.table import sheet_table
-
-    if as_json:
-        print_document(forecast)
-        return
-    print_table(sheet_table(forecast_sheet(forecast)))
-    if forecast.break_even is not None:
-        typer.echo(f"break-even of {forecast.break_even_of}:")
-    for name, told in break_even_sheet(forecast).rows:
-        typer.echo(f"  {name}: {told}")
-    for line in forecast_notes(forecast):
-        typer.echo(sanitize(line))
 
 
 def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:

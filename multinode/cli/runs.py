@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from multinode.cli.options import Json, RunId
+from multinode.cli.options import Details, Json, RunId
 from multinode.cli.output import note, print_directory, print_document, print_table
 from multinode.cli.running import open_context
 from multinode.core.run.log import clean_log, only_rank
@@ -36,7 +36,7 @@ def runs(as_json: Json = False) -> None:
         typer.echo(f"there are no runs in {runs_root()} yet")
 
 
-def show(run_id: RunId = "last", as_json: Json = False) -> None:
+def show(run_id: RunId = "last", details: Details = False, as_json: Json = False) -> None:
     """Show one run: how it ended, what holds it up, where its time goes, its files; or what a sweep or bench found."""
     from multinode.report.render.table import sheet_table
     from multinode.report.run.outcome import run_table
@@ -51,11 +51,11 @@ def show(run_id: RunId = "last", as_json: Json = False) -> None:
     for table in map(sheet_table, summary_sheets(found.summary) if found.summary is not None else ()):
         typer.echo()
         print_table(table)
-    _show_results(found.directory)
+    _show_results(found.directory, details=details)
     print_directory(found.directory)
 
 
-def _show_results(directory: RunDirectory) -> None:
+def _show_results(directory: RunDirectory, *, details: bool) -> None:
     """What a contrast, a sweep or import, a bench, and a tuning found."""
     from multinode.analyse.nccl_test.nccl_tuning import TuneReport
     from multinode.cli.bench import print_bench
@@ -69,7 +69,7 @@ def _show_results(directory: RunDirectory) -> None:
     contrast, unread = load_contrast(directory)
     if contrast is not None:
         typer.echo()
-        print_contrast(contrast)
+        print_contrast(contrast, details=details, more=f"multinode show {directory.run_id} --details")
     elif unread:
         typer.echo(unread)
     if (table := load_table(directory)) is not None:

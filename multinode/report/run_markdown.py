@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
-from multinode.report.comparison.contrast_table import contrast_markdown
+from multinode.report.comparison.contrast_screen import contrast_markdown
 from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.advice.advice import Advice, Change, advise, advise_notes
+from multinode.analyse.advice.advice import Advice, Change, rank_options
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.advice.tuning_options import setting_options
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
@@ -24,6 +24,7 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import parse_llamafactory
 from multinode.errors import UsageError
+from multinode.report.advice.advice_words import advice_notes, with_words
 
 TWO = Layout(nodes=2)
 G = 14_767_104
@@ -46,7 +47,7 @@ changed = msgspec.structs.replace
 
 
 def state(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: Any) -> TrainingState:
-    """A model of 3.7 M parameters on two nodes: 14.7 MB of fp32 gradients, 166 ms of computing."""
+    """A model of 3.7 M parameters on two nodes: 14.7 MB of fp32 gradients, 166 ms of compute."""
     width = 4 if strategy is Strategy.DDP else 2
     calibration = Calibration(
         costs=StepCosts(compute_ms=166, overlap=0),
@@ -67,6 +68,11 @@ def state(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: 
     return TrainingState(calibration=calibration, scenario=scenario, **(usual | others))
 
 
+def advise(today: TrainingState) -> tuple[Advice, ...]:
+    """Ranked, with their words."""
+    return with_words(rank_options(today), today.outlook())
+
+
 def named(advice: tuple[Advice, ...], name: str) -> Advice:
     found = [one for one in advice if one.name == name]
     assert len(found) == 1, [one.name for one in advice]
@@ -76,7 +82,7 @@ def named(advice: tuple[Advice, ...], name: str) -> Advice:
 def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     advice = advise(state())
     halved, four = named(advice, "gradients as fp16"), named(advice, "gradient accumulation 4")
-    # 1.181 s of communication and 0.166 s of computing a step: (1.181 + 0.166) / (0.59 + 0.166).
+    # 1.181 s of communication and 0.166 s of compute per step: (1.181 + 0.166) / (0.59 + 0.166).
     assert halved.gain == pytest.approx(1.78, rel=0.02)
     assert four.gain == pytest.approx(4 * 1.347 / (1.181 + 4 * 0.166), rel=0.02)
     assert halved.command == "--grad-compress fp16"
@@ -144,7 +150,7 @@ def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
     option = named(advice, "gradient accumulation 4")
     # Per sample of two: 2 x G/2 and once Psi before, with Psi spread over four micro-batches after.
     assert "does not cut the traffic of a sample" in option.why
-    assert "5.54 MB a sample before and 4.15 MB after" in option.why
+    assert "5.54 MB per sample before and 4.15 MB after" in option.why
     under_ddp = named(advise(state()), "gradient accumulation 4")
     assert option.gain < 1.6 < under_ddp.gain
     assert not [one for one in advice if one.name.startswith("gradients as")]
@@ -322,8 +328,8 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
     advice = advise(state())
     ten = named(advice, "a link of 10 Gbit/s")
     assert ten.change is None
-    assert ten.command == "cards and a switch of 10 Gbit/s instead of 100 Mbit/s"
-    assert "break-even of 2 nodes with 2 workers each against one: between " in ten.why
+    assert ten.command == "NICs and a switch of 10 Gbit/s instead of 100 Mbit/s"
+    assert "break-even of 2 nodes with 2 workers each against 1 node: between " in ten.why
     assert not [one for one in advise(state(gbit_per_s=100)) if one.name.startswith("a link")]
 
 
@@ -346,13 +352,12 @@ def test_notes_name_what_cannot_be_predicted() -> None:
     today = state()
     costs = changed(today.calibration.costs, data_ms=500)
     late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, cause="cpu", hint="look at its load")
-    notes = advise_notes(
-        changed(today, calibration=changed(today.calibration, costs=costs, notes=("taken",)), stragglers=(late,))
-    )
+    loading = changed(today, calibration=changed(today.calibration, costs=costs, notes=("taken",)), stragglers=(late,))
+    notes = advice_notes(loading, loading.outlook())
     assert notes[0] == "taken"
     assert "dataloader_num_workers=4" in notes[1]
-    assert "for b: look at its load; without that wait the training would be up to 1.33 times as fast" in notes[2]
-    assert advise_notes(today) == ()
+    assert "for b: look at its load; without that wait the training would be up to 1.33x faster" in notes[2]
+    assert advice_notes(today, today.outlook()) == ()
 
 
 def test_what_was_measured_is_within_the_interval_of_its_own_gain() -> None:

@@ -79,15 +79,13 @@ def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
 def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
     found = seen(WorkerSplit(rank=-1, step_ms=200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
     assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
-    assert found.notes == ("what is neither communication, data nor optimizer counts as computing",)
+    assert found.notes == ("what is neither communication, data nor optimizer counts as compute",)
 
 
 def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> None:
     found = seen(None)
     assert (found.costs.compute_ms, found.local_ms) == (200, 0)
-    assert found.notes == (
-        "the whole step counts as computing, its own workers' communication included: nobody looked",
-    )
+    assert found.notes == ("the whole step counts as compute, its own workers' communication included: nobody looked",)
 
 
 # 125 ms of communication, 0.05 of which is 6.25 ms, beside a backward pass of 85.3 ms, 0.3 of which is 25.6 ms.

@@ -19,6 +19,9 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Comm
 from multinode.analyse.traffic.step_bytes import BytesPerStep
 from multinode.errors import UsageError
+from multinode.report.comparison.contrast_screen import contrast_parts
+from multinode.report.comparison.contrast_words import with_words
+from multinode.report.render.screen import screen_text
 from tests.analyse.made_up_sides import SETTINGS, node_use, side_of, summary_of
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
@@ -117,10 +120,9 @@ def test_the_whole_job_is_priced_on_both_sides() -> None:
 
 def test_what_differs_is_marked() -> None:
     other = msgspec.structs.replace(SETTINGS, precision="bf16")
-    contrast = compare([side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2, settings=other)], **terms())
-    assert any(
-        "Precision differs: fp32 on the baseline, bf16 on the candidate." in said for said in contrast.differences
-    )
+    sides = [side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2, settings=other)]
+    contrast = with_words(compare(sides, **terms()))
+    assert "Precision differs: fp32 on 1 node, bf16 on 2 nodes." in contrast.differences
 
 
 @pytest.mark.parametrize("role", ["baseline", "candidate"])
@@ -174,7 +176,7 @@ def test_any_figures_make_a_contrast_that_can_be_kept(data: st.DataObject, mode:
     further = data.draw(st.sampled_from([[], [("each-node", 1), ("point", 3)]]))
     roles = [("baseline", 1), ("candidate", 2), *further]
     sides = [make_side(role, [data.draw(runs(nodes)) for _ in range(repeats)]) for role, nodes in roles]
-    contrast = compare(sides, **terms(mode))
+    contrast = with_words(compare(sides, **terms(mode)))
     assert contrast.speedup.value * contrast.baseline.samples_per_s.value == pytest.approx(
         contrast.candidate.samples_per_s.value
     )
@@ -182,6 +184,7 @@ def test_any_figures_make_a_contrast_that_can_be_kept(data: st.DataObject, mode:
         assert figure.low <= figure.value * (1 + 1e-12)
         assert figure.value <= figure.high * (1 + 1e-12)
     assert contrast.verdict.endswith(".")
+    assert screen_text(contrast_parts(contrast))
     assert len(contrast.reasons) <= 3
     assert all(map(math.isfinite, numbers(msgspec.to_builtins(contrast))))
     assert msgspec.json.decode(msgspec.json.encode(contrast), type=Contrast) == contrast

@@ -48,7 +48,7 @@ def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> No
     assert (unknown.global_batch, unknown.settings) == (None, None)
     assert "did not keep" in unknown.missing["global_batch"]
     partly = make_side("baseline", [run_of(workload=Workload(settings=Settings(model="m")))])
-    assert (partly.global_batch, partly.missing["global_batch"][:9]) == (None, "the batch")
+    assert (partly.global_batch, partly.missing["global_batch"][:20]) == (None, "the per-device batch")
 
 
 def test_exposed_communication_has_the_interval_of_the_repeats() -> None:

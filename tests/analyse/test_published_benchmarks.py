@@ -39,7 +39,7 @@ def test_the_seed_case_is_explained_within_a_tenth() -> None:
     assert slow.bottleneck.kind == "network"
     assert fast.samples_per_s > 2 * slow.samples_per_s
     assert found.break_even is not None
-    assert "communicates in every micro-batch" in found.break_even.accumulation.why
+    assert found.break_even.accumulation.reason == "micro_batches"
 
 
 def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_model() -> None:

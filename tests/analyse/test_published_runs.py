@@ -59,7 +59,7 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
     low, high = found.interval
     assert low < 3.356 < high
     assert found.bottleneck.kind == "network"
-    assert "communicates in every micro-batch" in accumulation_for(calibration, scenario, target=0.9).why
+    assert accumulation_for(calibration, scenario, target=0.9).reason == "micro_batches"
     # What would have made it worth while: 25 Gbit/s loses less than a tenth.
     link = link_for(calibration, scenario, lambda faster: (faster.step_time_ms < 1.1 * found.parts.compute_ms,) * 3)
     assert link.value is not None

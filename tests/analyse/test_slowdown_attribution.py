@@ -38,7 +38,6 @@ def test_what_is_exposed_beyond_the_baselines_own_is_the_networks(mode: str, wor
     loss = loss_of(baseline, candidate, mode=mode)
     assert figures(loss) == pytest.approx((170.0, 0.0, 1166.0, 6.0))
     assert loss.cause == "network"
-    assert "1166 ms are communication that nothing hides beyond that of the baseline" in loss.sentence
 
 
 def test_the_shares_of_the_steps_that_were_split_are_of_the_median_step() -> None:
@@ -86,7 +85,6 @@ def test_a_slow_node_is_not_a_slow_network() -> None:
     assert figures(loss) == pytest.approx((100.0, 100.0, 10.0, 0.0))
     assert (loss.cause, loss.node) == ("node", "n2")
     assert loss.relative == pytest.approx(0.5)
-    assert "alone, n2 runs at 50% of the speed of n1, which adds 100 ms to a step of 210 ms" in loss.sentence
 
 
 def test_the_fastest_node_is_the_measure_even_where_the_baseline_is_the_slow_one() -> None:
@@ -121,7 +119,6 @@ def test_without_each_node_those_that_the_others_wait_for_are_the_slow_ones() ->
     assert figures(loss) == pytest.approx((100.0, 60.0, 10.0, 0.0))
     assert (loss.cause, loss.node) == ("node", "n2")
     assert loss.relative == pytest.approx(1 - 60 / 160)
-    assert "the other nodes wait 60 ms of a step of 170 ms for n2" in loss.sentence
 
 
 def test_a_late_node_that_the_baseline_ran_on_was_as_slow_there() -> None:
@@ -139,7 +136,6 @@ def test_of_both_the_larger_is_the_cause(exposed_ms: float, cause: str) -> None:
     candidate = side("candidate", step_ms, 2, split=split_of(step_ms, exposed_ms))
     loss = loss_of(baseline, candidate, baseline, alone(180.0, "n2"))
     assert loss.cause == cause
-    assert ("the slower n2 adds 80 ms" in loss.sentence) == (cause == "network")
 
 
 def test_without_splits_equal_nodes_leave_the_network_and_that_is_said() -> None:
@@ -147,7 +143,6 @@ def test_without_splits_equal_nodes_leave_the_network_and_that_is_said() -> None
     loss = loss_of(baseline, candidate, baseline, alone(101.0, "n2"))
     assert figures(loss) == pytest.approx((100.0, 0.0, 200.0, 0.0))
     assert loss.cause == "network"
-    assert "inferred from the times of the steps alone" in loss.sentence
 
 
 def test_without_splits_a_slow_node_explains_what_it_can() -> None:
@@ -161,8 +156,6 @@ def test_without_splits_and_each_node_nobody_is_blamed() -> None:
     candidate = side("candidate", 300.0, 2, missing={"exposed_ms": "no counters were there"})
     loss = loss_of(side("baseline", 100.0), candidate)
     assert (loss.cause, loss.node_ms, loss.network_ms, loss.other_ms) == ("unknown", None, None, None)
-    assert "no counters were there" in loss.sentence
-    assert "--each-node tells" in loss.sentence
 
 
 def test_one_worker_needs_no_split_to_have_nothing_exposed() -> None:
@@ -176,9 +169,8 @@ def test_steps_as_long_as_they_should_be_lose_nothing() -> None:
     baseline = side("baseline", 100.0, split=split_of(100.0))
     loss = loss_of(baseline, side("candidate", 103.0, 2, split=split_of(103.0, 3.0)))
     assert loss.cause == "none"
-    assert "no loss to speak of" in loss.sentence
     faster = loss_of(baseline, side("candidate", 50.0, 2, split=split_of(50.0)))
-    assert faster.sentence == "a step takes 50 ms, and 100 ms with a free network and equal nodes: nothing is lost"
+    assert faster.cause == "none"
 
 
 def test_what_neither_explains_is_named_by_the_part_that_grew() -> None:
@@ -187,7 +179,6 @@ def test_what_neither_explains_is_named_by_the_part_that_grew() -> None:
     loss = loss_of(baseline, side("candidate", 180.0, 2, split=split_of(90.0, 1.0, data_ms=39.0)))
     assert loss.other_ms == pytest.approx(78.0)
     assert loss.cause == "unknown"
-    assert "78 ms of it are waiting for batches" in loss.sentence
 
 
 def test_a_network_that_costs_is_named_though_spreading_out_made_computing_faster() -> None:

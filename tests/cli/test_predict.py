@@ -52,7 +52,7 @@ def test_the_document_has_what_was_asked_for() -> None:
         assert low <= one["samples_per_s"] <= high
         assert one["step_time_ms"] > 0
     assert found["break_even"]["efficient"]["value"] > 1
-    assert found["back_test"]["sentence"].startswith("of 1 measured run")
+    assert found["back_test"]["sentence"].startswith("over 1 measured run")
 
 
 def test_every_axis_reaches_its_scenarios() -> None:
@@ -74,13 +74,14 @@ def test_every_strategy_that_the_model_has_can_be_asked_for() -> None:
 
 
 def test_the_newest_run_is_meant_where_none_is_named() -> None:
-    assert "from: 2 nodes: run b-two" in predict("--link", "1")
+    assert "from: 2 nodes: run b-two" in predict("--link", "1", "--details")
 
 
 def test_published_figures_stand_in_the_place_of_runs() -> None:
     text = predict("--benchmarks", str(SEED), "--link", "0.85")
-    assert "predicted: ZeRO-2, lora:8" in text
-    assert "back-test: of 1 measured run" in text
+    assert "Settings    ZeRO-2, lora:8" in text
+    assert "Error       over 1 measured run" in text
+    assert "Next" not in text, "there is no run whose settings could be changed"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Contrasts with the figures of the lab: 14.7 MB of gradients a step, 166 ms of computing, 100 Mbit/s between nodes.
+"""Contrasts with the figures of the lab: 14.7 MB of gradients per step, 166 ms of compute, 100 Mbit/s between nodes.
 
 `CONTRAST` has the same two workers on one node and on two; `CURVE` fills one, two and four nodes.
 """
@@ -21,6 +21,8 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
 from multinode.core.run.run import NodeRun, Run
+from multinode.report.comparison.contrast_words import with_words
+from multinode.report.prediction.forecast_words import with_words as forecast_with_words
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
 
@@ -31,9 +33,9 @@ _LINKS = (0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
 _SAMPLES_A_WORKER = 2
 _TOKENS_A_SAMPLE = 128
 _NETWORK = Bottleneck(
-    kind="network", share=0.876, sentence="the network: 1176 of 1342 ms of a step (88 %) are exposed communication"
+    kind="network", share=0.876, sentence="exposed communication takes 1176 of 1342 ms per step (88%)"
 )
-_COMPUTE = Bottleneck(kind="compute", share=0.9, sentence="nothing but its own work holds it up")
+_COMPUTE = Bottleneck(kind="compute", share=0.9, sentence="compute-bound")
 _SETTINGS = Settings(
     model="models/tiny",
     method="full",
@@ -85,6 +87,7 @@ def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rat
         exposed_share=exposed_ms / step_ms,
         bytes_per_step=BytesPerStep(calls=14.7e6, expected=14.7e6, card=14.74e6) if nodes > 1 else BytesPerStep(),
         bottleneck=_NETWORK if nodes > 1 else _COMPUTE,
+        link_gbit_per_s=_LINK_GBIT_PER_S if nodes > 1 else None,
         price_per_hour=0.8 * nodes,
         whole_s=about(12_000 / speed.value, 0.02),
         whole_cost=0.8 * nodes * 12_000 / speed.value / 3600,
@@ -126,7 +129,7 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
 _ONE = side("baseline", 1, 2, exposed_ms=0.0, rates=(23.9, 24.1, 24.3))
 _MANY = side("candidate", 2, 1, exposed_ms=1176.0, rates=(2.96, 2.98, 2.99))
 
-_FORECAST = Forecast(
+_FORECAST = forecast_with_words(Forecast(
     sources=("run 20260104-cc-baseline-1 on one node", "nccl-test 20260103-ff: 10 sizes of all_reduce at 100 Mbit/s"),
     scenarios=(
         outlook(None, 1),
@@ -136,19 +139,16 @@ _FORECAST = Forecast(
     break_even=BreakEven(
         target=0.9,
         one_node_workers=1,
-        nothing_exposed=Needed(why="no link is enough: what every message costs remains"),
-        efficient=Needed(value=6.376, low=3.9, why="from this link on"),
-        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, why="from this link on"),
-        accumulation=Needed(value=64, why="the global batch becomes 64 times as large"),
-        next_node=NodeGain(
-            nodes=3, samples_per_s=1.49, tokens_per_s=190.7, worth=0.124,
-            sentence="it adds 12% of what one node gives alone",
-        ),
+        nothing_exposed=Needed(reason="overhead"),
+        efficient=Needed(value=6.376, low=3.9, reason="from"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from"),
+        accumulation=Needed(value=64, reason="global_batch", ratio=64),
+        next_node=NodeGain(nodes=3, samples_per_s=1.49, tokens_per_s=190.7, worth=0.124),
     ),
     break_even_of="2 nodes x 1 worker, DDP, batch 2",
     back_test=back_test([Trial(name="2 nodes at 1 Gbit/s", predicted=14.1, interval=(13.4, 14.8), measured=13.95)]),
-    notes=("the link's rate is that of its card",),
-)  # fmt: skip
+    notes=("the link's rate is that of its NIC",),
+))  # fmt: skip
 
 _ADVICE = (
     Advice(
@@ -207,22 +207,16 @@ CONTRAST = Contrast(
     ),
     loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
-        sentence="of 1342 ms the network takes 1174, and the slower node 2",
     ),
-    verdict="One node is 8.09 times as fast as 2 nodes with the same 2 workers: the network costs the difference.",
-    reasons=(
-        "1176 of 1342 ms of a step (88 %) are communication that nothing hides",
-        "14.7 MB a step leave each node, at 12.5 MB/s: all of what 100 Mbit/s carry",
-        "alone the nodes are alike: box2 reaches 98 % of box1",
-    ),
-    differences=("torch differs: 2.13.0+cpu on the baseline, 2.13.1+cpu on the candidate",),
     forecast=_FORECAST,
     advice=_ADVICE,
-    rule="the first 5 of 30 steps are warm-up and do not count",
+    rule="all but the first 5 of 30 steps",
 )  # fmt: skip
-CONTRAST = msgspec.structs.replace(
-    CONTRAST,
-    candidate=msgspec.structs.replace(CONTRAST.candidate, versions=_VERSIONS | {"torch": "2.13.1+cpu"}),
+CONTRAST = with_words(
+    msgspec.structs.replace(
+        CONTRAST,
+        candidate=msgspec.structs.replace(CONTRAST.candidate, versions=_VERSIONS | {"torch": "2.13.1+cpu"}),
+    )
 )
 
 
@@ -243,7 +237,7 @@ def _curve() -> Contrast:
         )
         for one, speedup in zip(sides, speedups, strict=True)
     )
-    return msgspec.structs.replace(
+    curve = msgspec.structs.replace(
         CONTRAST,
         mode="scale-out",
         why="every node has 2 slots",
@@ -254,12 +248,11 @@ def _curve() -> Contrast:
         scaling="weak",
         curve=points,
         each_node=(),
-        verdict="Do not use 4 nodes for this job: they are no faster than one alone (0.34 times its speed).",
-        differences=("4 nodes have 4 times the global batch of one (16 for 4 samples): the training is another",),
         forecast=None,
         forecast_reason="no nccl-test of these nodes is stored",
         advice=(),
     )
+    return with_words(curve)
 
 
 CURVE = _curve()

@@ -117,7 +117,7 @@ SUMMARY = Summary(
     bottleneck=Bottleneck(
         kind="network",
         share=0.3003,
-        sentence="the network: 120 of 401 ms of a step (30 %) are communication that nothing hides",
+        sentence="exposed communication takes 120 of 401 ms per step (30%)",
     ),
     stragglers=(
         Straggler(

@@ -29,7 +29,7 @@ def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> No
     order += [text.index(f"<h2>{title}</h2>") for title in ("side by side", "time, cost and energy", "what if")]
     assert order == sorted(order)
     assert "multinode launch --hosts lab configs/tiny_sft.yaml --grad-compress fp16" in text
-    assert "<td>x2.92</td><td>-0.7%</td>" in text
+    assert "<td>2.92x</td><td>-0.7%</td>" in text
     assert "the nodes have no GPU" in text
 
 
@@ -62,19 +62,19 @@ def test_a_contrast_beside_a_run_is_in_the_overview() -> None:
 def test_the_step_of_every_side_is_stacked_of_its_parts() -> None:
     drawn = traces(step_chart(CURVE))
     exposed, sides = drawn["exposed communication"]
-    assert sides == ["candidate<br>4 x 2", "2 nodes<br>2 x 2", "baseline<br>1 x 2"]
+    assert sides == ["4 nodes<br>4 x 2", "2 nodes<br>2 x 2", "1 node<br>1 x 2"]
     assert exposed == [1764.0, 1176.0, 0.0]
     assert list(drawn) == ["compute", "exposed communication", "wait for stragglers", "data", "optimizer", "host"]
     unsplit = msgspec.structs.replace(CONTRAST.baseline, split=None)
     some = traces(step_chart(msgspec.structs.replace(CONTRAST, baseline=unsplit)))
-    assert some["compute"][1] == ["candidate<br>2 x 1"]
+    assert some["compute"][1] == ["2 nodes<br>2 x 1"]
 
 
-def test_the_scaling_curve_has_its_spread_beside_what_nothing_lost_would_give() -> None:
+def test_the_scaling_curve_has_its_spread_beside_ideal_scaling() -> None:
     chart = scaling_chart(CURVE)
     drawn = traces(chart)
-    assert drawn["nothing lost"][0] == drawn["measured"][0] == [1, 2, 4]
-    assert drawn["nothing lost"][1] == pytest.approx([24.1, 48.2, 96.4])
+    assert drawn["ideal scaling"][0] == drawn["measured"][0] == [1, 2, 4]
+    assert drawn["ideal scaling"][1] == pytest.approx([24.1, 48.2, 96.4])
     assert drawn["measured"][1] == pytest.approx([24.1, 5.96, 8.26], abs=0.005)
     assert chart is not None
     assert chart.data[1].error_y.array[1] == CURVE.curve[1].samples_per_s.high - CURVE.curve[1].samples_per_s.value
@@ -87,7 +87,7 @@ def test_links_are_drawn_of_the_settings_that_were_measured_alone() -> None:
     assert links == [0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0]
     assert drawn["1 x 2, measured"][1] == pytest.approx([24.1, 24.1])
     assert len(drawn["1 x 1, predicted"][1]) == 2
-    assert drawn["beats 1 x 1: between 610 Mbit/s and 840 Mbit/s"][0] == [0.6118, 0.6118, 0.8391, 0.8391]
+    assert drawn["faster than 1 x 1: between 610 Mbit/s and 840 Mbit/s"][0] == [0.6118, 0.6118, 0.8391, 0.8391]
     assert bandwidth_chart(CURVE) is None
 
 
@@ -103,12 +103,12 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
     assert CONTRAST.forecast is not None
     assert CONTRAST.forecast.break_even is not None
     any_link = msgspec.structs.replace(
-        CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, why="any link is enough", always=True)
+        CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, reason="any", always=True)
     )
     forecast = msgspec.structs.replace(CONTRAST.forecast, break_even=any_link)
     contrast = msgspec.structs.replace(CONTRAST, forecast=forecast)
-    assert not any(str(name).startswith("beats") for name in traces(bandwidth_chart(contrast)))
-    assert "<td class=words>any link is enough</td>" in page(ReportedRun(run=CONTRAST_RUN, contrast=contrast))
+    assert not any(str(name).startswith("faster than") for name in traces(bandwidth_chart(contrast)))
+    assert "<td class=words>at any bandwidth</td>" in page(ReportedRun(run=CONTRAST_RUN, contrast=contrast))
 
 
 def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:

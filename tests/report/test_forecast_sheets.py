@@ -15,6 +15,7 @@ from multinode.report.prediction.forecast_sheets import (
     forecast_sheet,
     what_if_sheet,
 )
+from multinode.report.prediction.forecast_words import with_words
 from multinode.report.render.table import sheet_table
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 
@@ -25,7 +26,7 @@ EVIDENCE = gather(
 
 
 def forecast(request: ForecastRequest) -> Forecast:
-    return make_forecast(EVIDENCE, request)
+    return with_words(make_forecast(EVIDENCE, request))
 
 
 def shown(found: Forecast, width: int = 100) -> str:
@@ -36,11 +37,11 @@ def shown(found: Forecast, width: int = 100) -> str:
 
 def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title() -> None:
     text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
-    assert "predicted: DDP, full, 1 worker a node, batch 2, accumulation 1" in text
+    assert "predicted: DDP, full, 1 worker per node, batch 2, accumulation 1" in text
     assert "100 Mbit/s" in text
-    assert "accumulation  " not in text
+    assert "accum." not in text
     varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
-    assert "accumulation  " in varied
+    assert "accum." in varied
     assert "fp16" in varied
     assert "accumulation 1" not in varied
 
@@ -50,7 +51,7 @@ def test_what_was_measured_is_marked() -> None:
     assert "*2" in text
     assert "* measured" in text
     assert "measured" not in shown(forecast(ForecastRequest(links=(0.1,))))
-    assert "speed-up over one node with all its workers" in text
+    assert "speed-up: over 1 node with all its workers" in text
 
 
 def test_figures_are_those_of_the_scenarios() -> None:
@@ -58,7 +59,7 @@ def test_figures_are_those_of_the_scenarios() -> None:
     one, two = found.scenarios
     text = shown(found)
     assert f"{two.step_time_ms:,.0f}" in text
-    assert f"{two.interval[0]:.2f} to {two.interval[1]:.2f}" in text
+    assert f"{two.interval[0]:.2f}-{two.interval[1]:.2f}" in text
     assert f"{two.efficiency:.0%}" in text
     assert f"{one.samples_per_s:.1f}" in text
 
@@ -72,13 +73,13 @@ def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> N
     found = forecast(ForecastRequest(links=(0.1, 100.0)))
     assert found.break_even_of == "DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1"
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
-    names = ["faster than one node with 1 worker", "efficiency 90%", "nothing that can be hidden is exposed"]
+    names = ["faster than 1 node with 1 worker", "efficiency 90%", "no exposed communication that overlap could hide"]
     assert list(rows) == [*names, "accumulation for 90%", "node 3"]
     assert rows["efficiency 90%"].startswith("at least ")
-    assert rows["faster than one node with 1 worker"].startswith("between ")
+    assert rows["faster than 1 node with 1 worker"].startswith("between ")
     text = "\n".join(forecast_notes(found))
-    assert "back-test: of 2 measured runs the step time was off by" in text
-    assert "intervals: assumed, not back-tested: 2 of the 9 runs that one of 90% takes" in text
+    assert "back-test: over 2 measured runs the predicted step time was off by" in text
+    assert "intervals: assumed, not back-tested: 2 of the 9 runs that a 90% interval takes" in text
     assert "from: network: nccl-test sweep at 1 Gbit/s" in text
     assert "the link is 10 times slower than measured" in text
 
@@ -114,8 +115,8 @@ def test_what_releases_without_ranges_stored_is_read_and_told_as_they_told_it() 
         del row["basis"], row["speedup_interval"]
     found = msgspec.convert(stored, Forecast)
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
-    assert rows["faster than one node with 1 worker"].startswith("from ")
-    assert rows["faster than one node with 1 worker"].endswith(" on")
+    assert rows["faster than 1 node with 1 worker"].startswith("from ")
+    assert rows["faster than 1 node with 1 worker"].endswith(" on")
     assert rows["accumulation for 90%"].startswith("10; the global batch becomes 10 times as large")
     assert any("intervals: assumed" in line for line in forecast_notes(found))
 
@@ -135,7 +136,6 @@ def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
     assert (near.basis, far.basis) == ("back-test", "assumed")
     assert near.interval[1] / near.samples_per_s == pytest.approx(1 + quantile.relative)
     assert far.interval[1] / far.samples_per_s > 1 + quantile.relative
-    told = (
-        f"intervals: 90%, by the residuals of 12 runs: up to {quantile.relative:.1%} off; 1 row beyond what they tested"
-    )
-    assert f"{told}: assumed, and no narrower" in list(forecast_notes(found))
+    told = f"intervals: 90%, from the residuals of 12 runs: up to {quantile.relative:.1%} off"
+    beyond = "1 row outside what they tested: assumed, at least as wide"
+    assert f"{told}; {beyond}" in list(forecast_notes(found))

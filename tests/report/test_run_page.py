@@ -84,7 +84,7 @@ def test_its_numbers_are_those_of_the_summary(page: str) -> None:
         assert tile in read.words
     assert ["125.80", "126.30", "127.10"] in read.rows
     assert ["box2", "ens1f0", "2.410", "2.530", "9.100", "10", "25.3 %", "0/17", "0.02 %"] in read.rows
-    assert "the network: 120 of 401 ms of a step (30 %)" in read.text
+    assert "exposed communication takes 120 of 401 ms per step (30%)" in read.text
     assert "look at the fans of box2" in read.text
     assert "the first 5 of 40 steps are warm-up and do not count" in read.text
     assert "each node's by its own wall clock" in read.text

@@ -33,7 +33,7 @@ def line(text: str, *begins: str) -> list[str]:
 def test_the_verdict_comes_first_with_its_cause_and_what_to_do() -> None:
     lines = shown(SUMMARY, width=200).splitlines()
     assert lines[0].strip() == "verdict"
-    assert "the network: 120 of 401 ms of a step (30 %)" in lines[1]
+    assert "exposed communication takes 120 of 401 ms per step (30%)" in lines[1]
     assert "box2 (rank 2, 3): the others wait 22.5 ms a step for it (5.6 %); likely cause: gpu heat" in lines[2]
     assert "GPU 1 is at 88 C" in lines[3]
     assert "look at the fans of box2" in lines[4]

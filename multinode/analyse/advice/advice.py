@@ -1,32 +1,43 @@
 """Advice: which change pays, by how much, and what it costs; ranked by the predicted gain. Pure.
 
-Asks `predict` for each option and for the best pairs; which options there are is not decided here.
+Asks `predict` for each option and for the best pairs; which options there are is not decided here. The words are
+`report`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from multinode.analyse.advice.training_state import Change, TrainingState, TuningOption
 from multinode.analyse.advice.tuning_options import cluster_options, setting_options
 from multinode.analyse.job.workload import Settings
+from multinode.analyse.prediction.back_test import BackTest
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.prediction.gain import Gain, gain
 from multinode.errors import UsageError
 
-__all__ = ["Advice", "Change", "Recommendations", "Tried", "advise", "advise_notes"]
+__all__ = [
+    "NOTICEABLE",
+    "Advice",
+    "Change",
+    "RankedOption",
+    "Recommendations",
+    "Tried",
+    "best_tried",
+    "pays",
+    "rank_options",
+]
 
 # Settings that go together; of two of one kind there is but one.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
 _MOST_PAIRS = 2
 # What a combination accumulates: beyond, the optimisation is another one.
 _ACCUMULATED = (1, 4)
-# Of a step, what a user would notice.
-_NOTICEABLE = 0.05
-# Nobody waits for more than this part of a step for a node that still takes part.
-_MOST_WAIT = 0.9
+NOTICEABLE = 0.05
+"""Of a step, or of a gain, what a user would notice."""
 # A change that gives less is not worth a line, unless it says what does not help.
 _WORTH_A_LINE = 0.01
 _ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
@@ -63,8 +74,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         outlook: the scenario behind it.
         memory_gib: that a worker needs more, or less; None is unknown.
         fits: whether the GPUs have room for it; None is unknown.
-        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none.
-        change: how a machine makes it; None where it takes a person (a switch, a card).
+        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none. Written by
+            `report`, likewise `command` and `why`.
+        change: how a machine makes it; None where it takes a person (a switch, a NIC).
         command: the exact command or YAML lines for a person.
         why: why it pays or does not, in a sentence with figures.
     """
@@ -76,9 +88,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     outlook: PredictedScenario
     memory_gib: float | None = None
     fits: bool | None = None
-    meaning: str
+    meaning: str = ""
     change: Change | None = None
-    command: str
+    command: str = ""
     why: str = ""
     tried: Tried | None = None
 
@@ -95,6 +107,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
         advice: best first; what does not fit the GPUs last.
         notes: what no prediction can be made of, and what had to be taken for granted, a sentence each.
         today_tried: the training as it stands in a short run, where advice was tried.
+        back_test: of the model that the predictions are by; None in what earlier releases stored.
     """
 
     schema: str = "multinode.advise/1"
@@ -106,9 +119,17 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
     notes: tuple[str, ...] = ()
     today_tried: Tried | None = None
+    back_test: BackTest | None = None
 
 
-def advise(today: TrainingState) -> tuple[Advice, ...]:
+class RankedOption(NamedTuple):
+    """An advice without its words, and the option that they are of."""
+
+    advice: Advice
+    option: TuningOption
+
+
+def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
     """Every option that applies and the best pairs of them, by their predicted gain, the largest first.
 
     What the GPUs have no room for comes last, whatever it would gain.
@@ -117,54 +138,47 @@ def advise(today: TrainingState) -> tuple[Advice, ...]:
         UsageError: today's traffic is not known.
     """
     try:
-        now = today.outlook()
         options = [*setting_options(today), *cluster_options(today)]
-        given = [_advice(today, now, option) for option in options]
-        given += _best_pairs(today, now, options, given)
+        given = [_advice(today, option) for option in options]
+        given += _best_pairs(today, options, given)
     except ValueError as error:
         raise UsageError(
             f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
         ) from error
-    return tuple(sorted((one for one in given if one is not None), key=lambda one: (one.fits is False, -one.gain)))
+    ranked = [one for one in given if one is not None]
+    return tuple(sorted(ranked, key=lambda one: (one.advice.fits is False, -one.advice.gain)))
 
 
-def advise_notes(today: TrainingState) -> tuple[str, ...]:
-    """What the figures do not cover, a sentence each."""
-    costs, scenario = today.calibration.costs, today.scenario
-    notes = list(today.calibration.notes)
-    now = today.outlook()
-    waiting = scenario.accumulation * costs.data_ms
-    if waiting > _NOTICEABLE * now.step_time_ms:
-        notes.append(
-            f"a step waits {waiting:.3g} ms ({waiting / now.step_time_ms:.0%}) for batches: more workers may load them "
-            "(--set dataloader_num_workers=4); what that gives cannot be predicted"
-        )
-    notes += [
-        f"the others wait {one.late_ms:.3g} ms a step ({one.share:.0%}) for {one.node}: {one.hint or one.cause}; "
-        f"without that wait the training would be up to {1 / (1 - min(one.share, _MOST_WAIT)):.2f} times as fast"
-        for one in today.stragglers
-    ]
-    return tuple(notes)
+def pays(advice: Advice) -> bool:
+    """Whether a user would notice what it gains, and the GPUs have room for it as far as that is known."""
+    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False
 
 
-def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> Advice | None:
+def best_tried(advice: Sequence[Advice]) -> Advice | None:
+    """The change whose short run gained most; None where none gained anything that a user would notice."""
+    gains = {one.name: one.tried.gain for one in advice if one.tried is not None and one.tried.gain is not None}
+    best = max(gains, key=lambda name: gains[name], default=None)
+    if best is None or gains[best] < 1 + NOTICEABLE:
+        return None
+    return next(one for one in advice if one.name == best)
+
+
+def _advice(today: TrainingState, option: TuningOption) -> RankedOption | None:
     """None where it gives too little to be worth a line."""
-    then, found = option.after.outlook(), _gain(today, option)
+    found = _gain(today, option)
     if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
-    return Advice(
+    advice = Advice(
         name=option.name,
         gain=found.value,
         interval=(found.low, found.high),
         measured=_is_measured(today, option),
-        outlook=then,
-        memory_gib=option.more_memory_gib(today),
-        fits=option.fits(today),
-        meaning=option.meaning,
+        outlook=option.after.outlook(),
+        memory_gib=option.more_memory_gib,
+        fits=option.fits,
         change=option.change,
-        command=option.command,
-        why=_why(today, now, option, then),
     )
+    return RankedOption(advice, option)
 
 
 def _gain(today: TrainingState, option: TuningOption) -> Gain:
@@ -189,62 +203,41 @@ def _is_measured(today: TrainingState, option: TuningOption) -> bool:
     )
 
 
-def _why(today: TrainingState, now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    """The same quantities before and after."""
-    told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
-    if then.nodes > 1:
-        sent, before = (f"{one.sample_mb():.3g} MB" for one in (option.after, today))
-        was = f" instead of {before}" if sent != before else ""
-        told += (
-            f"; a worker sends {sent} a sample{was}, and {_exposed(then):.0%} of the step is exposed communication "
-            f"instead of {_exposed(now):.0%}"
-        )
-    return f"{told}; {option.remark}" if option.remark else told
-
-
-def _exposed(outlook: PredictedScenario) -> float:
-    return outlook.parts.exposed_ms / outlook.step_time_ms
-
-
 def _best_pairs(
-    today: TrainingState, now: PredictedScenario, options: Sequence[TuningOption], alone: Sequence[Advice | None]
-) -> list[Advice]:
+    today: TrainingState, options: Sequence[TuningOption], alone: Sequence[RankedOption | None]
+) -> list[RankedOption]:
     """The best combinations of two settings, of those that fit and are better than either."""
-    gains = {one.name: one.gain for one in alone if one is not None}
-    pairs: dict[frozenset[str], Advice] = {}
+    gains = {one.advice.name: one.advice.gain for one in alone if one is not None}
+    pairs: dict[frozenset[str], RankedOption] = {}
     for first in options:
-        if not _combines(first, today):
+        if not _combines(first):
             continue
         for second in setting_options(first.after):
             names = frozenset({first.name, second.name})
-            if names in pairs or second.kind == first.kind or not _combines(second, first.after):
+            if names in pairs or second.kind == first.kind or not _combines(second):
                 continue
-            found = _advice(today, now, _paired(first, second))
-            if found is None or found.fits is False:
+            found = _advice(today, _paired(first, second))
+            if found is None or found.advice.fits is False:
                 continue
-            if found.gain > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE):
+            if found.advice.gain > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE):
                 pairs[names] = found
-    return sorted(pairs.values(), key=lambda one: -one.gain)[:_MOST_PAIRS]
+    return sorted(pairs.values(), key=lambda one: -one.advice.gain)[:_MOST_PAIRS]
 
 
-def _combines(option: TuningOption, before: TrainingState) -> bool:
-    more = option.after.scenario.accumulation / before.scenario.accumulation
+def _combines(option: TuningOption) -> bool:
+    more = option.after.scenario.accumulation / option.before.scenario.accumulation
     return option.kind in _COMBINED and option.change is not None and more in _ACCUMULATED
 
 
 def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
-    meanings = [meaning for meaning in (first.meaning, second.meaning) if meaning != "nothing"]
     extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
-    change = (first.change or Change()).joined(second.change or Change())
-    # What accumulation alone does not cut, it may cut together with another strategy.
-    remarks = [one.remark for one in (first, second) if one.remark and one.kind != "accumulation"]
     return TuningOption(
         name=f"{first.name} + {second.name}",
         kind="pair",
+        before=first.before,
         after=second.after,
-        change=change,
-        meaning="; ".join(meanings) or "nothing",
+        change=(first.change or Change()).joined(second.change or Change()),
         extra_gib=extra,
         doubt=(1 + first.doubt) * (1 + second.doubt) - 1,
-        remark="; ".join(remarks),
+        parts=(first, second),
     )

@@ -195,64 +195,63 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and where it leads.
+    """One change and where it leads; what it means in words is `report`'s.
 
     Attributes:
         name: in a few words, unique.
         kind: what it moves; two of one kind exclude each other.
-        after: the state with it.
+        before: the state without it; `after` with it.
         change: how a machine makes it; None where it takes a person.
-        by_hand: what a person does where no machine can.
-        meaning: what it changes in the training's meaning, or its price; `nothing` where it changes none.
+        by_hand: options that follow what a person has to do first; None where there are none.
         extra_gib: memory of a worker beyond that of its states; None is unknown.
         doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10 %.
-        remark: what the figures do not say, a sentence.
+        parts: of a pair, both.
     """
 
     name: str
     kind: str
+    before: TrainingState
     after: TrainingState
     change: Change | None = None
-    by_hand: str = ""
-    meaning: str = "nothing"
+    by_hand: Change | None = None
     extra_gib: float | None = 0.0
     doubt: float = 0.0
-    remark: str = ""
+    parts: tuple[TuningOption, ...] = ()
 
     @property
-    def command(self) -> str:
-        """What a person types or does."""
-        return self.change.options if self.change is not None else self.by_hand
-
-    def more_memory_gib(self, before: TrainingState) -> float | None:
+    def more_memory_gib(self) -> float | None:
         """What a worker needs more with it, or less; None where that is not known."""
-        old, new, after = before.memory_need(), self.after.memory_need(), self.after
+        before, after = self.before, self.after
+        old, new = before.memory_need(), after.memory_need()
         if self.extra_gib is None:
             return None
         if old is None or new is None:
-            # Without the model's size, only what leaves the states alone can be told.
+            # Without the model's size, only what leaves the states alone is known.
             same = before.scenario.strategy is after.scenario.strategy
             same = same and before.scenario.layout == after.scenario.layout
             return self.extra_gib if same and before.settings.method == after.settings.method else None
         return new.total_gib - old.total_gib + self.extra_gib
 
-    def expected_gib(self, before: TrainingState) -> float | None:
+    @property
+    def expected_gib(self) -> float | None:
         """What a worker will have allocated; the model's states alone where no peak was measured; None is unknown.
 
         Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same
         ratio.
         """
+        before = self.before
         peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
-        old, new, more = before.memory_need(), self.after.memory_need(), self.more_memory_gib(before)
+        old, new, more = before.memory_need(), self.after.memory_need(), self.more_memory_gib
         if peak is None or more is None:
             return new.total_gib if peak is None and new is not None else None
         if old is not None and new is not None and old.total_gib > peak:
             return peak * new.total_gib / old.total_gib
         return peak + more
 
-    def fits(self, before: TrainingState) -> bool | None:
+    @property
+    def fits(self) -> bool | None:
         """Whether the GPUs have room for it; None is unknown. What takes no more than today fits as today."""
-        memory, more, expected = before.gpu_memory, self.more_memory_gib(before), self.expected_gib(before)
+        memory, more, expected = self.before.gpu_memory, self.more_memory_gib, self.expected_gib
         if memory is None or more is None:
             return None
         if more > 0 and expected is not None and expected > memory.total_gib * _USABLE:

@@ -1,6 +1,6 @@
 """compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
 
-Sides are made by `contrast_side`, causes found by `slowdown_attribution`, words by `contrast_verdict`.
+Sides are made by `contrast_side`, causes found by `slowdown_attribution`; the words are `report`'s.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.analyse.comparison.comparability import find_differences
 from multinode.analyse.comparison.contrast_cost import with_full_run
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side
 from multinode.analyse.comparison.contrast_side import SideRun, make_side
-from multinode.analyse.comparison.contrast_verdict import give_reasons, give_verdict
-from multinode.analyse.comparison.slowdown_attribution import Case, attribute_slowdown
+from multinode.analyse.comparison.slowdown_attribution import Case, attribute_slowdown, sides_alone
 from multinode.analyse.stats.estimate import ratio
 from multinode.errors import UsageError
 
@@ -38,9 +36,9 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
     """
     sides = with_full_run(sides, _of_role(sides, "candidate"))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
-    alone = _alone(sides, baseline)
+    alone = sides_alone(sides, baseline)
     speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
-    contrast = Contrast(
+    return Contrast(
         mode=mode,
         why=why,
         job=job,
@@ -53,11 +51,8 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
         curve=_curve(sides),
         each_node=_each_node(alone),
         loss=attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
-        verdict="",
-        differences=_differences(sides, baseline, mode),
         rule=rule,
     )
-    return msgspec.structs.replace(contrast, verdict=give_verdict(contrast), reasons=give_reasons(contrast))
 
 
 def _of_role(sides: Sequence[Side], role: str) -> Side:
@@ -65,14 +60,6 @@ def _of_role(sides: Sequence[Side], role: str) -> Side:
     if found is None:
         raise UsageError(f"there is no {role} to compare", hint="a contrast has a baseline and a candidate")
     return found
-
-
-def _alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
-    """Every node by itself, in the order of the nodes; empty where fewer than two were measured so."""
-    alone = [side for side in sides if side.role == "each-node"]
-    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
-        alone.insert(0, baseline)
-    return tuple(alone) if len(alone) > 1 else ()
 
 
 def _scaling(baseline: Side, candidate: Side) -> str:
@@ -114,12 +101,3 @@ def _each_node(alone: Sequence[Side]) -> tuple[NodeSpeed, ...]:
         )
         for side in alone
     )
-
-
-def _differences(sides: Sequence[Side], baseline: Side, mode: str) -> tuple[str, ...]:
-    """Of every side from the baseline."""
-    found: list[str] = []
-    for side in sides:
-        if side is not baseline:
-            found += find_differences(baseline, side, mode)
-    return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Contrast and its sides: the figures of one node against many, and how sentences name sides. Data only."""
+"""Contrast and its sides: the figures of one node against many. Data only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ __all__ = [
     "NodeSpeed",
     "Side",
     "SlowdownAttribution",
-    "capitalised",
-    "figure",
-    "milliseconds",
-    "name_nodes",
-    "name_role",
 ]
 
 
@@ -41,12 +36,12 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_s: padding counted; `tgs` of one worker.
         step_time_ms: of an optimizer step: the repeats' medians.
         step_spread: of the steps of the repeat that scattered most.
-        steady_steps: how many steps count, of all repeats.
+        steady_steps: measured steps, of all repeats.
         split: where a step's time goes, mean of the repeats.
-        exposed_ms: communication that nothing hid; `exposed_share` of the step.
+        exposed_ms: exposed communication; `exposed_share` of the step.
         bytes_per_step: of the last repeat.
         bottleneck: of the last repeat.
-        link_gbit_per_s: of its slowest node's card, as the plan has it; None on one node, or unknown.
+        link_gbit_per_s: of its slowest node's NIC, as the plan has it; None on one node, or unknown.
         stragglers: nodes that a repeat names, the latest first.
         late_ms: what the others wait for the latest of them, mean of the repeats; 0 where none is.
         power_w: of all its GPUs; `energy_j_per_sample` theirs.
@@ -123,16 +118,16 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step of the candidate costs beyond what a free network and equal nodes would, in ms; None is unknown.
+    """What a step of the candidate costs beyond ideal scaling, in ms; None is unknown.
 
     Attributes:
-        ideal_ms: the candidate's step if the network were free and each node as fast as the fastest alone.
+        ideal_ms: the candidate's step if the network cost nothing and each node were as fast as the fastest alone.
         node: the slowest node; None where none stands out. `relative` its speed, of the fastest's or the others'.
         node_ms: what it adds.
         network_ms: communication exposed on the candidate beyond the baseline's own.
         other_ms: what neither explains; below zero where they explain too much.
         cause: `network`, `node`, `none` (the candidate loses nothing that a user would notice) or `unknown`.
-        sentence: the same in one sentence.
+        sentence: the same in one sentence, by `report`; likewise `verdict` and `reasons` of a Contrast.
     """
 
     ideal_ms: float | None = None
@@ -149,24 +144,24 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """One node against many; `contrast.json`.
 
     Attributes:
-        mode: `same-workers` (as many workers on both sides), `scale-out` (every node full, the same batch a worker),
-            `fixed-global-batch` (every node full, the same samples a step) or `compare` (two stored runs).
+        mode: `same-workers` (as many workers on both sides), `scale-out` (every node full, the same batch per worker),
+            `fixed-global-batch` (every node full, the same samples per step) or `compare` (two stored runs).
         why: why this mode.
         baseline: the side with fewer nodes.
         candidate: that with more.
         speedup: samples/s of the candidate over the baseline's.
         efficiency: speed-up over the ratio of workers: 1 is a network that costs nothing.
-        scaling: which efficiency that is: `weak` (the same batch a worker), `strong` (the same samples a step) or
+        scaling: which efficiency that is: `weak` (the same batch per worker), `strong` (the same samples per step) or
             `same workers`.
         curve: by nodes; empty without sides in between.
         each_node: every node alone; empty where that was not asked for.
         loss: where the candidate's time goes.
-        verdict: one plain sentence.
-        reasons: three more, with the figures behind it.
-        differences: what differs between the sides and is not under comparison, a sentence each.
+        verdict: one sentence, written by `report`.
+        reasons: up to three more, with the figures behind it; likewise.
+        differences: what differs between the sides and is not under comparison, a sentence each; likewise.
         forecast: what other networks and settings would give, by these runs; None with `forecast_reason`.
         advice: what would change the verdict, best first.
-        rule: which steps count.
+        rule: which steps are measured.
     """
 
     schema: str = "multinode.contrast/2"
@@ -182,42 +177,10 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...] = ()
     each_node: tuple[NodeSpeed, ...] = ()
     loss: SlowdownAttribution = SlowdownAttribution()
-    verdict: str
+    verdict: str = ""
     reasons: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
     forecast: Forecast | None = None
     forecast_reason: str = ""
     advice: tuple[Advice, ...] = ()
     rule: str
-
-
-_THREE_DIGITS = 100
-
-
-def figure(value: float) -> str:
-    """Three digits that count, above the point all of them: `1342`, `24.1`, `0.512`."""
-    return f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}"
-
-
-def milliseconds(time_ms: float) -> str:
-    """`1342 ms`, `4.2 ms`."""
-    return f"{figure(time_ms)} ms"
-
-
-def name_nodes(side: Side) -> str:
-    """`one node`, `2 nodes`; of one node alone its name."""
-    if side.role == "each-node":
-        return side.node_names[0] if side.node_names else "one node"
-    return "one node" if side.nodes == 1 else f"{side.nodes} nodes"
-
-
-def name_role(side: Side) -> str:
-    """`the baseline`, `the candidate`; further sides by their nodes: `4 nodes`, `n2 alone`."""
-    if side.role in {"baseline", "candidate"}:
-        return f"the {side.role}"
-    return f"{name_nodes(side)} alone" if side.role == "each-node" else name_nodes(side)
-
-
-def capitalised(sentence: str) -> str:
-    """With a capital first letter; the rest as it is, names of nodes too."""
-    return sentence[:1].upper() + sentence[1:]

@@ -34,7 +34,7 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
         workload: what it trained; None where the run did not keep it.
         prices: of each node, an hour; None where it has none.
         cores: processors of each node; None is unknown.
-        link_gbit_per_s: of the slowest of the nodes' cards; None on one node, or unknown.
+        link_gbit_per_s: of the slowest of the nodes' NICs; None on one node, or unknown.
     """
 
     summary: Summary
@@ -106,7 +106,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         exposed_ms=_estimate(split.exposed_ms, summaries, "exposed_ms") if split.exposed_ms is not None else None,
         exposed_share=split.exposed_share,
         bytes_per_step=last.summary.comm.bytes_per_step,
-        bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="what holds it up is not known"),
+        bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
         link_gbit_per_s=last.link_gbit_per_s,
         stragglers=split.stragglers,
         late_ms=split.late_ms,
@@ -161,10 +161,10 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
     if last.workload is None:
         missing |= dict.fromkeys(("settings", "global_batch"), "the run did not keep what it was asked to train")
     elif global_batch(last.workload.settings, 1) is None:
-        missing["global_batch"] = "the batch of a worker, or how many it accumulates, is not known"
+        missing["global_batch"] = "the per-device batch, or the accumulation, is unknown"
     if last.link_gbit_per_s is None:
         alone = "one node needs no link"
-        missing["link_gbit_per_s"] = alone if last.nodes == 1 else "not every node's card says how fast it is"
+        missing["link_gbit_per_s"] = alone if last.nodes == 1 else "not every node's NIC reports its rate"
     if last.summary.dataset_samples is None:
         missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker told it")
     return missing

@@ -1,27 +1,29 @@
-"""Slowdown attribution: what costs the candidate more than a free network and equal nodes would, and why. Pure.
+"""Slowdown attribution: what costs the candidate more than ideal scaling would, and why. Pure.
 
 A synchronous step takes as long as its slowest node's, so a slow node is looked for before the network is blamed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from multinode.analyse.comparison.contrast_figures import Side, SlowdownAttribution, milliseconds, name_role
+from multinode.analyse.comparison.contrast_figures import Contrast, Side, SlowdownAttribution
 from multinode.analyse.stats.estimate import Estimate, ratio
 
 __all__ = [
     "NOTICEABLE",
     "Case",
     "attribute_slowdown",
+    "case_of",
     "exposed_ms",
     "is_noticeable",
+    "most_grown",
     "network_ms_of",
     "part_ms",
-    "say_network",
-    "say_node",
-    "say_none",
-    "say_unknown",
+    "reference_of",
+    "sides_alone",
     "step_like",
     "work_ratio",
 ]
@@ -33,6 +35,7 @@ _MS_PER_S = 1e3
 _IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
 _SAME_WORK = ("same-workers", "scale-out")
 _GROWING = ("compute_ms", "data_ms")
+_PARTS = ("compute_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Side
     alone: tuple[Side, ...] = ()
     mode: str
+
+
+def case_of(contrast: Contrast) -> Case:
+    """The case of a contrast that was made."""
+    alone = sides_alone((contrast.baseline, *contrast.others), contrast.baseline)
+    return Case(baseline=contrast.baseline, candidate=contrast.candidate, alone=alone, mode=contrast.mode)
+
+
+def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
+    """Every node by itself, in the order of the nodes; empty where fewer than two were measured so."""
+    alone = [side for side in sides if side.role == "each-node"]
+    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
+        alone.insert(0, baseline)
+    return tuple(alone) if len(alone) > 1 else ()
 
 
 def is_noticeable(part_ms: float, whole_ms: float) -> bool:
@@ -120,76 +137,18 @@ def part_ms(side: Side, name: str, case: Case) -> float | None:
     return told / side.split.step_ms * side.step_time_ms.value * grows
 
 
-_WORDS = {
-    "compute_ms": "slower computing",
-    "wait_ms": "waiting for slower workers",
-    "data_ms": "waiting for batches",
-    "optimizer_ms": "a slower optimizer",
-    "host_ms": "outside of computing, communication, data and optimizer",
-}
-
-
-def say_node(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
-    """That the slowest node costs most of it, by how much, and how slow it is."""
-    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
-    if case.alone:
-        said = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
-        said += f", which adds {adds} to a step of {step}"
-    else:
-        said = f"the other nodes wait {adds} of a step of {step} for {loss.node}"
-        said += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
-    return said + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
-
-
-def say_network(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
-    """That the network costs most of it, how much, and whether that was timed or inferred."""
-    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
-    if network_ms_of(case, reference) is None:
-        return f"the network adds {adds} to a step of {step}, inferred from the times of the steps alone"
-    beyond = f" beyond that of {name_role(reference)}" if exposed_ms(reference) else ""
-    said = f"of a step of {step}, {adds} are communication that nothing hides{beyond}"
-    return said + (f"; the slower {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
-
-
-def say_none(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
-    """That there is nothing to speak of."""
-    step, ideal = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.ideal_ms or 0.0)
-    is_faster = case.candidate.step_time_ms.value < (1 - NOTICEABLE) * (loss.ideal_ms or 0.0)
-    found = "nothing is lost" if is_faster else "no loss to speak of"
-    return f"a step takes {step}, and {ideal} with {_ideal(reference)}: {found}"
-
-
-def say_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
-    """What is lost, and why its cause is inconclusive; or what neither the network nor a node explains."""
-    candidate = case.candidate
-    lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
-    lost = f"a step takes {milliseconds(lost_ms)} more than with {_ideal(reference)}"
-    if loss.network_ms is not None and loss.node_ms is not None:
-        grown = _most_grown(case, reference)
-        return f"{lost}, which neither communication nor a slow node explains{f': {grown}' if grown else ''}"
-    blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
-    reason = blind.missing.get("exposed_ms", "it was not timed")
-    advice = "" if case.alone else "; --each-node tells a slow node from a slow network"
-    return f"{lost}; how much of that is communication is not known: {reason}{advice}"
-
-
-def _ideal(reference: Side) -> str:
-    return "a free network and equal nodes" if reference.nodes == 1 else f"the network of {name_role(reference)}"
-
-
-def _most_grown(case: Case, reference: Side) -> str:
-    """The part of the step that grew most, in words; empty where none did, or it is not known."""
+def most_grown(case: Case, reference: Side) -> tuple[str, float] | None:
+    """The part of the step that grew most, by the name of WorkerSplit's field, in ms; None if none did, or is known."""
     grown_ms = {
         name: now - before
-        for name in _WORDS
+        for name in _PARTS
         if (now := part_ms(case.candidate, name, case)) is not None
         and (before := part_ms(reference, name, case)) is not None
     }
     most = max(grown_ms, key=lambda name: grown_ms[name], default=None)
     if most is None or not is_noticeable(grown_ms[most], case.candidate.step_time_ms.value):
-        return ""
-    late = f", {case.candidate.stragglers[0]} most" if most == "wait_ms" and case.candidate.stragglers else ""
-    return f"{milliseconds(grown_ms[most])} of it are {_WORDS[most]}{late}"
+        return None
+    return most, grown_ms[most]
 
 
 class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,13 +167,12 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
     is what the nodes leave unexplained.
     """
     step_ms = case.candidate.step_time_ms.value
-    reference = min(case.alone or (case.baseline,), key=lambda side: step_like(side, case).value)
+    reference = reference_of(case)
     ideal_ms = step_like(reference, case).value
     slowest = _slowest_alone(case, reference) if case.alone else _latest(case)
     if slowest is None:
-        return _concluded(
-            SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case, reference
-        )
+        loss = SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference))
+        return msgspec.structs.replace(loss, cause=_cause(loss, step_ms))
     if not case.alone and slowest.node in reference.node_names:
         # The baseline's own node is the late one: an equal node would have taken that much less.
         ideal_ms = max(0.0, ideal_ms - slowest.adds_ms)
@@ -230,7 +188,12 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
         network_ms=network_ms,
         other_ms=None if network_ms is None else unexplained_ms - network_ms,
     )
-    return _concluded(loss, case, reference)
+    return msgspec.structs.replace(loss, cause=_cause(loss, step_ms))
+
+
+def reference_of(case: Case) -> Side:
+    """What the candidate is held against."""
+    return min(case.alone or (case.baseline,), key=lambda side: step_like(side, case).value)
 
 
 def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
@@ -258,13 +221,6 @@ def _latest(case: Case) -> _Slowest | None:
     own_ms = candidate.step_time_ms.value - (exposed_ms(candidate) or 0.0)
     relative = 1 - candidate.late_ms / own_ms if own_ms > candidate.late_ms else None
     return _Slowest(node=candidate.stragglers[0], adds_ms=candidate.late_ms, relative=relative)
-
-
-def _concluded(loss: SlowdownAttribution, case: Case, reference: Side) -> SlowdownAttribution:
-    """With its cause, and that in words."""
-    cause = _cause(loss, case.candidate.step_time_ms.value)
-    say = {"node": say_node, "network": say_network, "none": say_none, "unknown": say_unknown}[cause]
-    return msgspec.structs.replace(loss, cause=cause, sentence=say(loss, case, reference))
 
 
 def _cause(loss: SlowdownAttribution, step_ms: float) -> str:

@@ -106,7 +106,7 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
         worst: the trial that is furthest off.
         coverage: part of the trials whose assumed interval has what was measured.
         quantile: what follows for the intervals of predictions.
-        sentence: the same for people.
+        sentence: the same in words, written by `report`.
     """
 
     tested: tuple[Trial, ...] = ()
@@ -114,7 +114,7 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
     worst: Trial | None = None
     coverage: float | None = None
     quantile: ResidualQuantile | None = None
-    sentence: str = "the model has not been held against any run"
+    sentence: str = ""
 
 
 def back_test(tested: Sequence[Trial]) -> BackTest:
@@ -125,15 +125,12 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     median = statistics.median(abs(one.error) for one in known)
     worst = max(known, key=lambda one: abs(one.error))
     covered = sum(one.is_covered for one in known)
-    runs = format_count(len(known), "measured run")
     return BackTest(
         tested=known,
         median_error=median,
         worst=worst,
         coverage=covered / len(known),
         quantile=residual_quantile(known),
-        sentence=f"of {runs} the step time was off by {median:.1%} in the median, by {abs(worst.error):.1%} at worst "
-        f"({worst.name}); {covered} within the assumed interval",
     )
 
 

@@ -245,13 +245,13 @@ def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCos
     step_ms = samples / rate * _MS_PER_S if rate else 0.0
     if mean is None or mean.exposed_ms is None:
         reason = summary.split.missing.get("exposed_ms", "it was not recorded")
-        note = f"the whole step counts as computing, its own workers' communication included: {reason}"
+        note = f"the whole step counts as compute, its own workers' communication included: {reason}"
         return StepCosts(compute_ms=step_ms / accumulation), 0.0, (note,)
     scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
     optimizer_ms, data_ms = mean.optimizer_ms or 0.0, mean.data_ms or 0.0
     compute_ms, host_ms, notes = _own_ms(mean, optimizer_ms + data_ms)
     costs = StepCosts(
-        # A step is as long as that of its slowest worker: what the others wait for it is its computing.
+        # A step is as long as that of its slowest worker: what the others wait for it is its compute.
         compute_ms=scale * (compute_ms + (mean.wait_ms or 0.0)) / accumulation,
         optimizer_ms=scale * optimizer_ms,
         # The rest of a mean may fall short of nothing, by rounding.
@@ -267,7 +267,7 @@ def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str
     if mean.compute_ms is not None:
         return mean.compute_ms, mean.host_ms or 0.0, ()
     rest_ms = max(0.0, mean.step_ms - exposed_ms - wait_ms - known_ms)
-    return rest_ms, 0.0, ("what is neither communication, data nor optimizer counts as computing",)
+    return rest_ms, 0.0, ("what is neither communication, data nor optimizer counts as compute",)
 
 
 def _with_overlap(seen: Calibration, several: Measured) -> Calibration:

@@ -31,7 +31,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         per_device_batch: samples of a worker's micro-batch, above zero.
-        accumulation: micro-batches a step.
+        accumulation: micro-batches per step.
         gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
         bucket_bytes: the most that a reduction carries at once; None as calibrated.
         overlap: whether computation may hide communication at all.
@@ -70,8 +70,8 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         compute_ms: t_f + t_b, forward and backward pass of one micro-batch.
-        optimizer_ms: t_opt, once a step.
-        host_ms: t_host, once a step.
+        optimizer_ms: t_opt, once per step.
+        host_ms: t_host, once per step.
         data_ms: waiting for the batch of one micro-batch.
         hideable_share: the fraction of `compute_ms` beside which communication may run (`hideable_share`).
         overlap: rho, the fraction of that time which was seen to be used; None is unknown.

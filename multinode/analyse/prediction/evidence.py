@@ -160,7 +160,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Of one training.
 
     Attributes:
-        link_measured: rate of the link that the runs used, Gbit/s, where their cards did not say it.
+        link_measured: rate of the link that the runs used, Gbit/s, where their NICs did not report it.
         stored: all runs, oldest first: repeats say how far two runs of one training differ.
     """
 
@@ -466,7 +466,7 @@ def gather(
     Args:
         named: the runs that the user named, oldest first.
         others: all other stored runs, oldest first: for an nccl-test of the same nodes, and to test the model.
-        link_measured: rate in Gbit/s of the link that they used, where their cards did not say it.
+        link_measured: rate in Gbit/s of the link that they used, where their NICs did not report it.
         stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
 
     Raises:

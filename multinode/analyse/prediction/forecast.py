@@ -47,15 +47,15 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to predict: every combination of its axes; an empty axis is as it was measured.
 
     Attributes:
-        links: rates of a node's card, Gbit/s; empty takes the usual ones and the measured one.
+        links: rates of a node's NIC, Gbit/s; empty takes the usual ones and the measured one.
         per_device_batches: samples of a worker's micro-batch.
-        accumulations: micro-batches a step.
+        accumulations: micro-batches per step.
         methods: `full` or `lora:RANK`.
         bucket_mib: the most that a reduction carries at once.
         overlaps: whether computation may hide communication.
         grad_compress: `fp16`, `bf16`, or None for gradients as they are.
         target: efficiency of the break-even, above 0 and below 1.
-        link_measured: rate of the link that the runs and the nccl-test used, where their cards did not say it.
+        link_measured: rate of the link that the runs and the nccl-test used, where their NICs did not report it.
         stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
     """
 
@@ -78,9 +78,9 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     """One scenario, predicted.
 
     Attributes:
-        link_gbit_per_s: of a node's card; None on one node, which uses none.
+        link_gbit_per_s: of a node's NIC; None on one node, which uses none.
         per_device_batch: samples of a worker's micro-batch.
-        accumulation: micro-batches a step.
+        accumulation: micro-batches per step.
         method: `full` or `lora:8`; None as calibrated.
         grad_compress: `fp16`, `bf16` or None.
         bucket_mib: the most that a reduction carries at once; None as calibrated.
@@ -198,7 +198,7 @@ def predict_scenario(
 
 
 USUAL_LINKS = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
-"""Rates of cards that are sold, Gbit/s."""
+"""Rates of NICs that are sold, Gbit/s."""
 _MOST_SCENARIOS = 10_000
 _MOST_NODES = _MOST_WORKERS = 1024
 _MOST_ACCUMULATION = 1 << 16

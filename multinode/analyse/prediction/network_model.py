@@ -56,7 +56,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The network between the nodes.
 
     Attributes:
-        gbit_per_s: rate of a node's card, of all its cards together; above zero.
+        gbit_per_s: rate of a node's NIC, of all its NICs together; above zero.
         mtu: in bytes.
         rdma: whether collectives go by RDMA (InfiniBand, RoCE) and not by TCP.
     """
@@ -164,7 +164,7 @@ def comm_times(
     """What the calls of a step take on another link with other workers.
 
     Of each measured time, alpha stays as it is for every step of the algorithm, and the rest grows with what passes the
-    busiest card and with one over the link's goodput. Calls inside a node are left out.
+    busiest NIC and with one over the link's goodput. Calls inside a node are left out.
     """
     totals = {"micro_batch_ms": 0.0, "step_ms": 0.0, "after_ms": 0.0}
     for call in calls:
@@ -229,7 +229,7 @@ def _told(layout: Layout) -> str:
 def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
     """One call of this size there."""
     if call.reach is GroupScope.ACROSS:
-        # One ring for each local rank, all through the same cards: as one call of their bytes between single workers.
+        # One ring for each local rank, all through the same NICs: as one call of their bytes between single workers.
         size = call.size_bytes * place.layout.workers_per_node
         place = msgspec.structs.replace(place, layout=Layout(nodes=place.layout.nodes))
     else:
@@ -274,7 +274,7 @@ def _alpha_and_rest(curve: SizeCurve, size_bytes: float) -> tuple[float, float]:
 
 
 def _passes(network: NetworkModel, measured: str, collective: str, place: _Place) -> float:
-    """How many times as much passes the busiest card as in what was measured.
+    """How many times as much passes the busiest NIC as in what was measured.
 
     The backend may have run, and may run, any of its algorithms: the usual one is taken, and the ends are of all.
     """
@@ -303,7 +303,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
 
     Args:
         report: of an nccl-test on several nodes.
-        link_gbit_per_s: rate of a node's card; None is unknown.
+        link_gbit_per_s: rate of a node's NIC; None is unknown.
 
     Raises:
         UsageError: it ran on one node, its link's rate is not known, or it has no times that can be.

@@ -37,7 +37,7 @@ from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError
 from multinode.units import format_count
 
-__all__ = ["Basis", "Prediction", "carry_residual", "overlap_of", "predict", "sent_bytes"]
+__all__ = ["Basis", "Prediction", "carry_residual", "overlap_of", "predict", "sent_bytes", "split_of"]
 
 Basis = Literal["back-test", "measured", "assumed"]
 """Where an interval is from."""
@@ -115,7 +115,7 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
         basis=basis,
         parts=parts,
         ends=(ends[0], ends[1]),
-        bottleneck=_bottleneck(parts),
+        bottleneck=find_bottleneck(split_of(parts)),
         doubts=doubts,
     )
 
@@ -295,8 +295,8 @@ def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:
     return "no narrower than the steps scatter" if scatter > _LEAST_DOUBT else "no two runs agree better"
 
 
-def _bottleneck(parts: StepParts) -> Bottleneck:
-    """By the rule for runs that were measured."""
+def split_of(parts: StepParts) -> StepSplit:
+    """As a run that was measured would have it."""
     mean = WorkerSplit(
         rank=-1,
         step_ms=parts.step_ms,
@@ -306,7 +306,7 @@ def _bottleneck(parts: StepParts) -> Bottleneck:
         optimizer_ms=parts.optimizer_ms,
         host_ms=parts.host_ms,
     )
-    return find_bottleneck(StepSplit(source="model", mean=mean))
+    return StepSplit(source="model", mean=mean)
 
 
 _AGAIN = "measure it anew, or name another run"

@@ -77,7 +77,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def link_gbit_per_s(self) -> float | None:
-        """Of the slowest card; None where one does not tell, or there is one node."""
+        """Of the slowest NIC; None where one does not tell, or there is one node."""
         rates = [node.link_gbit_per_s for node in self.plan.nodes]
         known = [rate for rate in rates if rate is not None and is_rate(rate)]
         return min(known) if len(known) == len(rates) > 1 else None

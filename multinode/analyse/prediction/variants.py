@@ -29,7 +29,7 @@ _FSDP = {
     Strategy.SHARD_GRAD_OP: "shard_grad_op auto_wrap",
     Strategy.HYBRID_SHARD: "hybrid_shard auto_wrap",
 }
-# Of computing, where FLOPs alone tell how much less or more another method has.
+# Of compute, where FLOPs alone tell how much less or more another method has.
 _OTHER_METHOD = 0.2
 _FULL = "full"
 # Of a rank.
@@ -114,7 +114,7 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
 
 
 def _of_method(calibration: Calibration, subject: Subject, other: Calibration, rank: int | None) -> Calibration:
-    """Its computing by the FLOPs, its optimizer by what is trained, its workers' exchange by the bytes."""
+    """Its compute by the FLOPs, its optimizer by what is trained, its workers' exchange by the bytes."""
     costs, work = calibration.costs, calibration.work
     shape, length = subject.known_shape(), calibration.tokens_per_sample or subject.settings.sequence_length
     if shape is None or length is None:
@@ -129,7 +129,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         passing_bytes(one.calls_of(work.strategy, calibration.layout), 1, max(2, calibration.layout.workers))
         for one in (work, other.work)
     ]
-    why = f"computing is taken to be {less:.2g} times as much as was measured, by its FLOPs"
+    why = f"compute is taken to be {less:.2g} times as much as was measured, by its FLOPs"
     return msgspec.structs.replace(
         other,
         costs=msgspec.structs.replace(

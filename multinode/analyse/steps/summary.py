@@ -165,7 +165,7 @@ def summarise(
 def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting) -> Bottleneck:
     """Workers that train alone are held up by nobody, and that is the trouble."""
     if strategy.startswith("no communication"):
-        return Bottleneck(kind="no_communication", sentence=strategy)
+        return Bottleneck(kind="no_communication")
     return find_bottleneck(split, stragglers, waiting)
 
 

@@ -1,87 +1,41 @@
-"""Advice as a table of text, for terminal, page and Markdown: one row a change with its gain, memory and meaning."""
+"""Advice as tables of text, one row a change with its gain, memory and meaning; and what is said of one change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from multinode.analyse.advice.advice import Advice, Recommendations, Tried
-from multinode.report.render.escaping import sanitize
-from multinode.report.render.sheet import Column, Sheet
-from multinode.units import format_count, format_rate
+from multinode.analyse.advice.advice import Advice, Tried
+from multinode.report.render.sheet import Column, Sheet, times
 
-__all__ = ["advice_lines", "advice_sheet", "describe_gain", "how_sheet"]
+__all__ = ["advice_sheet", "failures", "gain_words", "gains_sheet", "meaning_words"]
 
 _SOME_GIB = 0.005
 
 
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
     """What is advised, best first, and why; predicted beside measured where it was tried."""
-    notes = ("gain: predicted samples/s over those of today; a range is of the prediction", *_failures(advice))
-    return _sheet("what would change it", advice, (Column("why", words=True), lambda one: one.why), notes)
-
-
-def how_sheet(recommendations: Recommendations, advice: Sequence[Advice]) -> Sheet:
-    """What is advised, best first, and how to do it."""
-    today, measured, tried = (
-        recommendations.today,
-        recommendations.measured_samples_per_s,
-        recommendations.today_tried,
-    )
-    link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
-    against = f"{today.strategy} on {format_count(today.nodes, 'node')}{link}, accumulation {today.accumulation}"
-    low, high = today.interval
-    rate = f"as it stands: {today.samples_per_s:.3g} samples/s predicted ({low:.3g} to {high:.3g})"
-    if measured is not None:
-        rate += f", {measured:.3g} measured"
-    if tried is not None and tried.samples_per_s is not None:
-        rate += f", {tried.samples_per_s:.3g} in a short run now"
-    how = Column("how: options of multinode launch, or by hand", words=True)
-    return _sheet(f"what would change it, against {against}", advice, (how, lambda one: one.command), (rate,))
-
-
-def describe_gain(advice: Advice) -> str:
-    """`1.78 times as fast (1.70 to 1.90)`."""
-    low, high = advice.interval
-    return f"{advice.gain:.2f} times as fast ({low:.2f} to {high:.2f})"
-
-
-def advice_lines(recommendations: Recommendations, advice: Sequence[Advice]) -> Iterator[str]:
-    """Why each change pays or does not, then what a try of one came to where it has no figures, then the notes."""
-    lines = [f"{one.name}: {one.why}" for one in advice]
-    lines += _failures(advice)
-    lines += [f"note: {note}" for note in recommendations.notes]
-    lines += [f"from {source}" for source in recommendations.sources]
-    yield from map(sanitize, lines)
-
-
-def _failures(advice: Sequence[Advice]) -> Iterator[str]:
-    return (f"{one.name} was tried: {one.tried.reason}" for one in advice if one.tried is not None and one.tried.reason)
-
-
-def _sheet(
-    title: str, advice: Sequence[Advice], last: tuple[Column, Callable[[Advice], str]], notes: tuple[str, ...]
-) -> Sheet:
     tried = any(one.tried is not None for one in advice)
+    notes = ["gain: predicted samples/s over those of today; the range is of the prediction", *failures(advice)]
     return Sheet(
-        title=title,
+        title="what would change it",
         columns=(
             Column("change", words=True),
             Column("gain"),
-            Column("from - to"),
+            Column("range"),
             *((Column("measured"), Column("error")) if tried else ()),
             Column("memory", "GiB"),
             Column("what else it changes", words=True),
-            last[0],
+            Column("why", words=True),
         ),
         rows=tuple(
             (
                 one.name,
-                f"x{one.gain:.2f}{' *' if one.measured else ''}",
-                f"{one.interval[0]:.2f} - {one.interval[1]:.2f}",
-                *(_measured(one.tried) if tried else ()),
+                f"{one.gain:.2f}x{' *' if one.measured else ''}",
+                f"{one.interval[0]:.2f}-{one.interval[1]:.2f}",
+                *(_tried(one.tried) if tried else ()),
                 _memory(one.memory_gib),
-                f"does not fit the GPUs; {one.meaning}" if one.fits is False else one.meaning,
-                last[1](one),
+                meaning_words(one),
+                one.why,
             )
             for one in advice
         ),
@@ -89,15 +43,60 @@ def _sheet(
     )
 
 
-def _measured(tried: Tried | None) -> tuple[str, str]:
+def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
+    """The figures alone, best first: narrow enough for a terminal."""
+    tried = any(one.tried is not None for one in advice)
+    return Sheet(
+        title=title,
+        columns=(
+            Column(""),
+            Column("change", words=True),
+            Column("speed-up"),
+            *((Column("measured"), Column("error")) if tried else ()),
+            Column("memory (GiB)"),
+        ),
+        rows=tuple(
+            (
+                str(number),
+                one.name,
+                f"{one.gain:.2f}x{'' if one.measured else f' ({one.interval[0]:.2f}-{one.interval[1]:.2f})'}",
+                *(_tried(one.tried) if tried else ()),
+                _memory(one.memory_gib),
+            )
+            for number, one in enumerate(advice, 1)
+        ),
+    )
+
+
+def gain_words(advice: Advice) -> str:
+    """`2.9x faster (2.8x to 3.1x)`; `1.20x slower (1.10x to 1.30x)`."""
+    (low, high), gain, word = advice.interval, advice.gain, "faster"
+    if gain < 1:
+        gain, low, high, word = 1 / gain, 1 / high, 1 / low, "slower"
+    return f"{times(gain)} {word} ({times(low)} to {times(high)})"
+
+
+def meaning_words(advice: Advice) -> str:
+    """What it changes beside the speed, and whether the GPUs have room for it."""
+    return f"does not fit the GPUs; {advice.meaning}" if advice.fits is False else advice.meaning
+
+
+def _memory(more_gib: float | None) -> str:
+    """`+0.50`, `-0.50`, `0`, `unknown`: GiB more per worker."""
+    if more_gib is None:
+        return "unknown"
+    return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
+
+
+def _tried(tried: Tried | None) -> tuple[str, str]:
+    """The gain that a short run had, and how far off its prediction was."""
     if tried is None:
         return "", ""
     if tried.gain is None or tried.error is None:
         return "failed", ""
-    return f"x{tried.gain:.2f}", f"{tried.error:+.1%}{', outside' if tried.is_covered is False else ''}"
+    return f"{tried.gain:.2f}x", f"{tried.error:+.1%}{', outside' if tried.is_covered is False else ''}"
 
 
-def _memory(more_gib: float | None) -> str:
-    if more_gib is None:
-        return "unknown"
-    return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
+def failures(advice: Sequence[Advice]) -> Iterator[str]:
+    """What a short run came to where it has no figures."""
+    return (f"{one.name} was tried: {one.tried.reason}" for one in advice if one.tried is not None and one.tried.reason)

@@ -8,21 +8,22 @@ import msgspec
 from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
-from multinode.analyse.prediction.break_even import describe_link
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.report.advice.advice_sheet import advice_sheet
+from multinode.report.comparison.contrast_screen import why_sheet
 from multinode.report.comparison.contrast_sheets import (
-    contrast_verdict_sheet,
     cost_sheet,
     each_node_sheet,
     measured_sides,
     missing_sheet,
     nodes_and_workers,
     settings_sheet,
-    side_name,
+    side_head,
     side_sheet,
+    small_sheet,
 )
 from multinode.report.prediction.forecast_sheets import break_even_sheet, what_if_sheet
+from multinode.report.prediction.needed_words import link_words
 from multinode.report.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
 from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent
@@ -38,12 +39,12 @@ def step_chart(contrast: Contrast) -> Figure | None:
     """A bar a side, stacked of the parts of its step; None where no side's step was split."""
     sides = [side for side in measured_sides(contrast) if side.split is not None]
     parts = {name: [getattr(side.split, field) for side in sides] for field, name in PARTS.items()}
-    names = [f"{side_name(side)}<br>{nodes_and_workers(side)}" for side in sides]
-    return stacked_bars(names, parts, "ms of a step, mean")
+    names = [f"{side_head(contrast, side)}<br>{nodes_and_workers(side)}" for side in sides]
+    return stacked_bars(names, parts, "ms per step, mean")
 
 
 def scaling_chart(contrast: Contrast) -> Figure | None:
-    """Samples/s over nodes with their spread, beside what they would be if nothing were lost; None without a curve."""
+    """Samples/s over nodes with their spread, beside ideal scaling; None without a curve."""
     curve = contrast.curve
     if len(curve) < 2:  # noqa: PLR2004 - a line has two ends
         return None
@@ -52,7 +53,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
     # With the same workers on all, nothing is to be gained either.
     ideal = [curve[0].samples_per_s.value * point.world_size / max(1, curve[0].world_size) for point in curve]
     chart = Figure()
-    chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="nothing lost", line={"dash": "dash", "color": GREY}))
+    chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="ideal scaling", line={"dash": "dash", "color": GREY}))
     chart.add_trace(
         Scatter(
             x=nodes,
@@ -71,7 +72,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
 def bandwidth_chart(contrast: Contrast) -> Figure | None:
     """Predicted samples/s over the link of the candidate's nodes, the interval as a band; None without two links.
 
-    Beside them what was measured on one node and on the candidate, and the link from which on several nodes beat one.
+    Beside them what was measured on one node and on the candidate, and the break-even link.
     """
     drawn = _over_links(contrast)
     if len(drawn) < 2:  # noqa: PLR2004 - a line has two ends
@@ -183,7 +184,7 @@ def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Predicte
             mode="lines",
             fill="toself",
             fillcolor=_FAINT,
-            name=f"beats 1 x {found.one_node_workers}: {describe_link(needed)}",
+            name=f"faster than 1 x {found.one_node_workers}: {link_words(needed)}",
             line={"dash": "dot", "color": GREY},
             hoverinfo="name",
         )
@@ -196,10 +197,10 @@ _BARS_A_PLOT = 4
 
 def contrast_html(contrast: Contrast, name: str) -> Iterator[str]:
     """Its parts; `name` is unique on the page."""
-    verdict = contrast_verdict_sheet(contrast)
     yield lead_html(contrast.verdict)
     yield tiles_html(_key_figures(contrast))
-    yield sheet_html(msgspec.structs.replace(verdict, title="why", rows=verdict.rows[1:]))
+    yield sheet_html(small_sheet(contrast, measured_sides(contrast)))
+    yield sheet_html(why_sheet(contrast))
     yield from _charts(contrast, name)
     yield sheet_html(side_sheet(contrast, measured_sides(contrast), costs=False))
     yield sheet_html(each_node_sheet(contrast))
@@ -215,14 +216,15 @@ def contrast_html(contrast: Contrast, name: str) -> Iterator[str]:
 def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
     """What is known of the figures that one looks at first."""
     baseline, candidate = contrast.baseline, contrast.candidate
+    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
     figures = (
         ("speed-up", format_sig(contrast.speedup.value)),
         (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
-        ("samples/s, baseline", format_sig(baseline.samples_per_s.value)),
-        ("samples/s, candidate", format_sig(candidate.samples_per_s.value)),
-        ("step time, baseline (ms)", format_sig(baseline.step_time_ms.value)),
-        ("step time, candidate (ms)", format_sig(candidate.step_time_ms.value)),
-        ("exposed communication, candidate", percent(candidate.exposed_share)),
+        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
+        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
+        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
+        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
+        (f"exposed communication, {many}", percent(candidate.exposed_share)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
 

@@ -1,4 +1,4 @@
-"""A contrast as tables of text: verdict, sides, settings, nodes and gaps. No figure is made here."""
+"""A contrast as tables of text: sides, settings, nodes and gaps. No figure is made here."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, Side
+from multinode.analyse.comparison.slowdown_attribution import is_noticeable
 from multinode.analyse.stats.estimate import Estimate
-from multinode.report.render.sheet import RANGES, UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
-from multinode.units import format_duration
+from multinode.report.render.sheet import (
+    RANGES,
+    UNKNOWN,
+    Column,
+    Sheet,
+    figure,
+    format_sig,
+    megabytes,
+    percent,
+    plus_minus,
+)
+from multinode.units import format_count, format_duration
 
 __all__ = [
     "DIFFERS",
-    "contrast_verdict_sheet",
     "cost_sheet",
-    "differing_settings_sheet",
     "each_node_sheet",
     "is_marked",
     "marked_cells",
@@ -24,8 +33,9 @@ __all__ = [
     "nodes_and_workers",
     "range_text",
     "settings_sheet",
-    "side_name",
+    "side_head",
     "side_sheet",
+    "small_sheet",
     "tells",
 ]
 
@@ -43,14 +53,69 @@ def measured_sides(contrast: Contrast) -> tuple[Side, ...]:
     return (contrast.baseline, *points, contrast.candidate)
 
 
-def side_name(side: Side) -> str:
-    """What it is called above its figures."""
-    return f"{side.nodes} nodes" if side.role == "point" else side.role
+def side_head(contrast: Contrast, side: Side) -> str:
+    """What it is called above its figures: `1 node`, `2 nodes`; of two stored runs their ids."""
+    return side.run_ids[-1] if contrast.mode == "compare" else format_count(side.nodes, "node")
 
 
 def nodes_and_workers(side: Side) -> str:
     """Nodes x workers on each."""
     return f"{side.nodes} x {side.workers_per_node}"
+
+
+def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
+    """What decides, a column a side: speed, where a step goes, scaling efficiency; each with its uncertainty.
+
+    Args:
+        contrast: whose figures.
+        sides: some of its `measured_sides`.
+    """
+    workers = [f"{side.world_size}" for side in sides]
+    rows: list[_Row] = [("workers", tuple(workers))] if len(set(workers)) > 1 else []
+    rows += [
+        _row(sides, "samples/s", lambda side: plus_minus(side.samples_per_s)),
+        _row(sides, "step time (ms)", lambda side: plus_minus(side.step_time_ms)),
+        _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
+        _row(sides, "  exposed comm", lambda side: _part(side, "exposed_ms")),
+        *(
+            (f"  {name}", tuple(_part(side, field) for side in sides))
+            for field, name in _WHERE_NOTICED.items()
+            if any(_is_noticed(side, field) for side in sides)
+        ),
+        _ratio_row(contrast, sides),
+    ]
+    return Sheet(
+        title="summary",
+        columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
+        rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
+    )
+
+
+# Parts of a step that have a row where anybody would notice them.
+_WHERE_NOTICED = {"wait_ms": "straggler wait", "data_ms": "data wait", "host_ms": "other host"}
+
+
+def _is_noticed(side: Side, field: str) -> bool:
+    part_ms = getattr(side.split, field, None)
+    return side.split is not None and part_ms is not None and is_noticeable(part_ms, side.split.step_ms)
+
+
+def _part(side: Side, field: str) -> str:
+    """Of its step; what is exposed has an interval of its own."""
+    if field == "exposed_ms" and side.exposed_ms is not None and side.exposed_ms.value > 0:
+        return plus_minus(side.exposed_ms)
+    return format_sig(getattr(side.split, field, None))
+
+
+def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
+    """How much faster each is than the baseline, of as many times as it has workers; of two runs as it is."""
+    points = [_point(contrast, side) for side in sides]
+    if contrast.mode == "compare":
+        return "speed-up", tuple(UNKNOWN if one is None else f"{plus_minus(one.speedup)}" for one in points)
+    return "scaling efficiency", tuple(
+        UNKNOWN if one is None else f"{plus_minus(one.speedup * (100 * one.efficiency / one.speedup.value), 1)} %"
+        for one in points
+    )
 
 
 def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True) -> Sheet:
@@ -65,17 +130,17 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
     found = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
     return Sheet(
         title="side by side",
-        columns=_side_columns(sides),
+        columns=_side_columns(contrast, sides),
         rows=(*asked, *((name, *cells) for name, cells in found if tells(cells))),
         notes=_notes(contrast, marked=is_marked(asked)),
     )
 
 
 def cost_sheet(contrast: Contrast) -> Sheet:
-    """What the user's whole job takes and costs, and the energy of a sample; empty where nothing of it is known."""
+    """Time and cost of the full run, and the energy of a sample; empty where nothing of it is known."""
     sides = measured_sides(contrast)
     rows = tuple((name, *cells) for name, cells in _cost_rows(sides) if tells(cells))
-    return Sheet(title="time, cost and energy", columns=_side_columns(sides), rows=rows)
+    return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
 
 
 def range_text(measured: Estimate) -> str:
@@ -110,30 +175,30 @@ def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
 
 def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
-    yield _row(sides, "samples/s, from to", lambda side: range_text(side.samples_per_s))
+    yield _row(sides, "samples/s, range", lambda side: range_text(side.samples_per_s))
     yield _row(sides, "tokens/s", lambda side: _value(side.tokens_per_s))
-    yield _row(sides, "TGS (tokens/s a worker)", lambda side: _value(side.tgs))
+    yield _row(sides, "TGS (tokens/s per worker)", lambda side: _value(side.tgs))
     yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
-    yield _row(sides, "step time, from to (ms)", lambda side: range_text(side.step_time_ms))
+    yield _row(sides, "step time, range (ms)", lambda side: range_text(side.step_time_ms))
     yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
     yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
-    yield _row(sides, "exposed, of the step", lambda side: percent(side.exposed_share))
-    yield _row(sides, "calls send a step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
-    yield _row(sides, "card sends a step (MB)", lambda side: megabytes(side.bytes_per_step.card))
+    yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
+    yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
+    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.card))
     points = [_point(contrast, side) for side in sides]
     yield "speed-up", tuple(UNKNOWN if one is None else format_sig(one.speedup.value) for one in points)
-    yield "speed-up, from to", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)
+    yield "speed-up, range", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)
     yield f"efficiency ({contrast.scaling})", tuple(percent(one.efficiency if one else None, ".0f") for one in points)
-    yield _row(sides, "steps that count", lambda side: f"{side.steady_steps:,}")
+    yield _row(sides, "measured steps", lambda side: f"{side.steady_steps:,}")
 
 
 def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "power of the GPUs (W)", lambda side: figure(side.power_w, ",.0f"))
-    yield _row(sides, "energy (J a sample)", lambda side: format_sig(side.energy_j_per_sample))
-    yield _row(sides, "price an hour", lambda side: figure(side.price_per_hour, ",.2f"))
-    yield _row(sides, "whole job takes", _whole_time)
-    yield _row(sides, "whole job costs", lambda side: figure(side.whole_cost, ",.2f"))
-    yield _row(sides, "a million tokens cost", lambda side: format_sig(side.cost_per_million_tokens))
+    yield _row(sides, "energy per sample (J)", lambda side: format_sig(side.energy_j_per_sample))
+    yield _row(sides, "price per hour", lambda side: figure(side.price_per_hour, ",.2f"))
+    yield _row(sides, "full run (estimated)", _whole_time)
+    yield _row(sides, "full run cost (estimated)", lambda side: figure(side.whole_cost, ",.2f"))
+    yield _row(sides, "cost per million tokens", lambda side: format_sig(side.cost_per_million_tokens))
 
 
 def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
@@ -157,8 +222,8 @@ def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
     return tuple(one for one in (*told, DIFFERS if marked else "") if one)
 
 
-def _side_columns(sides: Sequence[Side]) -> tuple[Column, ...]:
-    heads = (Column(side_name(side), nodes_and_workers(side)) for side in sides)
+def _side_columns(contrast: Contrast, sides: Sequence[Side]) -> tuple[Column, ...]:
+    heads = (Column(side_head(contrast, side), nodes_and_workers(side)) for side in sides)
     return (Column("", "nodes x workers", words=True), *heads)
 
 
@@ -182,11 +247,6 @@ def _value(measured: Estimate | None) -> str:
 _SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
 
 
-def contrast_verdict_sheet(contrast: Contrast) -> Sheet:
-    """The verdict, why, what differs, and what disturbed the runs."""
-    return Sheet(title="verdict", rows=tuple(_verdict(contrast)))
-
-
 def settings_sheet(contrast: Contrast) -> Sheet:
     """Runs, nodes, settings and versions of the sides, the differing ones marked."""
     sides = measured_sides(contrast)
@@ -202,17 +262,10 @@ def settings_sheet(contrast: Contrast) -> Sheet:
     ]
     return Sheet(
         title="settings and versions",
-        columns=(Column("", words=True), *(Column(side_name(side), words=True) for side in sides)),
+        columns=(Column("", words=True), *(Column(side_head(contrast, side), words=True) for side in sides)),
         rows=(*rows, *own),
         notes=(DIFFERS,) if is_marked(rows) else (),
     )
-
-
-def differing_settings_sheet(contrast: Contrast) -> Sheet:
-    """Of the settings and versions those that differ between the sides."""
-    sheet = settings_sheet(contrast)
-    rows = tuple(row for row in sheet.rows if is_marked([row]))
-    return msgspec.structs.replace(sheet, title="settings that differ", rows=rows, notes=())
 
 
 def each_node_sheet(contrast: Contrast) -> Sheet:
@@ -222,7 +275,7 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
         columns=(
             Column("node", words=True),
             Column("samples/s"),
-            Column("from, to"),
+            Column("range"),
             Column("step time", "ms"),
             Column("of the fastest"),
         ),
@@ -240,12 +293,12 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
 
 
 def missing_sheet(contrast: Contrast) -> Sheet:
-    """What could not be told, by the reason; what only some sides lack has their names."""
+    """What is unknown, by the reason; what only some sides lack has their names."""
     sides = measured_sides(contrast)
     lacking: dict[tuple[str, str], list[str]] = {}
     for side in sides:
         for told in side.missing.items():
-            lacking.setdefault(told, []).append(side_name(side))
+            lacking.setdefault(told, []).append(side_head(contrast, side))
     figures: dict[str, list[str]] = {}
     for (name, reason), named in lacking.items():
         figures.setdefault(reason, []).append(name if len(named) == len(sides) else f"{name} ({', '.join(named)})")
@@ -256,26 +309,6 @@ def missing_sheet(contrast: Contrast) -> Sheet:
         columns=(Column("figure", words=True), Column("why", words=True)),
         rows=tuple((", ".join(names), reason) for reason, names in figures.items()),
     )
-
-
-def _verdict(contrast: Contrast) -> Iterator[tuple[str, ...]]:
-    yield "verdict", contrast.verdict
-    for number, reason in enumerate(contrast.reasons):
-        yield "" if number else "why", reason
-    told = {_bare(reason) for reason in contrast.reasons}
-    if contrast.loss.sentence and _bare(contrast.loss.sentence) not in told:
-        yield "cause", contrast.loss.sentence
-    for number, difference in enumerate(contrast.differences):
-        yield "" if number else "differs", difference
-    for side in (*measured_sides(contrast), *(one for one in contrast.others if one.role == "each-node")):
-        for disturbance in side.disturbances:
-            where = f"{', '.join(side.node_names)} alone" if side.role == "each-node" else side_name(side)
-            yield "disturbed", f"{where}: {disturbance}"
-
-
-def _bare(sentence: str) -> str:
-    """A sentence as it is compared with another: each may stand alone or within a line."""
-    return sentence.rstrip(".").casefold()
 
 
 def _setting(value: object) -> str:

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-__all__ = ["RANGES", "UNKNOWN", "Column", "Sheet", "figure", "format_sig", "megabytes", "percent"]
+from multinode.analyse.stats.estimate import Estimate
+
+__all__ = [
+    "PLUS_MINUS",
+    "RANGES",
+    "UNKNOWN",
+    "Column",
+    "Sheet",
+    "figure",
+    "format_sig",
+    "megabytes",
+    "percent",
+    "plus_minus",
+    "range_of_times",
+    "times",
+]
 
 UNKNOWN = "-"
-RANGES = "ranges are 95 % confidence intervals over the repeats; of a single run, over its steps: no other run is known"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+RANGES = f"ranges and {PLUS_MINUS} are 95 % confidence intervals over the repeats; with one run, over its steps"
 """Stands below tables that have some."""
 _BYTES_PER_MB = 1e6
 _MANY = 1e12
 # Below it three digits behind the point are too few.
 _LITTLE = 0.00995
+# An interval that is wider than this part of its figure, or narrower, is no plus-minus.
+_WIDE, _NARROW = 0.25, 0.0005
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -57,6 +77,40 @@ def format_sig(value: float | None) -> str:
         if abs(value) < below:
             return f"{value:.{digits}f}"
     return f"{value:,.0f}" if abs(value) < _MANY else f"{value:.3g}"
+
+
+def plus_minus(measured: Estimate, most: int = 9) -> str:
+    """A figure and half of its confidence interval: `19.4 +- 0.9`; of a wide one its ends: `19.4 (15.1-27)`.
+
+    Args:
+        measured: the figure.
+        most: digits behind the point.
+    """
+    value = measured.value
+    off = max(measured.high - value, value - measured.low)
+    if off <= _NARROW * value:
+        return format_sig(value)
+    if off > _WIDE * value:
+        return f"{format_sig(value)} ({format_sig(measured.low)}-{format_sig(measured.high)})"
+    # One digit of what is uncertain, two where the first is a 1.
+    digits = -math.floor(math.log10(off))
+    digits = min(most, max(0, digits + (off * 10.0**digits < 2)))  # noqa: PLR2004 - two and more need no second digit
+    if round(off, digits) == 0:
+        return f"{value:,.{digits}f}"
+    return f"{value:,.{digits}f} {PLUS_MINUS} {off:,.{digits}f}"
+
+
+def times(factor: float) -> str:
+    """A ratio of speeds: `1.78x`, `6.7x`, `12x`."""
+    for digits, below in ((2, 1.995), (1, 9.95)):
+        if factor < below:
+            return f"{factor:.{digits}f}x"
+    return f"{factor:,.0f}x"
+
+
+def range_of_times(measured: Estimate) -> str:
+    """Its confidence interval: `6.5x to 6.9x`."""
+    return f"{times(measured.low)} to {times(measured.high)}"
 
 
 def percent(share: float | None, form: str = ".1f") -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.advice.advice import Recommendations, advise, advise_notes
+from multinode.analyse.advice.advice import Recommendations, rank_options
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import back_tested, trusted
@@ -19,6 +19,8 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob, named_paths
 from multinode.errors import UsageError
+from multinode.report.advice.advice_words import advice_notes, with_words
+from multinode.report.prediction.forecast_words import back_test_with_words, scenario_with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.prediction.predict import evidence_of, read_record, runs_of
 
@@ -46,7 +48,7 @@ def advise_runs(
         root: directory of all runs.
         names: an id each, the beginning of one, or `last`; of runs that tried advice, those that it was made from.
         link_gbit_per_s: as if the nodes had this link; None takes the one that was measured.
-        link_measured: rate of the link that they did have, where their cards did not say it.
+        link_measured: rate of the link that they did have, where their NICs did not report it.
 
     Raises:
         UsageError: there is no such run, or they tell too little.
@@ -54,19 +56,21 @@ def advise_runs(
     """
     names = list(dict.fromkeys(found for name in names for found in _sources(root, name)))
     evidence = evidence_of(root, names, link_measured)
-    tested = back_tested(evidence)
+    tested = back_test_with_words(back_tested(evidence))
     directories = [RunDirectory.open(root, name) for name in names]
     today = _state(trusted(evidence, tested), directories, link_gbit_per_s)
-    advice = advise(today)
-    notes = [*evidence.notes, *advise_notes(today), *([tested.sentence] if tested.tested else [])]
+    now = today.outlook()
+    advice = with_words(rank_options(today), now)
+    notes = [*evidence.notes, *advice_notes(today, now), *([tested.sentence] if tested.tested else [])]
     return Recommendations(
         runs=tuple(names),
         sources=evidence.sources,
         settings=today.settings,
-        today=today.outlook(),
+        today=scenario_with_words(now),
         measured_samples_per_s=today.measured_samples_per_s,
         advice=advice,
         notes=tuple(dict.fromkeys(notes)),
+        back_test=tested,
     )
 
 

@@ -17,6 +17,7 @@ from multinode.core.cluster.facts import NodeFacts
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
 from multinode.lab.cluster import is_lab_node
+from multinode.report.comparison.contrast_words import with_words
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["compare_runs", "load_contrast", "load_side_run"]
@@ -52,13 +53,14 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     require_alike(baseline, candidate, anyway=anyway)
     rules = list(dict.fromkeys(run.summary.rule for run in runs))
     jobs = list(dict.fromkeys(_job(directory) for directory in directories))
-    return compare(
+    compared = compare(
         [baseline, candidate],
         mode="compare",
         why=f"run {directories[1].run_id} against run {directories[0].run_id}",
         job=" against ".join(reversed(jobs)),
         rule="; ".join(rules),
     )
+    return with_words(compared)
 
 
 def load_side_run(directory: RunDirectory) -> SideRun:

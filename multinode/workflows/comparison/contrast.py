@@ -22,6 +22,7 @@ from multinode.core.run.planning import workers_per_node
 from multinode.core.run.run import Run
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import MultinodeError, UsageError
+from multinode.report.comparison.contrast_words import with_words
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_count, format_list
 from multinode.workflows.advice.advise import advise_runs
@@ -436,7 +437,7 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
         make_side(side.role, [turn.measured for turn in turns if turn.side.label == side.label]) for side in sides.sides
     ]
     last = next(turn.launched for turn in reversed(turns) if turn.side.role == "candidate")
-    compared = compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule)
+    compared = with_words(compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule))
     directory = _keep(what, context, run_id, compared, turns)
     compared = with_outlook(compared, context.runs)
     directory.write(_FILE, compared)

@@ -19,6 +19,7 @@ from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.core.run.plan import LaunchPlan
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
+from multinode.report.prediction.forecast_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.store.text_file import load_yaml, read_text
 
@@ -63,7 +64,7 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
     """
     request = request or ForecastRequest()
     refuse_unusable(request)
-    return make_forecast(evidence_of(root, names, request.link_measured, request.stream), request)
+    return with_words(make_forecast(evidence_of(root, names, request.link_measured, request.stream), request))
 
 
 def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
@@ -73,7 +74,8 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
         UsageError: the file is not what it should be, or what is asked for cannot be.
     """
     try:
-        return make_forecast(evidence_of_benchmarks(load_published_benchmarks(path)), request or ForecastRequest())
+        evidence = evidence_of_benchmarks(load_published_benchmarks(path))
+        return with_words(make_forecast(evidence, request or ForecastRequest()))
     except UsageError as error:
         if error.message.startswith(str(path)):
             raise
@@ -88,7 +90,7 @@ def evidence_of(
     Args:
         root: directory of all runs.
         names: an id each, the beginning of one, or `last`; a contrast stands for its runs.
-        link_measured: rate of their link in Gbit/s, where their cards did not say it.
+        link_measured: rate of their link in Gbit/s, where their NICs did not report it.
         stream: what TCP was measured to carry on it, in Gbit/s.
 
     Raises:

@@ -12,6 +12,7 @@ from multinode.analyse.steps.utilisation import ModelWork
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.samples import Sample, StepSample, parse_samples
 from multinode.errors import MultinodeError
+from multinode.report.steps.bottleneck_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.run.fetch import read_traces
 
@@ -72,6 +73,7 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
         sweep=_latest_scan(directory, plan),
         unread=unread,
     )
+    summary = with_words(summary)
     directory.write("summary.json", summary)
     return summary
 

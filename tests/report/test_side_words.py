@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.analyse.comparison.contrast_figures import capitalised, figure, milliseconds, name_nodes, name_role
+from multinode.report.comparison.side_words import capitalised, figure, milliseconds, name_nodes, name_side
 from tests.analyse.made_up_sides import side_of
 
 
@@ -22,8 +22,9 @@ def test_sides_are_called_by_their_part_or_their_nodes() -> None:
         side_of("point", 1.0, 2),
         side_of("each-node", 1.0, node_names=("n2",)),
     ]
-    assert [name_nodes(side) for side in sides] == ["one node", "4 nodes", "2 nodes", "n2"]
-    assert [name_role(side) for side in sides] == ["the baseline", "the candidate", "2 nodes", "n2 alone"]
+    assert [name_nodes(side) for side in sides] == ["1 node", "4 nodes", "2 nodes", "n2"]
+    assert [name_side(side, "scale-out") for side in sides] == ["1 node", "4 nodes", "2 nodes", "n2 alone"]
+    assert [name_side(side, "compare") for side in sides[:2]] == ["run run-baseline", "run run-candidate"]
 
 
 def test_only_the_first_letter_is_capitalised() -> None:

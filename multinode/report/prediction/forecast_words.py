@@ -1,0 +1,71 @@
+"""A forecast in words: `with_words` fills its text fields, once, where it is made."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.analyse.prediction.back_test import BackTest
+from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
+from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
+from multinode.analyse.prediction.predict import split_of
+from multinode.report.prediction.needed_words import why_words
+from multinode.report.steps.bottleneck_words import bottleneck_words
+from multinode.units import format_count
+
+__all__ = ["back_test_with_words", "error_words", "scenario_with_words", "short_error_words", "with_words"]
+
+
+def with_words(forecast: Forecast) -> Forecast:
+    """The forecast with its sentences."""
+    return msgspec.structs.replace(
+        forecast,
+        scenarios=tuple(map(scenario_with_words, forecast.scenarios)),
+        break_even=_break_even(forecast.break_even) if forecast.break_even is not None else None,
+        back_test=back_test_with_words(forecast.back_test),
+    )
+
+
+def scenario_with_words(one: PredictedScenario) -> PredictedScenario:
+    """A scenario with the sentence of its bottleneck."""
+    sentence = bottleneck_words(one.bottleneck, split_of(one.parts))
+    return msgspec.structs.replace(one, bottleneck=msgspec.structs.replace(one.bottleneck, sentence=sentence))
+
+
+def back_test_with_words(tested: BackTest) -> BackTest:
+    """A back-test with its sentence."""
+    return msgspec.structs.replace(tested, sentence=error_words(tested))
+
+
+def error_words(tested: BackTest) -> str:
+    """How far off the model was where that is known."""
+    if tested.median_error is None or tested.worst is None:
+        return "not back-tested: no measured run to compare with"
+    covered = sum(one.is_covered for one in tested.tested)
+    return (
+        f"over {format_count(len(tested.tested), 'measured run')} the predicted step time was off by "
+        f"{tested.median_error:.1%} (median), {abs(tested.worst.error):.1%} at worst ({tested.worst.name}); "
+        f"{covered} within the assumed interval"
+    )
+
+
+def short_error_words(tested: BackTest) -> str:
+    """The same in a few words, to stand behind a figure."""
+    if tested.median_error is None:
+        return "not back-tested"
+    return f"median error {tested.median_error:.1%} over {format_count(len(tested.tested), 'run')}"
+
+
+def _break_even(found: BreakEven) -> BreakEven:
+    needed = {name: one for name in found.__struct_fields__ if isinstance(one := getattr(found, name), Needed)}
+    told = {name: msgspec.structs.replace(one, why=why_words(one)) for name, one in needed.items()}
+    next_node = msgspec.structs.replace(found.next_node, sentence=_next_node(found.next_node))
+    return msgspec.structs.replace(found, **told, next_node=next_node)
+
+
+def _next_node(found: NodeGain) -> str:
+    """Whether to add it."""
+    low, high = found.worth_range or (found.worth, found.worth)
+    told = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    if high <= 0:
+        return f"do not add it: {found.nodes} nodes are no faster than {found.nodes - 1}"
+    return f"{'it adds' if low > 0 else 'inconclusive:'} {told} of what one such node gives alone"
