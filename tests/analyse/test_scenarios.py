@@ -175,6 +175,8 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     assert "take from each other" in note
     # Eight that were measured need no such words, nor does one of them alone.
     assert not any("no run had more" in note for note in eight.notes)
+    assert not any("worker on a node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
+    assert not any("workers on a node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
     assert many[1, 8] == many[1, 1] == one[1, 1]
 
 

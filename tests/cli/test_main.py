@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import VERBS, build_app
+from multinode.cli.output import note, set_verbosity
 from multinode.core.run.run import Run
 from multinode.store.run_directory import RunDirectory
 
@@ -41,6 +43,28 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     RunDirectory.create(tmp_path / "runs", RUN).write("run.json", run)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("levels", "shown"),
+    [({}, ["a note"]), ({"quiet": True}, []), ({"verbose": True}, ["a note", "a step"])],
+    ids=["plain", "quiet", "verbose"],
+)
+def test_what_is_logged_goes_to_stderr_as_was_asked_for(
+    capsys: pytest.CaptureFixture[str], levels: dict[str, bool], shown: list[str]
+) -> None:
+    log = logging.getLogger("multinode")
+    level, handlers = log.level, list(log.handlers)
+    try:
+        set_verbosity(**levels)
+        note("a note")
+        logging.getLogger("multinode.launch").debug("a step")
+    finally:
+        log.setLevel(level)
+        log.handlers[:] = handlers
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert [line.split(" ", 1)[1] if "step" in line else line for line in written.err.splitlines()] == shown
 
 
 def test_every_verb_is_listed_in_a_section_with_its_whole_summary() -> None:

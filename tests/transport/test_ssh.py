@@ -104,7 +104,8 @@ def test_a_refused_key_names_the_user_and_what_was_tried(
     node = sshd.node(tmp_path, key=f"stranger-{tmp_path.name}")
     error = refusal(ssh, node)
     assert isinstance(error, AuthError)
-    assert f"refused our keys for user {sshd.user!r} (tried: {sshd.folder}/stranger-" in error.message
+    # Where the hostfile names a key, that alone is tried.
+    assert f"refused our keys for user {sshd.user!r} (tried: {sshd.folder}/stranger-{tmp_path.name})" in error.message
     assert f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1" in str(error.hint)
 
 
