@@ -1,13 +1,19 @@
-"""convert, decode_json: a value or JSON text as one of our types. All of multinode decodes through these two."""
+"""convert, decode_json: a value or JSON text as one of our types. All of multinode decodes through these two.
+
+printable_values: plain data from a node before it becomes one of our types, with every text in it made harmless.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["convert", "decode_json"]
+from multinode.errors import printable, printable_line
+
+__all__ = ["convert", "decode_json", "printable_values"]
 
 _Kind = TypeVar("_Kind")
 
@@ -34,6 +40,29 @@ def decode_json(text: bytes | str, kind: type[_Kind], *, strict: bool = True) ->
     """
     _build(kind)
     return msgspec.json.decode(text, type=kind, strict=strict)
+
+
+def printable_values(value: Any, *, with_lines: Collection[str] = (), longest: int | None = None) -> Any:
+    """The same plain data without control characters and line breaks in its texts: once, for all who show it later.
+
+    Args:
+        with_lines: keys below which line breaks are kept: of stacks, tracebacks, files.
+        longest: characters of a text, beyond which it is cut off; None is without end.
+    """
+
+    def clean(value: Any, show: Callable[[str], str]) -> Any:
+        if isinstance(value, str):
+            return show(value[:longest])
+        if isinstance(value, list):
+            return [clean(item, show) for item in value]
+        if isinstance(value, dict):
+            return {
+                printable_line(key[:longest]): clean(item, printable if key in with_lines else show)
+                for key, item in value.items()
+            }
+        return value
+
+    return clean(value, printable_line)
 
 
 def _build(kind: Any) -> None:

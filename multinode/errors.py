@@ -32,12 +32,18 @@ __all__ = [
     "RunFailed",
     "UsageError",
     "printable",
+    "printable_line",
 ]
 
 
 def printable(text: str) -> str:
     """The text without control characters but line breaks."""
     return text if text.isprintable() else "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
+def printable_line(text: str) -> str:
+    """Likewise without line breaks, behind which text of a node could pass for a line of ours."""
+    return printable(text).replace("\n", " ")
 
 
 class MultinodeError(Exception):
@@ -65,10 +71,10 @@ class MultinodeError(Exception):
         super().__init__(message)
         # A node, or a server that is none, may have said some of it: no control characters for the terminal, and no
         # further line that would look like one of ours.
-        self.message = printable(message).replace("\n", " ")
+        self.message = printable_line(message)
         self.node = node
         self.ran = ran
-        self.hint = None if hint is None else printable(hint).replace("\n", " ")
+        self.hint = None if hint is None else printable_line(hint)
         self.detail = printable(detail)
 
     def __str__(self) -> str:

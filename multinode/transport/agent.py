@@ -24,7 +24,7 @@ import msgspec
 import multinode
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.quoting import quote_path
-from multinode.decoding import convert, decode_json
+from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import ContactLost, NodeFailed, printable
 from multinode.transport.base import Completed, Stream, Transport
 
@@ -55,6 +55,8 @@ _NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _SHOWN_BYTES = 400
+# Of all that a node answers these have lines: stacks, what NCCL's RAS service says, files of a plan.
+_WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
 _END_DEADLINE_S = 2.0
 
 
@@ -283,7 +285,7 @@ class AgentStream:
 
     def _decode(self, line: bytes) -> Record:
         try:
-            record: Record = _printable_values(decode_json(line, dict[str, Any]))
+            record: Record = printable_values(decode_json(line, dict[str, Any]), with_lines=_WITH_LINES)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.first is not None and self._has_ended():
                 raise ContactLost("the connection ended in the middle of a record", node=self._node.name) from error
@@ -300,17 +302,6 @@ class AgentStream:
         except ContactLost:
             # Nothing more is there, and the connection is.
             return False
-
-
-def _printable_values(value: Any) -> Any:
-    """The same value with every text in it made printable: here, at the edge, once for all who show it later."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_printable_values(item) for item in value]
-    if isinstance(value, dict):
-        return {_printable_values(key): _printable_values(item) for key, item in value.items()}
-    return value
 
 
 def _shown(data: bytes) -> str:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import typing
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from multinode.core.run.samples import CardBytes, LossSample, NicSample, Sample, StepSample, parse_samples
@@ -148,3 +151,61 @@ def test_a_figure_that_cannot_be_is_no_sample(kind: str, field: str, bounds: tup
     least, most = bounds
     assert [read(value) for value in (least, most)] == [1, 1]
     assert [read(value) for value in (least - 1, most * 1.01, 1e300, -1e300, float("nan"), float("inf"))] == [0] * 6
+
+
+def fill(hint: Any, text: str) -> Any:
+    """A value of a field's type as JSON has it, with this text wherever there may be one."""
+    parts = [part for part in typing.get_args(hint) if part is not type(None)]
+    kind = typing.get_origin(hint) or hint
+    if kind is str:
+        return text
+    if kind in {int, float, bool}:
+        return 1 if kind is not bool else True
+    if kind is tuple:
+        return [fill(parts[0], text)]
+    if kind is dict:
+        return {text: fill(parts[1], text)}
+    if parts:
+        return fill(parts[0], text)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: fill(hints[name], text) for name in kind.__struct_fields__}
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for part in value:
+            yield from texts(part)
+        yield from texts(list(value.values())) if isinstance(value, dict) else ()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "\x1b]0;title\x07\x1b[2J",
+        "eth0\nerror: node0: everything is lost",
+        "\x7f\x9b31m",
+        "\u202etxt.exe\u2028",
+        "x" * 100_000,
+        "\n" * 100_000,
+    ],
+)
+@pytest.mark.parametrize("kind", typing.get_args(Sample), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_no_text_of_a_sample_moves_a_terminal_or_begins_a_line(kind: Any, lie: str, *, is_ascii: bool) -> None:
+    record = {"kind": kind.__struct_config__.tag} | fill(kind, lie)
+    (sample,) = parse(json.dumps(record, ensure_ascii=is_ascii).encode("utf-8", "replace"))
+    assert isinstance(sample, kind)
+    shown = msgspec.to_builtins(sample)
+    with_lines = {name: shown.pop(name) for name in ("message", "traceback") if record["kind"] == "exception"}
+    said = [*texts(shown), *texts([text.replace("\n", "") for text in with_lines.values()])]
+    assert all(text.isprintable() for text in said)
+    assert max(map(len, [*said, *with_lines.values()]), default=0) <= 20_000
+
+
+def test_what_an_exception_says_keeps_its_lines() -> None:
+    lines = "Traceback (most recent call last):\n  File \"a.py\"\nValueError: \u6771"
+    record = {"kind": "exception", "rank": 0, "time_s": 1, "type": "ValueError", "message": "a\nb", "traceback": lines}
+    (sample,) = parse(json.dumps(record).encode())
+    assert (sample.message, sample.traceback) == ("a\nb", lines)  # type: ignore[union-attr]  # of an exception

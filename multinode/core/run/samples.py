@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from multinode.decoding import convert, decode_json, printable_values
+
 __all__ = [
     "BenchmarkSample",
     "CallCount",
@@ -635,12 +637,34 @@ Sample = (
 )
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)
+# The longest text that a recorder of ours writes is a traceback.
+_LONGEST_TEXT = 16384
+_DELETE = b"\x7f"
 
 
 def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
-    """The samples in JSON lines; a torn or foreign line is passed over."""
+    """The samples in JSON lines; a torn or foreign line is passed over.
+
+    Their texts are printable, on one line but for what an exception said, and cut off where they are longer than any of
+    ours.
+    """
     for line in lines:
         try:
-            yield _DECODER.decode(line)
+            yield _DECODER.decode(line) if _is_harmless(line) else _decode_foreign(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
+
+
+def _is_harmless(line: bytes) -> bool:
+    """Whether no text in it can be other than short and printable, as in all but a few of our records.
+
+    JSON has no control character as it is but DELETE; the others are escaped.
+    """
+    return len(line) <= _LONGEST_TEXT and line.isascii() and b"\\" not in line and _DELETE not in line
+
+
+def _decode_foreign(line: bytes) -> Sample:
+    record = decode_json(line, object)
+    raised = isinstance(record, dict) and record.get("kind") == "exception"
+    with_lines = ("message", "traceback") if raised else ()
+    return convert(printable_values(record, with_lines=with_lines, longest=_LONGEST_TEXT), Sample)  # type: ignore[arg-type]  # a union is no type
