@@ -1,7 +1,7 @@
 """Faults of a node's hardware during a run, from its samples, and whether one of them explains the run's failure. Pure.
 
-Sources: the kernel log (GPU Xid errors: NVIDIA's "Xid Errors" documentation; machine checks, disks), the network
-interfaces' carrier and error counters, NVML's count of uncorrectable ECC errors.
+Sources: the kernel log (GPU Xid errors: NVIDIA's "Xid Errors" documentation; machine checks, disks), the counters of
+network interfaces and RDMA ports for links, errors and drops, NVML's count of uncorrectable ECC errors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ __all__ = ["FaultWatch", "MachineFault", "explains"]
 # torch waits up to 30 minutes for a collective: a fault that came longer ago has been survived. One that came a moment
 # after the failure was only read later.
 _BEFORE_S, _AFTER_S = 2400.0, 3.0
-# Fewer receive errors between two samples are the noise of a working link.
-_MANY_ERRORS = 100
+# Of an interface or RDMA port, by how much a counter has to grow between two samples, about a second apart: less is the
+# noise of a working link, and a busy receiver drops some packets.
+_COUNTERS = (
+    ("carrier_changes", 1, "lost its link"),
+    ("link_recoveries", 1, "had to recover its link from errors"),
+    ("rx_errors", 100, "counted {} receive errors"),
+    ("tx_errors", 100, "counted {} transmit errors"),
+    ("symbol_errors", 100, "counted {} symbol errors"),
+    ("rx_dropped", 10_000, "dropped {} packets that it had received"),
+    ("tx_dropped", 10_000, "dropped {} packets that it had to send"),
+)
 _MOST_FAULTS = 100
+# More than any node has.
+_MOST_DEVICES = 256
 # Xid errors of hardware or driver. Those that a program causes itself (13, 31), or that follow from its end (43, 45),
 # are left to the worker's own words.
 _PROGRAMS_OWN = {13, 31, 43, 45}
@@ -103,20 +114,21 @@ class FaultWatch:
 
     def _take_nic(self, sample: NicSample) -> None:
         before = self._nics.get(sample.ifname)
-        self._nics[sample.ifname] = sample
+        if before is not None or len(self._nics) < _MOST_DEVICES:
+            self._nics[sample.ifname] = sample
         if before is None:
             return
         name = clean_log(sample.ifname)
-        if (sample.carrier_changes or 0) > (before.carrier_changes or 0) and before.carrier_changes is not None:
-            self._add("link", sample.time_s, f"{name} lost its link")
-        errors = (sample.rx_errors or 0) - (before.rx_errors or 0)
-        if before.rx_errors is not None and errors >= _MANY_ERRORS:
-            self._add("link", sample.time_s, f"{name} counted {errors} receive errors")
+        for field, least, words in _COUNTERS:
+            now, then = getattr(sample, field), getattr(before, field)
+            if now is not None and then is not None and now - then >= least:
+                self._add("link", sample.time_s, f"{name} {words.format(now - then)}")
 
     def _take_gpu(self, sample: GpuSample) -> None:
         before = self._ecc.get(sample.index)
         if sample.ecc_uncorrected is not None:
-            self._ecc[sample.index] = sample.ecc_uncorrected
+            if before is not None or len(self._ecc) < _MOST_DEVICES:
+                self._ecc[sample.index] = sample.ecc_uncorrected
             if before is not None and sample.ecc_uncorrected > before:
                 self._add("gpu", sample.time_s, f"GPU {sample.index} had an uncorrectable ECC error")
 

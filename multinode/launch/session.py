@@ -34,9 +34,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="he
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="chunk"):
     """A piece of a file of the run directory, base64 on the way; `offset` in bytes."""
 
-    file: str
+    file: Annotated[str, msgspec.Meta(pattern=r"\A(?:log|samples/[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl)\Z")]
     offset: Annotated[int, msgspec.Meta(ge=0)]
-    data: bytes
+    # Four times as much as an agent sends at once: thousands of them may wait in memory.
+    data: Annotated[bytes, msgspec.Meta(max_length=1 << 18)]
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="status"):

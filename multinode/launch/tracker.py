@@ -15,6 +15,7 @@ from multinode.core.run.samples import ExceptionSample, parse_samples
 from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import explain_timeout, link_share
+from multinode.launch.kept_files import KeptFiles, KeptLimits
 from multinode.launch.machine_faults import FaultWatch
 from multinode.launch.session import Chunk, Event, Hello, Message, Status
 from multinode.store.run_directory import RunDirectory
@@ -25,27 +26,37 @@ __all__ = ["Tracker"]
 _OF_STATUS = ("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes")
 
 
+# The first failure is among the first exceptions, and a node has fewer workers.
+_MOST_EXCEPTIONS = 200
+
+
 class _NodeTrack(Evidence, kw_only=True):
     """One node: what it said so far."""
 
     progress: NodeProgress
     hardware: FaultWatch
+    files: KeptFiles
     # When the last word came, where contact is lost now.
     heard_s: float | None = None
     over: bool = False
 
 
 class Tracker:
-    """Folds the events of all nodes."""
+    """Folds the events of all nodes.
 
-    def __init__(self, plan: LaunchPlan, directory: RunDirectory) -> None:
+    Args:
+        limits: the most that is kept of each node; beyond them it is followed all the same.
+    """
+
+    def __init__(self, plan: LaunchPlan, directory: RunDirectory, limits: KeptLimits | None = None) -> None:
         self._directory = directory
         self._start = start_progress(plan)
         self._tracks: list[_NodeTrack] = []
-        for node in self._start.nodes:
+        for node, planned in zip(self._start.nodes, plan.nodes, strict=True):
             hardware = FaultWatch()
             run = NodeRun(name=node.name, node_rank=node.node_rank)
-            track = _NodeTrack(run=run, progress=node, hardware=hardware, faults=hardware.faults)
+            files = KeptFiles(directory, planned, limits or KeptLimits())
+            track = _NodeTrack(run=run, progress=node, hardware=hardware, files=files, faults=hardware.faults)
             self._tracks.append(track)
             # What came to an earlier controller; a new run has nothing yet.
             _take_samples(track, directory.sample_lines(track.run.node_rank))
@@ -80,7 +91,7 @@ class Tracker:
     def evidence(self) -> Sequence[Evidence]:
         """What is known of each node, for the search of the first failure."""
         for track in self._tracks:
-            track.log = self._directory.log_tail(track.run.node_rank)
+            track.log = track.files.log_tail()
         return self._tracks
 
     def explain(self, failure: Failure) -> Failure:
@@ -138,22 +149,23 @@ class Tracker:
             track.error = track.heard_s = None
             _set_state(track, "starting")
         elif isinstance(message, Chunk):
-            self._take_chunk(track, message.file, message.data)
+            _take_chunk(track, message.file, message.data)
         else:
             _take_status(track, message)
 
-    def _take_chunk(self, track: _NodeTrack, name: str, data: bytes) -> None:
-        if name == "log":
-            self._directory.append_log(track.run.node_rank, data)
-            _take_log(track, data.decode(errors="replace"))
-            return
-        self._directory.append_samples(track.run.node_rank, name.removeprefix("samples/"), data)
+
+def _take_chunk(track: _NodeTrack, name: str, data: bytes) -> None:
+    track.files.take(name, data)
+    if name == "log":
+        _take_log(track, data.decode(errors="replace"))
+    else:
         _take_samples(track, data.splitlines())
 
 
 def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     samples = list(parse_samples(lines))
-    track.exceptions += [sample for sample in samples if isinstance(sample, ExceptionSample)]
+    raised = [sample for sample in samples if isinstance(sample, ExceptionSample)]
+    track.exceptions += raised[: _MOST_EXCEPTIONS - len(track.exceptions)]
     track.hardware.take(samples)
     track.progress = advance_node(track.progress, samples)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import stat
@@ -30,6 +31,8 @@ _LOCK = "lock"
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _FILE_MODE = 0o600
+# Of a record with the times of a million calls.
+_LONGEST_LINE = 1 << 24
 # Names of files come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
@@ -212,10 +215,10 @@ class RunDirectory:
             return ""
 
     def sample_lines(self, node_rank: int) -> Iterator[bytes]:
-        """A node's samples, a line at a time, one file after the other."""
+        """A node's samples, a line at a time, one file after the other; a line without end comes in pieces."""
         for path in self._samples(node_rank):
             with path.open("rb") as file:
-                yield from file
+                yield from iter(functools.partial(file.readline, _LONGEST_LINE), b"")
 
     def traces(self) -> Path:
         """Where the workers' traces lie, once there are any."""

@@ -12,10 +12,12 @@ import hashlib
 import importlib.util
 import io
 import logging
+import secrets
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +60,7 @@ _SHOWN_BYTES = 400
 # Of all that a node answers these have lines: stacks, what NCCL's RAS service says, files of a plan.
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
 _END_DEADLINE_S = 2.0
+_MOST_AT_ONCE = 32
 
 
 def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
@@ -170,12 +173,10 @@ class AgentTransport:
         with self._lock:
             kept = list(self._kept.values())
             self._kept.clear()
-        for stream in kept:
-            stream.close_stdin()
-        for stream in kept:
-            with contextlib.suppress(ContactLost):
-                stream.finish(_END_DEADLINE_S)
-            stream.close()
+        if kept:
+            # At once: each that is frozen takes its whole deadline.
+            with ThreadPoolExecutor(min(len(kept), _MOST_AT_ONCE), "end-agent") as pool:
+                list(pool.map(_end, kept))
 
     def _start(self, node: Node, verb: str, request: Record, deadline_s: float) -> AgentStream:
         """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
@@ -202,9 +203,12 @@ class AgentTransport:
 
     def _send_archive(self, node: Node, deadline_s: float) -> None:
         folder, name = self._archive.path.rsplit("/", 1)
+        # Nodes and containers may share a home directory, a host name and process ids. A connection that is lost ends
+        # what is read, too: half an archive shall never lie in its place.
+        new = f"~/{folder}/.{name}.{secrets.token_hex(8)}"
         script = (
-            f"umask 077 && mkdir -p ~/{folder} && cat > ~/{folder}/{name}.$$ "
-            f"&& chmod 700 ~/{folder}/{name}.$$ && mv -f ~/{folder}/{name}.$$ ~/{folder}/{name}"
+            f"umask 077 && mkdir -p ~/{folder} && trap \"rm -f {new}\" EXIT && cat > {new} "
+            f"&& test $(wc -c < {new}) -eq {len(self._archive.data)} && chmod 700 {new} && mv -f {new} ~/{folder}/{name}"
         )
         ended = self._transport.run(node, f"sh -c '{script}'", stdin=self._archive.data, deadline_s=deadline_s)
         if ended.exit_code != 0:
@@ -302,6 +306,12 @@ class AgentStream:
         except ContactLost:
             # Nothing more is there, and the connection is.
             return False
+
+
+def _end(stream: AgentStream) -> None:
+    with contextlib.suppress(ContactLost):
+        stream.finish(_END_DEADLINE_S)
+    stream.close()
 
 
 def _shown(data: bytes) -> str:

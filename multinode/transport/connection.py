@@ -42,6 +42,7 @@ _LOOK_UP_S = 1.0
 # Its threads log what they raise as well; without a handler Python would print that, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
+_LOOK_S = 0.1
 # TCP, handshake, authentication.
 _STAGES = 3
 
@@ -116,19 +117,28 @@ def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connectio
 
 
 def open_connection(
-    connection: fabric.Connection, node: Node, *, connect_timeout_s: float, target: fabric.Connection | None = None
+    connection: fabric.Connection,
+    node: Node,
+    *,
+    connect_timeout_s: float,
+    end: float = math.inf,
+    target: fabric.Connection | None = None,
 ) -> None:
-    """Open it, its jump hosts first; each has `connect_timeout_s` for every stage. `target` is what a jump host is for.
+    """Open it, its jump hosts first.
+
+    Args:
+        connect_timeout_s: for every stage of each of them.
+        end: of all of it, on the monotonic clock.
+        target: what a jump host is for.
 
     Raises:
         NodeError: it cannot be opened; the error says why, and what fixes it.
     """
     if isinstance(connection.gateway, fabric.Connection):
         gateway = connection.gateway
-        open_connection(gateway, node, connect_timeout_s=connect_timeout_s, target=target or connection)
+        open_connection(gateway, node, connect_timeout_s=connect_timeout_s, end=end, target=target or connection)
     began = time.monotonic()
-    end = began + _STAGES * connect_timeout_s
-    with closing_at(end, connection.client.get_transport) as passed:
+    with closing_at(min(end, began + _STAGES * connect_timeout_s), connection.client.get_transport) as passed:
         try:
             connection.open()
             _set_look_up(connection)
@@ -174,15 +184,17 @@ def closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -
 
     Args:
         end: on the monotonic clock.
-        transport: the connection, asked for at `end`: while one is being opened it comes into being.
+        transport: the connection, asked for from `end` on: while one is being opened it comes into being.
     """
-    passed = threading.Event()
+    passed, over = threading.Event(), threading.Event()
 
     def close() -> None:
-        found = transport()
-        if found is not None:
-            passed.set()
-            found.close()
+        while (found := transport()) is None:
+            # Its name is being resolved, or its port connected to: paramiko has an own timeout for that.
+            if over.wait(_LOOK_S):
+                return
+        passed.set()
+        found.close()
 
     timer = threading.Timer(max(0.0, end - time.monotonic()), close)
     timer.daemon = True
@@ -190,6 +202,7 @@ def closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -
     try:
         yield passed
     finally:
+        over.set()
         timer.cancel()
 
 

@@ -6,15 +6,17 @@ Host keys are always verified: an unknown or changed key is an error that prints
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import fabric
 import paramiko
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ConnectError, ContactLost, MultinodeError
+from multinode.errors import ConnectError, ContactLost
 from multinode.transport.base import BufferedStream, Transport
 from multinode.transport.connection import (
     KEEPALIVE_S,
@@ -24,6 +26,7 @@ from multinode.transport.connection import (
     open_connection,
 )
 from multinode.transport.fan_out import fan_out
+from multinode.transport.refusals import TIMED_OUT
 
 __all__ = ["SshStream", "SshTransport"]
 
@@ -35,7 +38,17 @@ _CLOSE_S = 2.0
 _LOGINS_BY_GATEWAY = 8
 
 
-_Lock = contextlib.AbstractContextManager[bool]  # threading.RLock is a function, not a type
+# For what is to end at once: no timeout at all would mean none.
+_LEAST_S = 0.01
+
+
+class _Lock(Protocol):
+    """threading.RLock is a function, not a type."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(self, *raised: object) -> None: ...
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...  # noqa: FBT001 - threading's signature
+    def release(self) -> None: ...
 
 
 class SshTransport(Transport):
@@ -51,7 +64,7 @@ class SshTransport(Transport):
         self._lock = threading.Lock()
         self._connections: dict[str, fabric.Connection] = {}
         self._opening: dict[str, _Lock] = {}
-        self._failed: dict[str, MultinodeError] = {}
+        self._failed: dict[str, Exception] = {}
         # Logins under way: all of them, and those that pass one jump host, which is one sshd.
         self._logins = threading.Semaphore(fan_out())
         self._by_gateway: dict[str, threading.Semaphore] = {}
@@ -63,11 +76,12 @@ class SshTransport(Transport):
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> SshStream:
         """Start a command and talk to it. See `Transport.open`."""
-        connection = self._connect(node)
+        end = time.monotonic() + deadline_s
+        connection = self._connect(node, end)
         transport = connection.transport
         try:
-            with closing_at(time.monotonic() + deadline_s, lambda: transport) as passed:
-                channel = transport.open_session(timeout=deadline_s)
+            with closing_at(end, lambda: transport) as passed:
+                channel = transport.open_session(timeout=max(_LEAST_S, end - time.monotonic()))
                 channel.settimeout(deadline_s)
                 channel.exec_command(command)
         except paramiko.ChannelException as error:
@@ -93,43 +107,62 @@ class SshTransport(Transport):
     def _open_early(self, node: Node) -> None:
         with self._opening_lock(node):
             try:
-                self._connect(node)
-            except MultinodeError as error:
+                self._connect(node, math.inf)
+            except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
                 self._failed[node.name] = error
 
     def _opening_lock(self, node: Node) -> _Lock:
         with self._lock:
             return self._opening.setdefault(node.name, threading.RLock())
 
-    def _connect(self, node: Node) -> fabric.Connection:
-        with self._opening_lock(node):
+    def _connect(self, node: Node, end: float) -> fabric.Connection:
+        """The open connection, or a new one by `end` on the monotonic clock; whoever else opens it is waited for."""
+        with _held(self._opening_lock(node), node, end):
             if node.name in self._failed:
                 raise self._failed.pop(node.name)
             connection = self._connections.get(node.name)
             if connection is not None and connection.is_connected:
                 return connection
-            connection = make_connection(node, connect_timeout_s=self._connect_timeout_s)
-            with self._gateway_place(connection), self._logins:
-                open_connection(connection, node, connect_timeout_s=self._connect_timeout_s)
+            stage_s = min(self._connect_timeout_s, max(_LEAST_S, end - time.monotonic()))
+            connection = make_connection(node, connect_timeout_s=stage_s)
+            with contextlib.ExitStack() as places:
+                for one in (*self._gateway_places(connection), self._logins):
+                    places.enter_context(_held(one, node, end))
+                open_connection(connection, node, connect_timeout_s=stage_s, end=end)
             connection.transport.set_keepalive(KEEPALIVE_S)
             with self._lock:
                 self._connections[node.name] = connection
             return connection
 
-    def _gateway_place(self, connection: fabric.Connection) -> contextlib.AbstractContextManager[object]:
+    def _gateway_places(self, connection: fabric.Connection) -> Sequence[threading.Semaphore]:
         """A place among the logins that pass the same jump host; a ProxyCommand does not say which one it passes."""
         gateway = connection.gateway
         if not gateway:
-            return contextlib.nullcontext()
+            return ()
         name = f"{gateway.host}:{gateway.port}" if isinstance(gateway, fabric.Connection) else "ProxyCommand"
         with self._lock:
-            return self._by_gateway.setdefault(name, threading.Semaphore(_LOGINS_BY_GATEWAY))
+            return (self._by_gateway.setdefault(name, threading.Semaphore(_LOGINS_BY_GATEWAY)),)
 
     def _forget(self, node: Node) -> None:
         with self._lock:
             connection = self._connections.pop(node.name, None)
         if connection is not None:
             close_connection(connection)
+
+
+@contextlib.contextmanager
+def _held(lock: threading.RLock | threading.Semaphore, node: Node, end: float) -> Iterator[None]:
+    """Hold it, once others let go of it.
+
+    Raises:
+        NodeError: they did not by `end`.
+    """
+    if not lock.acquire(timeout=min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX)):
+        raise TIMED_OUT.error(node, where=node.name)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class SshStream(BufferedStream):

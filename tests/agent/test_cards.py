@@ -20,7 +20,7 @@ def rdma_port(classes: Path, device: str, **files: object) -> None:
     port = classes / "infiniband" / device / "ports" / "1"
     (port / "counters").mkdir(parents=True)
     for name, text in files.items():
-        (port / ("counters" if name.startswith("port_") else "") / name).write_text(f"{text}\n")
+        (port / ("" if name in {"state", "link_layer", "rate"} else "counters") / name).write_text(f"{text}\n")
 
 
 def test_every_interface_is_read_and_an_rdma_port_in_bytes(tmp_path: Path) -> None:
@@ -58,9 +58,17 @@ def test_errors_and_drops_of_an_interface_are_read_too(tmp_path: Path) -> None:
 
 
 def test_an_rdma_port_counts_bytes_and_the_faults_that_it_knows(tmp_path: Path) -> None:
-    rdma_port(tmp_path, "mlx5_0", port_xmit_data=1000, port_rcv_data=250, port_rcv_errors=3)
-    counters = read_card("mlx5_0/1", str(tmp_path))
-    assert counters == {"tx_bytes": 4000, "rx_bytes": 1000, "rx_errors": 3, "tx_dropped": None}
+    faults = {"port_rcv_errors": 3, "link_downed": 1, "symbol_error": 12, "link_error_recovery": 2}
+    rdma_port(tmp_path, "mlx5_0", port_xmit_data=1000, port_rcv_data=250, **faults)
+    assert read_card("mlx5_0/1", str(tmp_path)) == {
+        "tx_bytes": 4000,
+        "rx_bytes": 1000,
+        "rx_errors": 3,
+        "tx_dropped": None,
+        "carrier_changes": 1,
+        "link_recoveries": 2,
+        "symbol_errors": 12,
+    }
     with pytest.raises(OSError, match="mlx5_0/2"):
         read_card("mlx5_0/2", str(tmp_path))
 

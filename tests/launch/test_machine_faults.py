@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from multinode.core.run.run import Failure, NodeRun
@@ -16,6 +18,10 @@ IO_ERROR = "blk_update_request: I/O error, dev nvme0n1, sector 123456 op 0x0:(RE
 READ_ONLY = "EXT4-fs (sda1): Remounting filesystem read-only"
 EDAC = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0"
 GLOO = ("RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.2]:1234")
+IB = (
+    "torch.distributed.DistBackendError",
+    "NCCL error: unhandled system error: Got completion from peer 10.0.0.2 with status=12 opcode=0 len=0 vendor err 129",
+)
 CUDA = ("RuntimeError", "CUDA error: unspecified launch failure")
 MODULE = ("ModuleNotFoundError", "No module named 'bitsandbytes'")
 
@@ -27,6 +33,11 @@ def kernel(message: str, time_s: float = 95.0) -> bytes:
 def nic(time_s: float, changes: int, errors: int = 0) -> bytes:
     counters = b'"rx_bytes":0,"tx_bytes":0,"carrier_changes":%d,"rx_errors":%d' % (changes, errors)
     return b'{"kind":"nic","time_s":%f,"mono_ns":0,"ifname":"ens1f0",%s}' % (time_s, counters)
+
+
+def count(time_s: float, name: str = "ens1f0", **counters: int) -> bytes:
+    record = {"kind": "nic", "time_s": time_s, "mono_ns": 0, "ifname": name, "rx_bytes": 0, "tx_bytes": 0, **counters}
+    return json.dumps(record, separators=(",", ":")).encode()
 
 
 def gpu(time_s: float, ecc: str) -> bytes:
@@ -57,6 +68,32 @@ def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s
         ([kernel(READ_ONLY)], ("OSError", "[Errno 30] Read-only file system"), f"the kernel logged: {READ_ONLY}"),
         ([nic(90.0, 2), nic(95.0, 3)], GLOO, "ens1f0 lost its link"),
         ([nic(90.0, 2, 0), nic(95.0, 2, 5000)], GLOO, "ens1f0 counted 5000 receive errors"),
+        ([count(90.0, tx_errors=1), count(95.0, tx_errors=201)], GLOO, "ens1f0 counted 200 transmit errors"),
+        (
+            [count(90.0, rx_dropped=0), count(95.0, rx_dropped=10_000)],
+            GLOO,
+            "ens1f0 dropped 10000 packets that it had received",
+        ),
+        (
+            [count(90.0, tx_dropped=7), count(95.0, tx_dropped=90_007)],
+            GLOO,
+            "ens1f0 dropped 90000 packets that it had to send",
+        ),
+        (
+            [count(90.0, "mlx5_0/1", carrier_changes=1), count(95.0, "mlx5_0/1", carrier_changes=2)],
+            IB,
+            "mlx5_0/1 lost its link",
+        ),
+        (
+            [count(90.0, "mlx5_0/1", link_recoveries=0), count(95.0, "mlx5_0/1", link_recoveries=1)],
+            IB,
+            "mlx5_0/1 had to recover its link from errors",
+        ),
+        (
+            [count(90.0, "mlx5_0/1", symbol_errors=5), count(95.0, "mlx5_0/1", symbol_errors=905)],
+            IB,
+            "mlx5_0/1 counted 900 symbol errors",
+        ),
     ],
 )
 def test_a_fault_before_the_failure_is_the_first_cause(lines: list[bytes], said: tuple[str, str], message: str) -> None:
@@ -81,6 +118,9 @@ def test_a_fault_before_the_failure_is_the_first_cause(lines: list[bytes], said:
         pytest.param([nic(90.0, 2), nic(95.0, 3)], MODULE, id="a link has to do with no module"),
         pytest.param([nic(90.0, 2), nic(95.0, 2, 20)], GLOO, id="a few errors"),
         pytest.param([nic(95.0, 7)], GLOO, id="changes before the run"),
+        pytest.param([count(90.0), count(95.0, tx_errors=5000)], GLOO, id="not counted before"),
+        pytest.param([count(90.0, rx_dropped=0), count(95.0, rx_dropped=900)], GLOO, id="drops of a busy receiver"),
+        pytest.param([count(90.0, tx_errors=9), count(95.0, tx_errors=0)], GLOO, id="counters that were reset"),
         pytest.param([gpu(95.0, "4")], CUDA, id="ECC errors before the run"),
         pytest.param([gpu(90.0, "4"), gpu(95.0, "null")], CUDA, id="no ECC any more"),
         pytest.param([kernel("usb 1-1: new device")], CUDA, id="anything else"),

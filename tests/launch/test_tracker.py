@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from multinode.core.run.samples import NoteSample, parse_samples
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status
+from multinode.launch.kept_files import KeptLimits
+from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status, parse_record
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.observe import summarise_run
 
 from .scripted import make_plan
 
@@ -141,3 +144,89 @@ def test_why_a_job_was_not_started_is_the_evidence_of_its_node(tracker: Tracker)
     evidence = tracker.evidence()[1]
     assert evidence.error is not None
     assert (evidence.error.node, evidence.error.message) == ("b", message)
+
+
+LIMITS = KeptLimits(log_bytes=100, samples_bytes=len(STEP) * 3, sample_files=4)
+NOTED = "samples are not kept any more: the node "
+
+
+def liar(tmp_path: Path, *chunks: tuple[str, bytes]) -> tuple[Tracker, RunDirectory]:
+    directory = RunDirectory.create(tmp_path, "r")
+    tracker = Tracker(make_plan("a", "b"), directory, LIMITS)
+    for name, data in chunks:
+        tracker.take(told(Chunk(file=name, offset=0, data=data)))
+    return tracker, directory
+
+
+def size(directory: RunDirectory) -> int:
+    return sum(path.stat().st_size for path in directory.path.rglob("*") if path.is_file())
+
+
+def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tmp_path: Path) -> None:
+    chunks = [("log", b"%08d\n" % number) for number in range(100_000)]
+    tracker, directory = liar(tmp_path, *chunks, ("log", b"ValueError: x\n"))
+    assert size(directory) < 300
+    log = directory.log_path(1).read_text()
+    assert log.startswith("00000000\n00000001\n")
+    assert log.endswith("\nmultinode: the log is cut off here, at 100 B; all of it: b:/r.1/log\n")
+    assert tracker.evidence()[1].log.endswith("00099999\nValueError: x\n")
+    assert len(tracker.evidence()[1].log) < 1 << 17
+    # Taken up again, it is not noted again, and nothing of the other node is lost.
+    again = Tracker(make_plan("a", "b"), directory, LIMITS)
+    again.take(told(Chunk(file="log", offset=0, data=b"more\n")))
+    again.take(told(Chunk(file="log", offset=0, data=b"well\n"), node_rank=0))
+    assert directory.log_path(1).read_text() == log
+    assert directory.log_path(0).read_text() == "well\n"
+    assert again.evidence()[1].log == "more\n"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([("samples/rank-2.jsonl", STEP % (2, 1))] * 1000, f"sent more than {len(STEP) * 3} B of samples"),
+        ([(f"samples/{n}.jsonl", b"\n") for n in range(1000)], "has more than 4 files of samples"),
+    ],
+)
+def test_samples_without_end_fill_no_disk_and_the_summary_says_so(
+    tmp_path: Path, chunks: list[tuple[str, bytes]], reason: str
+) -> None:
+    tracker, directory = liar(tmp_path, *chunks, ("samples/rank-2.jsonl", STEP % (2, 7)))
+    assert size(directory) < 1000
+    assert len(list(directory.path.rglob("*.jsonl"))) <= 5
+    (noted,) = [sample for sample in parse_samples(directory.sample_lines(1)) if isinstance(sample, NoteSample)]
+    assert noted.message == NOTED + reason
+    assert summarise_run(directory, make_plan("a", "b")).missing["b"] == noted.message
+    # It is followed all the same.
+    assert tracker.progress.nodes[1].step == 7
+
+
+def test_devices_and_exceptions_without_end_fill_no_memory(tracker: Tracker) -> None:
+    nic = '{"kind":"nic","time_s":1,"mono_ns":1,"ifname":"e%d","rx_bytes":0,"tx_bytes":0,"rx_errors":1}\n'
+    gpu = '{"kind":"gpu","time_s":1,"mono_ns":1,"index":%d,"ecc_uncorrected":1}\n'
+    ddp = (
+        b'{"kind":"ddp","rank":2,"step":1,"iteration":1,"bucket_sizes_bytes":[],"forward_us":1,"backward_us":1,'
+        b'"comm_us":1,"overlap_us":1}\n'
+    )
+    lines = "".join((nic + gpu) % (number, number) for number in range(2000)).encode()
+    tracker.take(told(Chunk(file="samples/node.jsonl", offset=0, data=lines)))
+    tracker.take(told(Chunk(file="samples/rank-2.jsonl", offset=0, data=(RAISED + ddp) * 2000)))
+    node, evidence = tracker.progress.nodes[1], tracker.evidence()[1]
+    (step,) = node.workers[2].steps.values()
+    kept = (node.cards, node.gpus, evidence.exceptions, step.ddp)
+    assert [0 < len(one) <= 1000 for one in kept] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"file": "../run.json", "data": ""},
+        {"file": "samples/../run.jsonl", "data": ""},
+        {"file": "samples/.x.jsonl", "data": ""},
+        {"file": "log\n", "data": ""},
+        {"file": "log", "data": "A" * (1 << 20)},
+        {"file": "log", "data": "not base64"},
+    ],
+)
+def test_a_piece_of_no_such_file_or_of_no_such_size_is_the_nodes_failure(chunk: dict[str, str]) -> None:
+    with pytest.raises(NodeFailed, match="its record cannot be read"):
+        parse_record({"kind": "chunk", "offset": 0, **chunk}, "b")

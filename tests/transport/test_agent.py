@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
-from multinode.transport.agent import AgentArchive, AgentTransport
+from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport
 from multinode.transport.base import Completed
 from multinode.transport.fake import FakeStream, FakeTransport
 
@@ -54,7 +55,7 @@ def test_an_agent_that_is_missing_is_sent_once_and_then_run() -> None:
     _, upload, stdin = fake.ran[1]
     assert stdin == ARCHIVE.data
     assert "umask 077" in upload
-    assert f"mv -f ~/{ARCHIVE.path}.$$ ~/{ARCHIVE.path}" in upload
+    assert f"~/{ARCHIVE.path}'" in upload
 
 
 def test_an_agent_that_stays_missing_is_no_endless_loop() -> None:
@@ -216,3 +217,26 @@ def test_what_a_node_says_carries_no_control_characters() -> None:
     )
     record = AgentTransport(fake, ARCHIVE).call(NODE, "probe", {}, deadline_s=5)
     assert record == {"kind": "facts", "hostname": "a [2Jb", "env": {"NCCL_ X": [" 1m"]}}
+
+
+class FrozenStream(FakeStream):
+    """A node that stands still: each end of it is waited for as long as may be, and `most` of them at a time."""
+
+    waiting = most = 0
+
+    def finish(self, deadline_s: float) -> Completed:
+        FrozenStream.waiting += 1
+        FrozenStream.most = max(FrozenStream.most, FrozenStream.waiting)
+        time.sleep(0.2)
+        FrozenStream.waiting -= 1
+        raise ContactLost(f"it did not end within {deadline_s} s")
+
+
+def test_agents_that_wait_for_a_further_verb_are_ended_at_once() -> None:
+    fake = FakeTransport(lambda *_: [FACTS])
+    agent = AgentTransport(fake, ARCHIVE)
+    for number in range(4):
+        node = Node(name=f"n{number}")
+        agent.keep(node, AgentStream(FrozenStream(fake, node, "x"), node))
+    agent.close()
+    assert FrozenStream.most > 1

@@ -8,7 +8,13 @@ import sys
 import zipfile
 from pathlib import Path
 
-from multinode.transport.agent import AgentArchive, build_archive, load_archive
+import pytest
+
+from multinode.core.cluster.cluster import Node
+from multinode.errors import NodeFailed
+from multinode.transport.agent import AgentArchive, AgentTransport, build_archive, load_archive
+from multinode.transport.base import Completed
+from multinode.transport.fake import FakeTransport
 
 
 def test_it_is_the_same_byte_for_byte_each_time_and_named_by_its_content() -> None:
@@ -69,3 +75,39 @@ def test_a_bare_interpreter_runs_it(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert json.loads(ended.stdout)["kind"] == "error"
     assert ended.stderr == b""
+
+
+def upload(home: Path, command: str, stdin: bytes) -> Completed:
+    """What a node's shell makes of it."""
+    done = subprocess.run(
+        command, shell=True, env={"HOME": str(home)}, input=stdin, capture_output=True, timeout=30, check=False
+    )
+    return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+@pytest.mark.parametrize("sent", [1.0, 0.5])
+def test_a_node_gets_all_of_it_or_nothing_and_its_senders_have_names_of_their_own(tmp_path: Path, sent: float) -> None:
+    archive = AgentArchive(b"print('here')\n" * 100)
+    used: list[str] = []
+
+    def answer(_: Node, command: str, stdin: bytes) -> Completed:
+        if command.startswith("sh -c"):
+            used.append(command)
+            return upload(tmp_path, command, stdin[: int(len(stdin) * sent)])
+        ended = upload(tmp_path, command.replace("python3", sys.executable), stdin)
+        if ended.exit_code == 0:
+            return Completed(exit_code=0, stdout=b'{"kind":"facts"}\n', stderr=b"")
+        return ended
+
+    def call() -> None:
+        AgentTransport(FakeTransport(answer), archive).call(Node(name="a"), "probe", {}, deadline_s=5)
+
+    if sent < 1:
+        for _ in range(2):
+            with pytest.raises(NodeFailed, match="the agent could not be stored"):
+                call()
+        # Two senders on nodes that share a home, a host name and process ids use two names.
+        assert len(set(used)) == 2
+    else:
+        call()
+    assert [path.name for path in (tmp_path / ".multinode/agent").iterdir()] == ([f"{archive.digest}.pyz"] * int(sent))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +25,17 @@ CONNECTING = {"accept", "banner", "key exchange", "auth"}
 MUCH = bytes(32 << 20)
 
 
-def ask(node: Node, operation: Callable[[SshTransport, Node], object], *, connect_timeout_s: float = 3.0) -> NodeError:
-    """How an operation ends that must not succeed."""
+def ask(
+    node: Node,
+    operation: Callable[[SshTransport, Node], object],
+    *,
+    connect_timeout_s: float = 3.0,
+    is_connected: bool = True,
+) -> NodeError:
+    """How an operation ends that must not succeed; over a connection that is open already, its deadline is its own."""
     transport = SshTransport(connect_timeout_s=connect_timeout_s)
+    if is_connected:
+        transport._connect(node, math.inf)  # noqa: SLF001 - no operation of it does this alone
     (outcome,) = gather([node], lambda one: operation(transport, one), deadline_s=HANGS_S)
     (closed,) = gather([node], lambda _: transport.close(), deadline_s=HANGS_S)
     assert closed.error is None
@@ -61,7 +71,7 @@ def call(transport: SshTransport, node: Node) -> object:
 
 
 def jump(transport: SshTransport, node: Node) -> object:
-    return run(transport, msgspec.structs.replace(node, jump="jump"))
+    return transport.run(msgspec.structs.replace(node, jump="jump"), "cat", deadline_s=10.0)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +96,9 @@ def test_a_server_that_falls_silent_keeps_nothing_waiting(
     step: str, operation: Callable[[SshTransport, Node], object], kind: type[NodeError], words: str, tmp_path: Path
 ) -> None:
     with silent_sshd(step, tmp_path) as server:
-        error = ask(server.node(), operation, connect_timeout_s=0.5 if step in CONNECTING else 3.0)
+        timeout_s = 0.5 if step in CONNECTING else 3.0
+        is_connected = step not in {*CONNECTING, "forward"}
+        error = ask(server.node(), operation, connect_timeout_s=timeout_s, is_connected=is_connected)
     assert isinstance(error, kind)
     assert words in error.message
     assert error.node == "box"
@@ -100,8 +112,26 @@ def test_many_keys_do_not_multiply_the_wait_for_a_silent_server(tmp_path: Path) 
         for number in range(40):
             Path(f"{key}{number}").symlink_to(key)
         (tmp_path / "ssh_config").write_text((tmp_path / "ssh_config").read_text() + keys)
-        error = ask(node, run, connect_timeout_s=0.5)
+        error = ask(node, run, connect_timeout_s=0.5, is_connected=False)
     assert "not as sshd does in time" in error.message
+
+
+@pytest.mark.parametrize("step", ["accept", "auth"])
+def test_what_is_asked_ends_by_its_deadline_while_it_connects_or_another_does(step: str, tmp_path: Path) -> None:
+    """However long a connection may take that nobody waits for."""
+    with silent_sshd(step, tmp_path) as server:
+        node = server.node()
+        error = ask(node, run, connect_timeout_s=4 * HANGS_S, is_connected=False)
+        assert "not as sshd does in time" in error.message
+
+        def wait_for_another(transport: SshTransport, one: Node) -> object:
+            transport.open_early([one])
+            while not transport._opening:  # noqa: SLF001 - the other one has begun
+                time.sleep(0.01)
+            return run(transport, one)
+
+        error = ask(node, wait_for_another, connect_timeout_s=4 * HANGS_S, is_connected=False)
+        assert "timed out" in error.message
 
 
 def test_a_socket_that_takes_no_more_bytes_ends_by_the_deadline(tmp_path: Path) -> None:

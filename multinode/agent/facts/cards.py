@@ -18,7 +18,14 @@ _CLASSES = "/sys/class"
 _MAX_PORTS = 64
 _RATE = re.compile(r"(?P<gbit>[\d.]+) Gb/sec")
 _FAULT_FIELDS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
-_RDMA_FAULT_FIELDS = {"rx_errors": "port_rcv_errors", "tx_dropped": "port_xmit_discards"}
+# Documentation/ABI/stable/sysfs-class-infiniband. A port counts how often its link went down, or had to be recovered.
+_RDMA_FAULT_FIELDS = {
+    "rx_errors": "port_rcv_errors",
+    "tx_dropped": "port_xmit_discards",
+    "symbol_errors": "symbol_error",
+    "carrier_changes": "link_downed",
+    "link_recoveries": "link_error_recovery",
+}
 
 Counters = dict[str, dict[str, Optional[int]]]
 

@@ -30,6 +30,10 @@ __all__ = [
 Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
+# A zone, behind `%`, may be any text to the module ipaddress.
+_ADDRESS = r"[0-9A-Fa-f.:]{2,45}"
+Address = Annotated[str, Meta(pattern=rf"\A{_ADDRESS}(?:%[A-Za-z0-9_.:@+-]{{1,15}})?\Z")]
+Network = Annotated[str, Meta(pattern=rf"\A{_ADDRESS}(?:/[0-9]{{1,3}})?\Z")]
 Argument = Annotated[str, Meta(pattern=r"\A[A-Za-z_]\w{0,199}\Z")]
 
 
@@ -51,7 +55,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: InterfaceName
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[Network, ...] = ()
     up: bool = False
     mtu: int | None = None
     speed_gbit_per_s: float | None = None
@@ -96,7 +100,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     peer: str
-    source: str | None = None
+    source: Address | None = None
     ifname: InterfaceName | None = None
     error: str | None = None
 
@@ -269,8 +273,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()
-    ssh_address: str | None = None
-    hostname_address: str | None = None
+    ssh_address: Address | None = None
+    hostname_address: Address | None = None
     gpus: tuple[Gpu, ...] = ()
     accelerator: str | None = None
     gpu_query_s: float | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -38,12 +39,18 @@ __all__ = [
     "start_progress",
 ]
 
+_Key = TypeVar("_Key")
+_Device = TypeVar("_Device")
+
 # Recent enough to follow, steady enough to read.
 RECENT_STEPS = 10
 # Counters of a step may come some steps after it.
 _KEPT_STEPS = 3 * RECENT_STEPS
 # Collectives on streams of their own are not timed. Beyond a tenth of them, the rest does not speak for all.
 _LEAST_TIMED = 0.9
+# More interfaces, GPUs, or records of a step than any node has fill no memory.
+_MOST_DEVICES = 256
+_MOST_OF_STEP = 1000
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +65,7 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(sample, StepSample):
             return msgspec.structs.replace(self, step=sample)
         if isinstance(sample, DdpSample):
-            return msgspec.structs.replace(self, ddp=(*self.ddp, sample))
+            return msgspec.structs.replace(self, ddp=(*self.ddp, sample)[:_MOST_OF_STEP])
         return msgspec.structs.replace(self, wait=self.wait or sample)
 
     def exposed_us(self, source: str, *, host_waits: bool) -> float | None:
@@ -360,7 +367,7 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR09
         case NicSample():
             return _nic(node, sample)
         case GpuSample():
-            return msgspec.structs.replace(node, gpus=node.gpus | {sample.index: sample})
+            return msgspec.structs.replace(node, gpus=_with_device(node.gpus, sample.index, sample))
         case WorkerSample():
             return msgspec.structs.replace(node, stage=FIRST_STEP)
         case ModelSample(device=str()):
@@ -413,7 +420,7 @@ def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
     before = node.cards.get(sample.ifname)
-    cards = node.cards | {sample.ifname: _card(before, sample)}
+    cards = _with_device(node.cards, sample.ifname, _card(before, sample))
     busiest = max(cards.values(), key=lambda card: card.busier_gbit_per_s or 0.0)
     return msgspec.structs.replace(
         node, cards=cards, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
@@ -429,6 +436,10 @@ def _card(before: CardProgress | None, sample: NicSample) -> CardProgress:
         # The card was reset; its counters began anew.
         return CardProgress(last=sample)
     return CardProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
+
+
+def _with_device(devices: Mapping[_Key, _Device], key: _Key, device: _Device) -> dict[_Key, _Device]:
+    return {**devices, key: device} if key in devices or len(devices) < _MOST_DEVICES else {**devices}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -390,7 +390,8 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
     """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up.
 
-    `carrier_changes` counts how often its link went or came.
+    `carrier_changes` counts how often its link went or came; of an RDMA port how often it went, and `link_recoveries`
+    how often it was recovered from errors. `symbol_errors`, of an RDMA port, are errors on its physical lanes.
     """
 
     time_s: float
@@ -401,6 +402,8 @@ class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic
     rx_dropped: Count | None = None
     tx_dropped: Count | None = None
     carrier_changes: Count | None = None
+    link_recoveries: Count | None = None
+    symbol_errors: Count | None = None
 
 
 class KernelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="kernel"):

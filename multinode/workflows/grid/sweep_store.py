@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from pathlib import Path
@@ -37,9 +38,13 @@ _BATCH_OF_SILENCE = 8
 
 def find_sweep(root: Path, wanted: str) -> tuple[RunDirectory, GridRecord] | None:
     """The newest sweep of this fingerprint; None where there is none."""
-    found = sorted(root.glob(f"*/{GRID_FILE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in found:
-        directory = RunDirectory(path.parent)
+    written: list[tuple[int, Path]] = []
+    for path in root.glob(f"*/{GRID_FILE}"):
+        # One that is removed meanwhile is not sought either.
+        with contextlib.suppress(OSError):
+            written.append((path.stat().st_mtime_ns, path.parent))
+    for _, place in sorted(written, reverse=True):
+        directory = RunDirectory(place)
         try:
             record = load_grid(directory)
         except MultinodeError:

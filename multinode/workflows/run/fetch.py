@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -22,6 +23,8 @@ from multinode.units import format_size
 __all__ = ["Fetched", "Wanted", "fetch_files", "fetch_traces", "read_traces"]
 
 _ANSWER_S = 60.0
+# What comes slower on the whole does not come: 64 kbit/s, so that a fetch ends in a time that what is announced bounds.
+_LEAST_BYTES_PER_S = 8 << 10
 _DIR_MODE = 0o700
 
 
@@ -65,28 +68,38 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fetch_files(
-    agent: AgentTransport, wanted: Wanted, to: Path, say: Callable[[str], None] = lambda _: None
+    agent: AgentTransport,
+    wanted: Wanted,
+    to: Path,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    patience_s: float = _ANSWER_S,
 ) -> Fetched:
     """Copy files and directories of a node below `to`.
+
+    Args:
+        patience_s: how long nothing may come; and how much longer all of it may take than at 8 KiB/s.
 
     Raises:
         NodeError, NodeFailed: a path is not there, or contact was lost.
         MultinodeError: they cannot be written here.
     """
     request = {"schema": 1, "paths": list(wanted.paths), "cwd": wanted.cwd}
-    stream = agent.open(wanted.node, "fetch", request, deadline_s=_ANSWER_S)
+    stream = agent.open(wanted.node, "fetch", request, deadline_s=patience_s)
     try:
-        return _receive(stream, wanted.node, to, say)
+        return _receive(stream, wanted.node, to, say, patience_s)
     except OSError as error:
         raise MultinodeError(f"{to} cannot be written: {error.strerror}", hint=f"df -h {to}") from error
     finally:
         stream.close()
 
 
-def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None]) -> Fetched:
+def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None], patience_s: float) -> Fetched:
     listed = read_answer(stream.first, _Files, node.name).files
     total = sum(file.size_bytes for file in listed)
     places = [to / _safe(file.name, node) for file in listed]
+    if len(set(places)) < len(places):
+        raise NodeFailed("it named a file twice", node=node.name)
     to.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
     free = shutil.disk_usage(to).free
     if total > free:
@@ -98,7 +111,8 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
         place.parent.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
         place.write_bytes(b"")
     left = [file.size_bytes for file in listed]
-    while (record := stream.read(_ANSWER_S)) is not None:
+    began = time.monotonic()
+    while (record := stream.read(patience_s)) is not None:
         if record.get("kind") == "fetched":
             short = next((file.name for file, lacking in zip(listed, left, strict=True) if lacking), None)
             if short is not None:
@@ -112,7 +126,10 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
             raise NodeFailed(f"it sent more of {listed[data.file].name} than it had announced", node=node.name)
         with places[data.file].open("ab") as file:
             file.write(data.data)
-        say(f"fetching {listed[data.file].name}: {100 * (total - sum(left)) // max(1, total)} %")
+        came = total - sum(left)
+        if time.monotonic() - began > patience_s + came / _LEAST_BYTES_PER_S:
+            raise ContactLost(f"{format_size(came)} of {format_size(total)} came, too slowly to go on", node=node.name)
+        say(f"fetching {listed[data.file].name}: {100 * came // max(1, total)} %")
     raise ContactLost("it went away while files were fetched", node=node.name)
 
 
@@ -123,7 +140,7 @@ def _safe(name: str, node: Node) -> PurePosixPath:
         NodeFailed: it would not.
     """
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+    if path.is_absolute() or ".." in path.parts or not path.parts:
         raise NodeFailed(f"it named a file {name!r}, which would lie elsewhere", node=node.name)
     return path
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from multinode.core.run.run import NodeRun, Run
-from multinode.errors import MultinodeError, UsageError
+from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import Known, attach
@@ -111,7 +111,7 @@ class _Follower:
     """Follows the run in a thread, for its files."""
 
     def __init__(self, known: Known, context: RunContext) -> None:
-        self.error: MultinodeError | None = None
+        self.error: BaseException | None = None
         self._stop = context.stop
         self._known = known
         self._context = context
@@ -129,7 +129,7 @@ class _Follower:
     def _follow(self) -> None:
         try:
             attach(self._known, self._context, ExecuteOptions(leave_on_stop=True))
-        except MultinodeError as error:
+        except BaseException as error:  # noqa: BLE001 - a defect, too, is raised where the logs are read
             self.error = error
 
 

@@ -22,6 +22,8 @@ _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
 # Of one kind and one worker, card or GPU: hours of steps, days of samples once a second.
 _MOST_RECORDS = 50_000
+# Kinds of a node's workers, cards and GPUs: several times as many as there are.
+_MOST_SERIES = 2000
 
 
 def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
@@ -54,6 +56,8 @@ def _latest(samples: Iterable[Sample]) -> tuple[tuple[Sample, ...], int]:
     for place, sample in enumerate(samples):
         named = (getattr(sample, name, None) for name in ("rank", "ifname", "index"))
         whose = next((one for one in named if one is not None), 0)
+        if (type(sample), whose) not in kept and len(kept) >= _MOST_SERIES:
+            continue
         mine = kept.setdefault((type(sample), whose), deque(maxlen=_MOST_RECORDS))
         if len(mine) == _MOST_RECORDS and isinstance(sample, StepSample):
             left_out[sample.rank] += 1
