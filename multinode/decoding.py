@@ -46,6 +46,7 @@ def printable_values(value: Any, *, with_lines: Collection[str] = (), longest: i
     """The same plain data without control characters and line breaks in its texts: once, for all who show it later.
 
     Args:
+        value: as JSON has it.
         with_lines: keys below which line breaks are kept: of stacks, tracebacks, files.
         longest: characters of a text, beyond which it is cut off; None is without end.
     """

@@ -207,8 +207,8 @@ class AgentTransport:
         # what is read, too: half an archive shall never lie in its place.
         new = f"~/{folder}/.{name}.{secrets.token_hex(8)}"
         script = (
-            f"umask 077 && mkdir -p ~/{folder} && trap \"rm -f {new}\" EXIT && cat > {new} "
-            f"&& test $(wc -c < {new}) -eq {len(self._archive.data)} && chmod 700 {new} && mv -f {new} ~/{folder}/{name}"
+            f'umask 077 && mkdir -p ~/{folder} && trap "rm -f {new}" EXIT && cat > {new} && '
+            f"test $(wc -c < {new}) -eq {len(self._archive.data)} && chmod 700 {new} && mv -f {new} ~/{folder}/{name}"
         )
         ended = self._transport.run(node, f"sh -c '{script}'", stdin=self._archive.data, deadline_s=deadline_s)
         if ended.exit_code != 0:

@@ -127,6 +127,8 @@ def open_connection(
     """Open it, its jump hosts first.
 
     Args:
+        connection: from `make_connection`.
+        node: for messages.
         connect_timeout_s: for every stage of each of them.
         end: of all of it, on the monotonic clock.
         target: what a jump host is for.

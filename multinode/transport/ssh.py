@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import fabric
 import paramiko
@@ -36,19 +35,8 @@ _DRAIN_EVERY_S = 0.5
 _CLOSE_S = 2.0
 # sshd begins to drop logins when 10 of them are under way (MaxStartups 10:30:100); others may log in to a gateway, too.
 _LOGINS_BY_GATEWAY = 8
-
-
-# For what is to end at once: no timeout at all would mean none.
+# For what is to end at once: a timeout of nothing would be none.
 _LEAST_S = 0.01
-
-
-class _Lock(Protocol):
-    """threading.RLock is a function, not a type."""
-
-    def __enter__(self) -> bool: ...
-    def __exit__(self, *raised: object) -> None: ...
-    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...  # noqa: FBT001 - threading's signature
-    def release(self) -> None: ...
 
 
 class SshTransport(Transport):
@@ -63,7 +51,7 @@ class SshTransport(Transport):
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._connections: dict[str, fabric.Connection] = {}
-        self._opening: dict[str, _Lock] = {}
+        self._opening: dict[str, threading.RLock] = {}
         self._failed: dict[str, Exception] = {}
         # Logins under way: all of them, and those that pass one jump host, which is one sshd.
         self._logins = threading.Semaphore(fan_out())
@@ -111,7 +99,7 @@ class SshTransport(Transport):
             except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
                 self._failed[node.name] = error
 
-    def _opening_lock(self, node: Node) -> _Lock:
+    def _opening_lock(self, node: Node) -> threading.RLock:
         with self._lock:
             return self._opening.setdefault(node.name, threading.RLock())
 

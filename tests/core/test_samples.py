@@ -205,7 +205,7 @@ def test_no_text_of_a_sample_moves_a_terminal_or_begins_a_line(kind: Any, lie: s
 
 
 def test_what_an_exception_says_keeps_its_lines() -> None:
-    lines = "Traceback (most recent call last):\n  File \"a.py\"\nValueError: \u6771"
+    lines = 'Traceback (most recent call last):\n  File "a.py"\nValueError: \u6771'
     record = {"kind": "exception", "rank": 0, "time_s": 1, "type": "ValueError", "message": "a\nb", "traceback": lines}
     (sample,) = parse(json.dumps(record).encode())
     assert (sample.message, sample.traceback) == ("a\nb", lines)  # type: ignore[union-attr]  # of an exception

@@ -20,7 +20,7 @@ EDAC = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0"
 GLOO = ("RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.2]:1234")
 IB = (
     "torch.distributed.DistBackendError",
-    "NCCL error: unhandled system error: Got completion from peer 10.0.0.2 with status=12 opcode=0 len=0 vendor err 129",
+    "NCCL error: unhandled system error: Got completion from peer 10.0.0.2 with status=12 opcode=0 len=0",
 )
 CUDA = ("RuntimeError", "CUDA error: unspecified launch failure")
 MODULE = ("ModuleNotFoundError", "No module named 'bitsandbytes'")

@@ -79,9 +79,8 @@ def test_a_bare_interpreter_runs_it(tmp_path: Path) -> None:
 
 def upload(home: Path, command: str, stdin: bytes) -> Completed:
     """What a node's shell makes of it."""
-    done = subprocess.run(
-        command, shell=True, env={"HOME": str(home)}, input=stdin, capture_output=True, timeout=30, check=False
-    )
+    shell = ["sh", "-c", command]
+    done = subprocess.run(shell, env={"HOME": str(home)}, input=stdin, capture_output=True, timeout=30, check=False)
     return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 

@@ -237,3 +237,15 @@ def test_logins_that_pass_one_jump_host_stay_below_what_its_sshd_takes(tmp_path:
         login.close()
     asking.join()
     ssh.close()
+
+
+def test_a_defect_while_a_connection_is_opened_early_is_raised_at_its_first_use() -> None:
+    """Of a node without a name, which is none of our errors; and no thread ends with a traceback of its own."""
+    ssh, node = SshTransport(), Node(name=None)  # type: ignore[arg-type]  # the defect
+    ssh.open_early([node])
+    for thread in threading.enumerate():
+        if thread.name == "open-None":
+            thread.join(DEADLINE_S)
+    with pytest.raises(TypeError):
+        ssh.run(node, "true", deadline_s=DEADLINE_S)
+    ssh.close()

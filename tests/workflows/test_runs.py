@@ -10,11 +10,16 @@ from typer.testing import CliRunner
 
 from multinode.analyse.steps.summary import Summary
 from multinode.cli.main import build_app
+from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.logs import choose_logs, choose_nodes, node_logs
+from multinode.transport.fake import FakeTransport
+from multinode.workflows.run.attach import Known
+from multinode.workflows.run.context import RunContext
+from multinode.workflows.run.logs import choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.workflows.run.runs import load_run, load_runs
+from tests.launch.scripted import make_plan
 
 RUN = Run(
     run_id="20260102-aa",
@@ -190,3 +195,14 @@ def test_what_was_killed_while_it_measured_runs_no_longer(tmp_path: Path, kind: 
 def test_a_launch_goes_on_without_its_controller(tmp_path: Path) -> None:
     store(tmp_path).write("run.json", msgspec.structs.replace(RUN, status="running"))
     assert load_run(tmp_path, "last").run.status == "running"
+
+
+def test_a_defect_of_who_follows_a_run_is_no_good_end_of_its_logs(tmp_path: Path) -> None:
+    """Of a plan with more nodes than there are: what is raised then is none of our own errors."""
+    run = msgspec.structs.replace(RUN, status="running", ended_s=None)
+    directory = store(tmp_path)
+    directory.write("run.json", run)
+    known = Known(run=run, plan=make_plan("box-a"), cluster=Cluster(nodes=(), source="hosts"), directory=directory)
+    context = RunContext(FakeTransport(lambda *_: []), tmp_path)
+    with pytest.raises(ValueError, match="shorter"):
+        list(follow_logs(known, (0,), context))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from multinode.core.run.run import Run
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.grid.sweep import Resume, find_finished, require_plannable, sweep
+from multinode.workflows.grid.sweep_store import find_sweep
 from tests.workflows.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
 
 BATCHES: dict[str, tuple[Any, ...]] = {BATCH: (4, 1, 2)}
@@ -331,3 +333,19 @@ def test_a_table_that_cannot_be_made_is_no_word_against_what_was_measured(tmp_pa
     swept = sweep(sweep_of(BATCHES), nodes.context, Resume(), conclude, nodes.measure)
     assert set(states_of(swept.record).values()) == {"measured"}
     assert "its table cannot be made yet: no table" in nodes.said
+
+
+class Removed(type(Path())):  # type: ignore[misc]  # the class of this system's paths
+    """A directory of which a run was removed just after it had been listed."""
+
+    def glob(self, pattern: str, **options: Any) -> Iterator[Path]:
+        yield self / pattern.replace("*", "gone")
+        yield from super().glob(pattern, **options)
+
+
+def test_a_run_that_is_removed_while_a_sweep_is_sought_hides_no_other(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path)
+    swept = nodes.sweep(sweep_of(BATCHES))
+    found = find_sweep(Removed(tmp_path), swept.record.fingerprint)
+    assert found is not None
+    assert found[0].path == swept.directory

@@ -78,6 +78,10 @@ def fetch_files(
     """Copy files and directories of a node below `to`.
 
     Args:
+        agent: how the node is spoken to.
+        wanted: which of them.
+        to: a directory, made where it is missing.
+        say: is told how much has come.
         patience_s: how long nothing may come; and how much longer all of it may take than at 8 KiB/s.
 
     Raises:
