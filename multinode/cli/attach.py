@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.inputs import read_cluster
+from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     Fetch,
     GracePeriod,
@@ -17,6 +18,7 @@ from multinode.cli.options import (
     RunId,
     RunIds,
     complete_hosts,
+    expand_options,
 )
 from multinode.cli.output import print_document
 from multinode.cli.panels import PanelCommand
@@ -42,16 +44,18 @@ _SECONDS_PER_DAY = 86400.0
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""
-    app.command(cls=PanelCommand)(attach)
+    app.command(cls=PanelCommand)(expand_options(attach))
     app.command()(stop)
     app.command()(clean)
 
 
 def attach(
+    *,
     run_id: RunId = "last",
     hosts: Elsewhere = None,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
+    notices: NoticeOptions,
     fetch: Fetch = None,
     as_json: Json = False,
 ) -> None:
@@ -60,11 +64,13 @@ def attach(
 
     known = None if hosts is not None else _known(run_id)
     leaves = known is None or known.run.detached
-    with open_context(known.cluster if known else read_cluster(hosts)[0], leaves=leaves) as context:
+    cluster = known.cluster if known else read_cluster(hosts)[0]
+    with open_context(cluster, leaves=leaves) as context, notices.watch(context) as tell_end:
         known = known or _known_elsewhere(context, hosts, run_id)
         options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
         launched = follow(known, context, options)
         not_fetched = fetch_results(context, launched, known.cluster, fetch)
+        tell_end(launched.run)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 

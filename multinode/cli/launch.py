@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.inputs import read_cluster, read_job
+from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     SCRIPT,
     Check,
@@ -30,7 +31,7 @@ from multinode.cli.options import (
     WorkersPerNode,
     expand_options,
 )
-from multinode.cli.output import print_document
+from multinode.cli.output import note, print_document
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
@@ -85,6 +86,7 @@ def launch(
     ] = False,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
+    notices: NoticeOptions,
     fetch: Fetch = None,
     profile: Profile = True,
     trace: Trace = None,
@@ -120,11 +122,14 @@ def launch(
     if dry_run:
         _print_plan(what, as_json=as_json)
         return
-    with open_context(what.cluster) as context:
+    with open_context(what.cluster) as context, notices.watch(context) as tell_end:
         from multinode.workflows.run.launch import launch as run_launch
 
         launched = run_launch(what, context)
         not_fetched = fetch_results(context, launched, what.cluster, fetch)
+        tell_end(launched.run)
+    if detach and notices.are_wanted:
+        note("to be notified of its end, follow it with the same options: multinode attach")
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 

@@ -43,6 +43,8 @@ __all__ = [
     "NcclInspector",
     "NodeOptions",
     "Nodes",
+    "Notify",
+    "OnEnd",
     "OnHang",
     "Overrides",
     "PricesFile",
@@ -196,6 +198,24 @@ OnHang = Annotated[
         metavar="HOW",
         rich_help_panel=_RUN,
         help="When it hangs: `report` says which rank is behind, `stop` also stops the run.",
+    ),
+]
+OnEnd = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CMD",
+        rich_help_panel=_RUN,
+        help="Shell command to run here when the run ends or hangs; $MULTINODE_EVENT and others describe it.",
+    ),
+]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="MULTINODE_NOTIFY",
+        show_envvar=False,
+        rich_help_panel=_RUN,
+        help="Webhook (https) that gets a JSON document when the run ends or hangs; else $MULTINODE_NOTIFY.",
     ),
 ]
 GradCompress = Annotated[

@@ -40,7 +40,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A script of which one worker raises; without --json, as a user sees it."""
     job = (SCRIPT, "--steps", "100000", "--fail-at", "15", "--fail-rank", "1")
-    return Done(tmp_path_factory.mktemp("failed"), "--", *job)
+    runs = tmp_path_factory.mktemp("failed")
+    tell = f"env | grep ^MULTINODE_ > {runs}/told; echo to the log; exit 7"
+    return Done(runs, "--on-end", tell, "--", *job)
 
 
 @pytest.mark.parametrize("name", ["script", "failed"])
@@ -85,6 +87,16 @@ def test_the_first_failure_names_node_and_rank_and_the_others_are_stopped(failed
     assert (failure["node"], failure["rank"]) == ("node1", 1)
     assert "RuntimeError: asked to fail at step 15" in failure["message"]
     assert "asked to fail" in failure["log_tail"]
+
+
+def test_the_command_of_on_end_is_given_the_end_and_does_not_change_it(failed: Done) -> None:
+    told = dict(line.split("=", 1) for line in (failed.directory.parent / "told").read_text().splitlines())
+    assert (told["MULTINODE_EVENT"], told["MULTINODE_STATUS"]) == ("end", "failed")
+    assert (told["MULTINODE_RUN"], told["MULTINODE_DIRECTORY"]) == (failed.directory.name, str(failed.directory))
+    assert (told["MULTINODE_FAILED_NODE"], told["MULTINODE_FAILED_RANK"]) == ("node1", "1")
+    assert "asked to fail at step 15" in told["MULTINODE_FAILURE"]
+    assert (failed.directory / "on-end.log").read_text() == "to the log\n"
+    assert "warning: the command of --on-end ended with code 7" in failed.stderr
 
 
 def test_a_failed_run_exits_1_and_shows_the_workers_own_traceback_first(failed: Done) -> None:

@@ -1,0 +1,85 @@
+"""Telling others of a run that a verb follows: `--on-end` and `--notify`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from multinode.cli.options import Notify, OnEnd
+from multinode.errors import MultinodeError
+
+if TYPE_CHECKING:
+    from multinode.core.run.progress import RunProgress
+    from multinode.core.run.run import Run, Stall
+    from multinode.report.run.notice import Notice
+    from multinode.workflows.run.context import RunContext
+
+__all__ = ["NoticeOptions"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoticeOptions:
+    """Who is told of a run."""
+
+    on_end: OnEnd = None
+    notify: Notify = None
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether anyone is told."""
+        return self.on_end is not None or self.notify is not None
+
+    @contextlib.contextmanager
+    def watch(self, context: RunContext) -> Iterator[Callable[[Run], None]]:
+        """Tell of hangs and of what ends the following while inside, and of the end when it is called.
+
+        Raises:
+            UsageError: the URL is not taken.
+        """
+        if not self.are_wanted:
+            yield lambda _: None
+            return
+        from multinode.launch.notify import LOG, Notifier, check_url
+        from multinode.report.run.notice import (
+            end_notice,
+            hang_notice,
+            interrupted_notice,
+            notice_document,
+            notice_environment,
+        )
+
+        notifier = Notifier(self.on_end, check_url(self.notify) if self.notify is not None else None)
+        observe = context.observe
+        latest: RunProgress | None = None
+        told: Stall | None = None
+
+        def tell(notice: Notice) -> None:
+            log = context.runs / notice.run / LOG
+            notifier.tell(notice_document(notice), notice_environment(notice), log)
+
+        def observe_and_tell(progress: RunProgress) -> None:
+            nonlocal latest, told
+            latest = progress
+            if progress.stall is not None and progress.stall is not told:
+                tell(hang_notice(progress, progress.stall, context.runs / progress.run_id))
+            told = progress.stall
+            observe(progress)
+
+        def tell_end(run: Run) -> None:
+            if run.status != "running":
+                tell(end_notice(run, context.runs / run.run_id))
+
+        context.observe = observe_and_tell
+        try:
+            yield tell_end
+        except MultinodeError as error:
+            if latest is not None:
+                tell(interrupted_notice(latest, str(error), context.runs / latest.run_id))
+            raise
+        finally:
+            for failure in notifier.close():
+                typer.echo(f"warning: {failure}", err=True)
