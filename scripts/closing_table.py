@@ -6,15 +6,14 @@ Reads the runs that the demo stored; measures nothing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-from rich.console import Console
 
 from multinode.analyse.comparison.contrast import SideRun, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.stats.estimate import Estimate, inverse
 from multinode.cli.contrast import print_contrast
+from multinode.cli.output import print_table
 from multinode.core.run.run import Run
 from multinode.report.comparison.contrast_words import with_words
 from multinode.report.prediction.needed_words import link_words
@@ -31,17 +30,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help="leave out what ran before")
     since = parser.parse_args().since
-    directories = [directory for directory in map(RunDirectory, list_runs(runs_root())) if _is_ours(directory, since)]
-    contrasts = _contrasts([load_side_run(one) for one in directories if (one.path / "summary.json").exists()])
+    contrasts = _contrasts([load_side_run(directory) for directory in _succeeded("launch", since)])
     for link, contrast in contrasts.items():
         print(f"\ndemo: one node, or two with {format_rate(link)} between them?")
         print_contrast(contrast)
-    _print_table(contrasts, _all_reduce(directories))
+    _print_table(contrasts, _all_reduce(_succeeded("nccl-test", since)))
 
 
-def _is_ours(directory: RunDirectory, since: float) -> bool:
-    run = directory.read("run.json", Run)
-    return run is not None and run.started_s >= since and run.status == "succeeded"
+def _succeeded(kind: str, since: float) -> Iterator[RunDirectory]:
+    for directory in map(RunDirectory, list_runs(runs_root())):
+        run = directory.read("run.json", Run)
+        if run is not None and (run.kind, run.status) == (kind, "succeeded") and run.started_s >= since:
+            yield directory
 
 
 def _contrasts(runs: Sequence[SideRun]) -> Mapping[float, Contrast]:
@@ -62,7 +62,7 @@ def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
     return with_outlook(with_words(compared), runs_root())
 
 
-def _all_reduce(directories: Sequence[RunDirectory]) -> Mapping[float, float]:
+def _all_reduce(directories: Iterable[RunDirectory]) -> Mapping[float, float]:
     """Bus bandwidth of the largest message, GB/s, by the rate of the link."""
     scans = [scan for one in directories if (scan := one.read("nccl-test.json", dict[str, Any])) is not None]
     return {scan["link_gbit_per_s"]: scan["rows"][-1]["busbw_gb_per_s"] for scan in scans}
@@ -75,29 +75,24 @@ def _print_table(contrasts: Mapping[float, Contrast], all_reduce: Mapping[float,
         caption=f"{baseline.samples_per_s.repeats} repeats of each, in turns; "
         f"{PLUS_MINUS} is the 95 % confidence interval",
     )
-    for name in ("", "all-reduce", "samples/s", "step (ms)", "exposed comm", "against one node"):
+    for name in ("", "all-reduce\n(MB/s)", "samples/s", "exposed\ncomm", "against one node"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     table.add_row("one node", "-", *_figures(baseline), "-")
     for link, contrast in contrasts.items():
-        table.add_row(
-            f"two nodes, {format_rate(link)}",
-            f"{all_reduce[link] * 1000:.1f} MB/s",
-            *_figures(contrast.candidate),
-            _against(contrast.speedup),
-        )
-    console = Console()
-    console.print()
-    console.print(table)
+        named, reached = f"two nodes, {format_rate(link)}", f"{all_reduce[link] * 1000:.1f}"
+        table.add_row(named, reached, *_figures(contrast.candidate), _against(contrast.speedup))
+    print()
+    print_table(table)
     print(f"\n{_break_even(next(iter(contrasts.values())))}")
 
 
 def _figures(side: Side) -> Iterator[str]:
     yield plus_minus(side.samples_per_s)
-    yield plus_minus(side.step_time_ms)
     yield percent(side.exposed_share, ".0f")
 
 
 def _against(speedup: Estimate) -> str:
+    """How many times faster, or slower, with the interval; both where the interval holds 1."""
     if speedup.low <= 1 <= speedup.high:
         return f"inconclusive ({range_of_times(speedup)})"
     how, factor = ("faster", speedup) if speedup.value > 1 else ("slower", inverse(speedup))
