@@ -31,8 +31,9 @@ from tests.browser.chromium import View, chromium
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 
+_JOB = "configs/tiny_sft.yaml"
 _COLUMNS = 100
-_PAGE_WIDTH, _PAGE_HEIGHT = 1000, 900
+_PAGE_WIDTH, _PAGE_HEIGHT = 1280, 1300
 # How far the training of the live table is.
 _PART = 0.8
 
@@ -46,14 +47,14 @@ def main() -> None:
 
     live = _terminal()
     live.print(progress_table(_progress(RunDirectory.open(runs_root(), contrast.candidate.run_ids[0]))))
-    _save(live, "multinode launch --hosts lab train.yaml", "live")
+    _save(live, f"multinode launch --hosts lab {_JOB}", "live")
 
     verdict = _terminal()
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        print_contrast(contrast)
+        print_contrast(contrast, next_command="multinode advise last --try 2 --hosts lab")
     verdict.print(Text.from_ansi(said.getvalue()))
-    _save(verdict, "multinode contrast --hosts lab train.yaml", "verdict")
+    _save(verdict, f"multinode contrast --hosts lab --repeats {contrast.speedup.repeats} {_JOB}", "verdict")
 
     _photograph(directory)
 
