@@ -182,7 +182,7 @@ def _lab(count: int) -> tuple[Cluster, Transport]:
 
 def _local(count: int, folder: Path) -> tuple[Cluster, Transport]:
     nodes = tuple(Node(name=f"n{rank}", addr="127.0.0.1", ifname="lo", workdir="/") for rank in range(count))
-    # One home for all, as on a cluster; the agent is there already, as in every launch but the first.
+    # One home for all, as on a cluster; the agent exists already, as in every launch but the first.
     agent, cluster = AgentTransport(LocalTransport(folder)), Cluster(nodes=nodes, source="this machine")
     probe(agent, cluster.first(1), Questions(packages=False)).require()
     agent.close()

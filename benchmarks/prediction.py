@@ -406,7 +406,7 @@ def cell(bench: Bench, series: Series, accumulation: int, rate: str, row: dict[s
 
 
 def held_against(scenario: PredictedScenario, measured_ms: float) -> dict[str, Any]:
-    """A prediction and its error. The interval is of samples a second: of the step time, its ends change places."""
+    """A prediction and its error. The interval is of samples per second: of the step time, its ends change places."""
     step_ms, low, high = scenario.step_time_ms, *scenario.interval
     fastest, slowest = (step_ms * scenario.samples_per_s / end for end in (high, low))
     return {
@@ -465,7 +465,7 @@ def conformal(cells: Sequence[dict[str, Any]], source: str) -> str:
 
 
 def trial(one: dict[str, Any], source: str) -> Trial:
-    """A cell as the back-test has it, in steps a second."""
+    """A cell as the back-test has it, in steps per second."""
     fastest, slowest = one[source]["interval_ms"]
     return Trial(
         name=f"{one['training']}, {one['rate']}",

@@ -20,7 +20,7 @@ MULTINODE = str(Path(sys.executable).parent / "multinode")
 REPOSITORY = Path(__file__).parent.parent
 JOB = "configs/tiny_sft.yaml"
 SHAPE = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json")
-# What a sweep adds to the steps that count.
+# What a sweep adds to the measured steps.
 _WARM_UP = 5
 
 

@@ -1,4 +1,4 @@
-"""A plain Accelerate training on made-up data.
+"""A plain Accelerate training on synthetic data.
 
     multinode launch --engine accelerate -- configs/accelerate_tiny.py --steps 20
 

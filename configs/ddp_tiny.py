@@ -1,4 +1,4 @@
-"""A plain DistributedDataParallel training on made-up data, for `multinode launch -- configs/ddp_tiny.py --steps 20`.
+"""A plain DistributedDataParallel training on synthetic data, for `multinode launch -- configs/ddp_tiny.py --steps 20`.
 
 Runs under torchrun, with NCCL where there is a GPU and gloo elsewhere. Knows nothing of multinode.
 """

@@ -1,4 +1,4 @@
-"""A plain DeepSpeed training on made-up data, ZeRO-2 from configs/deepspeed/tiny_z2_config.json.
+"""A plain DeepSpeed training on synthetic data, ZeRO-2 from configs/deepspeed/tiny_z2_config.json.
 
     multinode launch --engine deepspeed -- configs/deepspeed_tiny.py --steps 20
 

@@ -65,7 +65,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 
 def make_samples() -> list[dict[str, str]]:
     """Sums and little sentences: regular enough for a tiny model to learn something in thirty steps."""
-    chance = random.Random(SEED)  # noqa: S311 - made-up data, not a secret
+    chance = random.Random(SEED)  # noqa: S311 - synthetic data, not a secret
     colours = ["red", "green", "blue", "white", "black", "yellow"]
     things = ["apple", "house", "river", "stone", "cloud", "train", "garden", "letter"]
     samples = []

@@ -221,3 +221,39 @@ def test_a_file_that_breaks_a_rule_is_named(tmp_path: Path, name: str, text: str
     checked = _run("check_tree.py", _tree(tmp_path, {name: text, "multinode/fine.py": "x = 1\n"}))
     assert checked.stdout.splitlines() == [complaint]
     assert checked.returncode == 1
+
+
+_WORDS = """
+# a comment
+blue( |-)grey paint -> slate
+cog(s|ged)?(?! of) -> gear
+"""
+_TEXTS = {
+    "docs/words.txt": _WORDS,
+    "a.py": 'TEXT = (\n    "a wall in blue-grey "\n    f"paint"\n)\n# blue\n# grey paint, and incognito\n',
+    "b.md": "What\ncogs do, and > blue\n> grey paint.\n",
+    "run": "#!/bin/sh\necho no cog\n",
+    "data.json": '"cog"',
+    "CHANGELOG.md": "cogged\n",
+    "docs/adr/0001-x.md": "cogged\n",
+}
+
+
+def test_a_phrase_that_is_not_ours_is_found_wherever_a_line_ends(tmp_path: Path) -> None:
+    root = _tree(tmp_path, _TEXTS)
+    for words in (("init", "--quiet"), ("add", ".")):
+        subprocess.run(["git", *words], cwd=root, check=True, timeout=60)
+    checked = _run("check_words.py", root)
+    assert checked.returncode == 1
+    assert [line.partition(":")[0] + line.rpartition(":")[2] for line in checked.stdout.splitlines()] == [
+        "a.py write slate",
+        "a.py write slate",
+        "b.md write gear",
+        "b.md write slate",
+        "run write gear",
+    ]
+
+
+def test_a_word_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    checked = _run("check_words.py", _tree(tmp_path, {"docs/words.txt": "cog, gear\n"}))
+    assert "'cog, gear' has no ` -> `" in checked.stderr

@@ -63,7 +63,7 @@ class Order(MetaPathFinder):
 
 
 class Again:
-    """The loader of a module that is there already."""
+    """The loader of a module that exists already."""
 
     def __init__(self, imported: Imported, spec: ModuleSpec) -> None:
         self._imported = imported

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from multinode.cli.inputs import read_nodes
 from multinode.cli.options import (
     Check,
+    Details,
     HangTimeout,
     Hosts,
     Json,
@@ -17,18 +18,16 @@ from multinode.cli.options import (
     OnHang,
     WorkersPerNode,
     expand_options,
+    given_options,
 )
-from multinode.cli.output import print_document, print_table
+from multinode.cli.output import print_document, print_screen
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 
-if TYPE_CHECKING:
-    from multinode.analyse.bench.bench_figures import BenchReport
-
-__all__ = ["print_bench", "register"]
+__all__ = ["register"]
 
 # As for nccl-test: a measurement with a gap is worth nothing.
 _LEASE_S = 30.0
@@ -44,6 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
+    ctx: typer.Context,
     *,
     hosts: Hosts = None,
     nodes: Nodes = None,
@@ -72,6 +72,7 @@ def bench(
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Measure every worker's device: matrix products, memory and transformer layers; name a slow one and why it is.
@@ -107,23 +108,11 @@ def bench(
     if as_json:
         print_document(report)
     else:
-        print_bench(report)
+        from multinode.report.bench.bench_sheets import bench_parts, next_step
+
+        print_screen(bench_parts(report, details=details))
+        typer.echo(next_step(report, given_options(ctx, {"hosts", "nodes"})))
     raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
-
-
-def print_bench(report: BenchReport) -> None:
-    """The verdict, the tables and how it was measured, on stdout."""
-    from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
-    from multinode.report.render.escaping import sanitize
-    from multinode.report.render.table import sheet_table
-
-    for line in bench_lines(report):
-        typer.echo(sanitize(line))
-    for sheet in bench_sheets(report):
-        typer.echo()
-        print_table(sheet_table(sheet))
-    for note in report.notes:
-        typer.echo(sanitize(note))
 
 
 def _words(text: str | None) -> list[str]:

@@ -11,6 +11,7 @@ from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.live import show_stage
 from multinode.cli.options import (
     SCRIPT,
+    Details,
     Hosts,
     Json,
     Nodes,
@@ -22,19 +23,18 @@ from multinode.cli.options import (
     expand_options,
     given_options,
 )
-from multinode.cli.output import fail_gate, print_document, print_table
+from multinode.cli.output import fail_gate, print_document, print_screen
 from multinode.cli.running import open_agent
 from multinode.core.run.planning import LaunchOptions
 from multinode.units import format_count
 
 if TYPE_CHECKING:
     from multinode.core.job.job import Job
-    from multinode.workflows.check.check import CheckReport
 
 __all__ = ["register"]
 
 # What `launch` does not take.
-_OWN = frozenset({"bandwidth", "strict", "as_json"})
+_OWN = frozenset({"bandwidth", "strict", "details", "as_json"})
 
 
 def register(app: typer.Typer) -> None:
@@ -62,6 +62,7 @@ def check(
         typer.Option(help="Stream for a moment between all pairs; by default up to 8 nodes.", show_default=False),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for a warning, too.")] = False,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Look at every node and at the network between them; say what would break a training, and what fixes it."""
@@ -75,7 +76,7 @@ def check(
         what = with_synthetic(what) if synthetic else what
         options = training.with_engine(what, options)
     with open_agent(cluster) as agent, show_stage() as say:
-        from multinode.report.check.check_report import next_step
+        from multinode.report.check.check_report import check_parts, next_step
         from multinode.workflows.check.check import CheckOptions, check_cluster
 
         report = check_cluster(agent, cluster, what, CheckOptions(launch=options, bandwidth=bandwidth), say)
@@ -84,17 +85,9 @@ def check(
     if as_json:
         print_document(report)
     else:
-        _print_report(report)
+        reached = [(node.name, node.reached) for node in report.nodes]
+        print_screen(check_parts(reached, report.checks, report.findings, details=details))
         typer.echo(next_step(failures, given_options(ctx), given_options(ctx, ctx.params.keys() - _OWN)))
     if strict and report.ok and failures:
         fail_gate(f"{format_count(len(failures), 'warning')}, and --strict allows none")
     raise typer.Exit(3 if report.unreached else 1 if failures else 0)
-
-
-def _print_report(report: CheckReport) -> None:
-    from multinode.report.check.check_report import check_matrix, findings_text
-
-    nodes = [(node.name, node.reached) for node in report.nodes]
-    print_table(check_matrix(nodes, report.checks, report.findings))
-    if report.findings:
-        typer.echo(findings_text(report.findings))

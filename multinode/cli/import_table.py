@@ -53,13 +53,13 @@ def _defaults(words: list[str]) -> dict[str, str]:
     """Cells by column.
 
     Raises:
-        UsageError: one is not COLUMN=VALUE, or stands there twice.
+        UsageError: one is not COLUMN=VALUE, or is given twice.
     """
     found: dict[str, str] = {}
     for word in words:
         column, equals, value = word.partition("=")
         if not equals or not column or column in found:
-            twice = "stands there twice" if column in found else "is not COLUMN=VALUE"
+            twice = "is given twice" if column in found else "is not COLUMN=VALUE"
             raise UsageError(f"--default {word} {twice}", hint="for example: --default samples=1100 --default epochs=1")
         found[column] = value
     return found

@@ -36,7 +36,7 @@ def init(
     """Look at the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
     cluster = parse_hostfile("\n".join(nodes), "the command line")
     if output.exists():
-        raise UsageError(f"{output} is there already, and is not overwritten", hint="name another: -o FILE")
+        raise UsageError(f"{output} already exists", hint="name another: -o FILE")
     with open_agent(cluster) as agent, show_stage() as say:
         from multinode.workflows.init import describe_nodes
 

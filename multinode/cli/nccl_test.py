@@ -1,4 +1,4 @@
-"""`multinode nccl-test`: what the network really gives, whether that is normal, and who is to blame if not."""
+"""`multinode nccl-test`: what the network really gives, whether that is normal, and the cause if not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from multinode.cli.inputs import parse_option, read_job, read_nodes
-from multinode.cli.options import Check, HangTimeout, Hosts, Json, NodeOptions, Nodes, OnHang, Overrides, expand_options
-from multinode.cli.output import choose_form, fail_gate, note, print_document, print_table
+from multinode.cli.options import (
+    Check,
+    Details,
+    HangTimeout,
+    Hosts,
+    Json,
+    NodeOptions,
+    Nodes,
+    OnHang,
+    Overrides,
+    expand_options,
+    given_options,
+)
+from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
 from multinode.core.cluster.cluster import Cluster
@@ -38,6 +50,7 @@ def register(app: typer.Typer) -> None:
 
 
 def nccl_test(
+    ctx: typer.Context,
     *,
     collectives: Annotated[
         list[str] | None,
@@ -118,6 +131,7 @@ def nccl_test(
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Measure collectives over the nodes with their own torch: what the network gives, whether that is normal, and why.
@@ -189,7 +203,7 @@ def nccl_test(
     if as_json:
         print_document(report)
     else:
-        _print_report(report, form)
+        _print_report(report, form, details=details, given=given_options(ctx, {"hosts", "nodes"}))
     for collective in dict.fromkeys(row.collective for row in report.rows):
         best = max(row.busbw_gb_per_s for row in report.rows if row.collective == collective)
         if min_busbw is not None and best < min_busbw:
@@ -242,21 +256,20 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[C
         raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
-def _print_report(report: ScanReport, form: str) -> None:
-    from multinode.report.nccl_test.scan_tables import collective_table, nccl_tests_text, pair_table
-    from multinode.report.nccl_test.scan_text import scan_lines
+def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -> None:
+    """The screen; or rows as nccl-tests prints them, for programs, and everything else as a comment."""
+    from multinode.report.nccl_test.scan_tables import nccl_tests_text, pair_table
+    from multinode.report.nccl_test.scan_text import next_step, scan_lines, scan_parts
 
-    if form == "nccl-tests":
-        typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
-    else:
-        for collective in dict.fromkeys(row.collective for row in report.rows):
-            rows = [row for row in report.rows if row.collective == collective]
-            print_table(collective_table(rows, f"{collective}, {report.title}"))
+    if form != "nccl-tests":
+        print_screen(scan_parts(report, details=details))
+        typer.echo(next_step(report, given))
+        return
+    typer.echo(nccl_tests_text(report.rows, report.test, report.devices))
     if report.tcp.pairs:
-        matrix = pair_table(report.tcp.pairs, report.odd, nodes=report.nodes)
-        print_table(matrix, prefix="# " if form == "nccl-tests" else "")
+        print_table(pair_table(report.tcp.pairs, report.odd, nodes=report.nodes), prefix="# ")
     for line in scan_lines(report):
-        typer.echo(f"# {line}" if form == "nccl-tests" else line)
+        typer.echo(f"# {line}")
 
 
 def _write_page(report: ScanReport, path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from multinode.cli.exit_codes import OF_RUNS
-from multinode.cli.output import note, print_directory, print_document, print_failure
+from multinode.cli.output import note, print_directory, print_document, print_failure, print_screen
 from multinode.errors import ContactLost, MultinodeError
 from multinode.launch.request import StopRequest
 from multinode.store.run_directory import runs_root
@@ -173,14 +173,14 @@ def tell_result(
 
 
 def _print_result(launched: Launched) -> None:
-    from multinode.report.run.outcome import launch_sentence, launch_verdict
+    from multinode.report.run.outcome import next_step, run_parts
 
     run = launched.run
     if run.first_failure is not None:
         print_failure(run.first_failure, str(launched.directory))
-    typer.echo(launch_sentence(run, launched.summary))
-    for line in launch_verdict(launched.summary):
-        typer.echo(line)
+    print_screen(run_parts(run, launched.summary, failure=False))
+    if (step := next_step(run, launched.summary)) is not None:
+        typer.echo(step)
     if run.status == "running":
         note(f"still running: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}")
     print_directory(launched.directory)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from multinode.cli.options import Details, Json, RunId
-from multinode.cli.output import note, print_directory, print_document, print_table
+from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
 from multinode.cli.running import open_context
 from multinode.core.run.log import clean_log, only_rank
 from multinode.store.run_directory import RunDirectory, runs_root
@@ -37,9 +37,9 @@ def runs(as_json: Json = False) -> None:
 
 
 def show(run_id: RunId = "last", details: Details = False, as_json: Json = False) -> None:
-    """Show one run: how it ended, what holds it up, where its time goes, its files; or what a sweep or bench found."""
+    """Show one run: how it ended, what limits it, what is next; or what a bench, nccl-test, contrast or sweep found."""
     from multinode.report.render.table import sheet_table
-    from multinode.report.run.outcome import run_table
+    from multinode.report.run.outcome import next_step, run_parts, run_table
     from multinode.report.steps.summary_sheets import summary_sheets
     from multinode.workflows.run.runs import load_run
 
@@ -47,42 +47,46 @@ def show(run_id: RunId = "last", details: Details = False, as_json: Json = False
     if as_json:
         print_document(found.document())
         return
-    print_table(run_table(found.run))
-    for table in map(sheet_table, summary_sheets(found.summary) if found.summary is not None else ()):
-        typer.echo()
-        print_table(table)
-    _show_results(found.directory, details=details)
+    if not _show_results(found.directory, details=details) or details or found.run.status != "succeeded":
+        print_screen(run_parts(found.run, found.summary, details=details))
+        if (step := next_step(found.run, found.summary)) is not None:
+            typer.echo(step)
+    if details:
+        for table in (run_table(found.run), *map(sheet_table, summary_sheets(found.summary) if found.summary else ())):
+            typer.echo()
+            print_table(table)
     print_directory(found.directory)
 
 
-def _show_results(directory: RunDirectory, *, details: bool) -> None:
-    """What a contrast, a sweep or import, a bench, and a tuning found."""
+def _show_results(directory: RunDirectory, *, details: bool) -> bool:
+    """What a contrast, a sweep or import, a bench, an nccl-test and a tuning found; whether there was any."""
     from multinode.analyse.nccl_test.nccl_tuning import TuneReport
-    from multinode.cli.bench import print_bench
     from multinode.cli.contrast import print_contrast
     from multinode.cli.nccl_test import print_tuning
     from multinode.cli.table import print_cells
+    from multinode.report.bench.bench_sheets import bench_parts
+    from multinode.report.nccl_test.scan_text import scan_parts
     from multinode.workflows.bench import load_bench
     from multinode.workflows.comparison.compare import load_contrast
     from multinode.workflows.grid.sweep_table import load_table
+    from multinode.workflows.nccl_test import load_scan
 
     contrast, unread = load_contrast(directory)
     if contrast is not None:
-        typer.echo()
         print_contrast(contrast, details=details, more=f"multinode show {directory.run_id} --details")
     elif unread:
         typer.echo(unread)
     if (table := load_table(directory)) is not None:
-        typer.echo()
         print_cells(table)
         name = directory.run_id
         note(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html")
     if (bench := load_bench(directory)) is not None:
-        typer.echo()
-        print_bench(bench)
+        print_screen(bench_parts(bench, details=details))
+    if (scan := load_scan(directory)) is not None:
+        print_screen(scan_parts(scan, details=details))
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
-        typer.echo()
         print_tuning(tuning)
+    return any(found is not None for found in (contrast, table, bench, scan, tuning))
 
 
 def logs(

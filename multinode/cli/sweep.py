@@ -74,7 +74,7 @@ class GridOptions:
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(min=3, help="Steps that count in each run, warm-up apart (max_steps); else 30, or all there are."),
+        typer.Option(min=3, help="Measured steps in each run, warm-up apart (max_steps); else 30, or all there are."),
     ] = None
     minutes: Annotated[
         float | None,

@@ -92,7 +92,7 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The lab as it is now.
 
     Attributes:
-        hostfile: its path; None where no lab stands.
+        hostfile: its path; None where no lab is up.
         nodes: in node-rank order.
     """
 
@@ -178,12 +178,12 @@ def require_lab() -> Lab:
 
 
 def explain_missing() -> tuple[str, str]:
-    """Why no lab stands, or why we cannot tell, and what fixes it."""
+    """Why no lab is up, or why we cannot tell, and what fixes it."""
     if not STATE_DIR.exists():
-        return "no lab stands on this machine", "make one: multinode lab up"
+        return "no lab is up on this machine", "make one: multinode lab up"
     if not os.access(STATE_DIR, os.R_OK):
         return "the lab of this machine is root's", "run it with sudo"
-    return "no lab stands; there are remains of one that was never finished, or did not survive a reboot", _DOWN_HINT
+    return "no lab is up; there are remains of one that was never finished, or did not survive a reboot", _DOWN_HINT
 
 
 def describe_lab(lab: Lab | None) -> LabStatus:
@@ -197,7 +197,7 @@ def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
     """Give the training links of these nodes another line rate, while jobs run; None takes the shaping away.
 
     Raises:
-        UsageError: no lab stands, or it has no such node.
+        UsageError: no lab is up, or it has no such node.
         MultinodeError: `tc` refused.
     """
     with lock_lab():
@@ -304,7 +304,7 @@ def _check_spec(spec: LabSpec) -> None:
 def _check_nothing_stands(spec: LabSpec) -> None:
     lab = load_lab()
     if lab is not None:
-        raise UsageError(f"a lab of {len(lab.nodes)} nodes stands already", hint=_DOWN_HINT)
+        raise UsageError(f"a lab of {len(lab.nodes)} nodes is already up", hint=_DOWN_HINT)
     remains = find_remains()
     if remains:
         raise UsageError(f"there are remains of an earlier lab: {remains.describe()}", hint=_DOWN_HINT)

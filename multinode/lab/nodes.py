@@ -125,7 +125,7 @@ def _start_inits(orders: list[_Order]) -> list[int]:
 
 
 def _start_init(order: _Order) -> subprocess.Popen[bytes]:
-    # It is there already when a node is started again.
+    # It exists when a node is started again.
     Path(order.store).mkdir(mode=0o700, exist_ok=True)
     with log_path(order.name).open("ab") as log:
         process = subprocess.Popen(

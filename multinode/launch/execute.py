@@ -107,7 +107,7 @@ class Execution:
             for event in self._events.take(_TICK_S):
                 self._take(event)
             if not self._stopping and self._watch.look():
-                # Shown at once: the run may get on again before the next look.
+                # Shown at once: the run may have resumed before the next look.
                 self.observe(self._progress())
             self._react()
             for session in self._sessions:

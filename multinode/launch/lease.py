@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["LEASE_S", "LeaseRenewal"]
 
 LEASE_S = 120.0
-"""How long a node goes on without word from the controller, unless something else is asked for."""
+"""How long a node keeps running without contact to the controller, unless something else is asked for."""
 
 # A lease is renewed when this part of it has passed: three renewals may be lost before it runs out.
 _RENEWED_AFTER = 1 / 4

@@ -18,7 +18,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is executed.
 
     Attributes:
-        lease_s: how long a node goes on without word from the controller; None is without end (detached).
+        lease_s: how long a node keeps running without contact to the controller; None is without end (detached).
         grace_s: how long a stop waits between TERM and KILL.
         silence_s: how long a node may be silent before its connection is taken for dead; it speaks every second.
         verify_s: how long a node has, after a stop and its grace period, to verify that nothing is left.
@@ -43,7 +43,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # How soon a node tells what is new. Of many nodes each waits a little longer, so that all of them together speak a few
-# hundred times a second: the controller hears each of them in a thread of its own.
+# hundred times per second: the controller hears each of them in a thread of its own.
 _POLL_S = (0.1, 1.0)
 _POLLS_PER_S = 256
 

@@ -10,6 +10,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.core.job.job import Job, LlamaFactoryJob
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.planning import workers_per_node
 from multinode.errors import UsageError
@@ -29,6 +30,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         job: what shall run; None is any training.
         workers: on each node, where that is asked for; None is as hostfile and GPUs have it.
         master_port: port of the rendezvous on node 0.
+        environment: what the command line adds to the job on every node.
         endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
         connectivity: how connections between them went; empty where none were tried.
     """
@@ -38,6 +40,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | Benchmark | None = None
     workers: int | None = None
     master_port: int = 29500
+    environment: JobEnvironment = JobEnvironment()
     endpoints: dict[str, Endpoint] = {}
     connectivity: ConnectivityResult = ConnectivityResult()
 

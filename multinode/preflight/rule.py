@@ -38,6 +38,7 @@ class Rule(msgspec.Struct, frozen=True):
         message: the finding's, with `{names}` for what is known only when it is found. Where it, or the hint, names
             `{nodes}`, the nodes whose values are equal share one finding.
         hint: likewise, with a `{name}` quoted for a shell, as it may be a node's own word; `{name!s}` is text of ours.
+        by_hand: as in `Finding`.
     """
 
     check: str
@@ -45,6 +46,7 @@ class Rule(msgspec.Struct, frozen=True):
     catches: str
     message: str
     hint: str
+    by_hand: bool = False
 
     def found(self, on: str | None, /, **values: object) -> Case:
         """The trouble on a node, which message and hint may name `{node}`; None concerns the cluster as a whole."""
@@ -81,6 +83,7 @@ class Case(NamedTuple):
             check=self.rule.check,
             message=self.rule.message.format_map(known),
             hint=self.rule.hint.format_map(words),
+            by_hand=self.rule.by_hand,
         )
 
 

@@ -31,8 +31,8 @@ from multinode.units import format_duration
 __all__ = ["ReportedRun", "run_page"]
 
 _CLOCKS = (
-    "Times are in seconds since the end of the run's first step, each node's by its own wall clock; shaded is what "
-    "counts. Of long curves each stretch is drawn by its least and its greatest value."
+    "Times are in seconds since the end of the run's first step, each node's by its own wall clock; the measured "
+    "steps are shaded. Of long curves each stretch is drawn by its least and its greatest value."
 )
 
 
@@ -167,10 +167,10 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     figures = (
         ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
         ("samples/s", figure(summary.samples_per_s)),
-        ("TGS (tokens/s a worker)", figure(summary.tgs, ",.1f")),
+        ("TGS (tokens/s per worker)", figure(summary.tgs, ",.1f")),
         ("exposed communication", percent(summary.comm.exposed_share)),
         ("of the busiest link", percent(max(shares, default=None))),
         ("MFU", percent(used.mfu if used else None)),
-        ("TFLOP/s a GPU", figure(used.model_tflops if used else None)),
+        ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)

@@ -56,7 +56,7 @@ def write_new_text(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} is there already, and is not overwritten", hint="name another: -o FILE") from None
+        raise UsageError(f"{path} already exists", hint="name another: -o FILE") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
         raise UsageError(f"{path} cannot be written: {reason}", hint="name another: -o FILE") from None

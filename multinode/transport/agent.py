@@ -256,13 +256,13 @@ class AgentStream:
 
         Raises:
             ContactLost: none came within `deadline_s` seconds, or the connection ended in the middle of one.
-            NodeFailed: an error record, or a line that is not a record.
+            NodeFailed: an error record, or a malformed line.
         """
         end = time.monotonic() + deadline_s
         while (line := self._stream.read_line(max(0.0, end - time.monotonic()))) is not None:
             if not line.startswith(b"{"):
                 if self.first is not None:
-                    raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name)
+                    raise NodeFailed(f"malformed response: {_shown(line)}", node=self._node.name)
                 continue
             return self._decode(line)
         return None
@@ -293,7 +293,7 @@ class AgentStream:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.first is not None and self._has_ended():
                 raise ContactLost("the connection ended in the middle of a record", node=self._node.name) from error
-            raise NodeFailed(f"it answered what is not a record: {_shown(line)}", node=self._node.name) from error
+            raise NodeFailed(f"malformed response: {_shown(line)}", node=self._node.name) from error
         if record.get("kind") == "error":
             # Advice in the node's own words is told as such.
             hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None

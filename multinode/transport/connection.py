@@ -36,7 +36,7 @@ KEEPALIVE_S = 15
 _LOG = logging.getLogger(__name__)
 
 # How often paramiko's thread looks up from an open connection: for a keepalive, new keys, or its end. By itself it does
-# so ten times a second, which costs more than all that hundreds of nodes say.
+# so ten times per second, which costs more than all that hundreds of nodes say.
 _LOOK_UP_S = 1.0
 
 # Its threads log what they raise as well; without a handler Python would print that, traceback and all.

@@ -66,7 +66,7 @@ CHANGED_KEY = Refusal(
     catches="a host key that is not the one of known_hosts",
     message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
     "something stands between you and it",
-    hint="on its console, ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub (or the like) tells its own key. If it is "
+    hint="on its console, ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub (or similar) prints its own key. If it is "
     "the new one: ssh-keygen -f {file} -R {name} && {accept}",
 )
 LOCKED_KEY = Refusal(

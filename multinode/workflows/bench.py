@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from multinode.analyse.bench.bench import BenchPart, summarise_bench, tell_left
+from multinode.analyse.bench.bench import BenchPart, summarise_bench
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.core.measure.benchmark import DeviceTest, describe_benchmark
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import NodeRun, Run
 from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
+from multinode.report.bench.bench_words import with_progress, with_words
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
@@ -84,7 +85,7 @@ def load_bench(directory: RunDirectory) -> BenchReport | None:
         MultinodeError: its file is not what it should be.
     """
     report = directory.read(_FILE, BenchReport)
-    return tell_left(report, goes_on=directory.is_locked) if report is not None else None
+    return with_progress(report, still_running=directory.is_locked) if report is not None else None
 
 
 def _steps(phase: str, nodes: int) -> list[_Step]:
@@ -169,7 +170,8 @@ class _Series:
 
     def _keep(self, status: str, left: Sequence[_Step] = ()) -> BenchReport:
         """Store what there is, and what is left to be measured."""
-        report = summarise_bench(self._directory.run_id, self._test, [one.part for one in self._measured])
+        report = summarise_bench(self._directory.run_id, [one.part for one in self._measured])
+        report = with_words(report, self._test)
         report = msgspec.structs.replace(report, left=tuple(self._title(step) for step in left if self._able(step)))
         run = Run(
             run_id=report.run_id,

@@ -23,11 +23,12 @@ from multinode.errors import Interrupted, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.preflight.network.pairs import measure_pairs, require_pairs
 from multinode.preflight.probe import Questions, probe
+from multinode.report.nccl_test.scan_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.launch import prepare, require_success, run_prepared
 
-__all__ = ["Extent", "nccl_test", "run_scan"]
+__all__ = ["Extent", "load_scan", "nccl_test", "run_scan"]
 
 _REPORT = "nccl-test.json"
 _MOST_MESSAGES = 24
@@ -95,7 +96,16 @@ def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanRep
     report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
     if step is not None:
         report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
-    return report, launched
+    return with_words(report), launched
+
+
+def load_scan(directory: RunDirectory) -> ScanReport | None:
+    """What a stored nccl-test measured; None of another run.
+
+    Raises:
+        MultinodeError: its file is not what it should be.
+    """
+    return directory.read(_REPORT, ScanReport)
 
 
 def _load(runs: Path, name: str) -> ScanReport:
@@ -103,10 +113,10 @@ def _load(runs: Path, name: str) -> ScanReport:
     if name == "last":
         name = next((path.name for path in reversed(list_runs(runs)) if (path / _REPORT).is_file()), name)
     directory = RunDirectory.open(runs, name)
-    report = directory.read(_REPORT, ScanReport)
+    report = load_scan(directory)
     if report is None:
         raise UsageError(
-            f"run {directory.run_id} is no nccl-test that ended well",
+            f"run {directory.run_id} is not an nccl-test that succeeded",
             hint="list the runs and their kinds: multinode runs",
         )
     return report

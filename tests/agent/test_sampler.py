@@ -107,7 +107,7 @@ def test_what_goes_out_is_counted_by_cards_and_by_tcp(node: LocalNode) -> None:
     cards, tcp = of_kind(found, "nic"), of_kind(found, "tcp")
     assert cards[-1]["tx_bytes"] - cards[0]["tx_bytes"] >= 10_000
     assert tcp[-1]["sent_segments"] > tcp[0]["sent_segments"]
-    # Ten times a second are for the cards alone.
+    # Ten times per second are for the cards alone.
     assert len(tcp) <= len(cards) / 2
     assert all(later["mono_ns"] > one["mono_ns"] for one, later in pairwise(cards))
 

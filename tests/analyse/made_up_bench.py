@@ -10,6 +10,7 @@ from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.analyse.bench.bench_nodes import BenchPart
 from multinode.core.measure.benchmark import DeviceTest
 from multinode.core.run.samples import CgroupSample, CpuSample, DeviceSample, GpuSample, Sample, SpeedSample
+from multinode.report.bench.bench_words import with_words
 
 SECOND = 1_000_000_000
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -112,4 +113,4 @@ def part(node_rank: int, samples: Sequence[Sample], phase: str = "alone", **more
 
 def report(*parts: BenchPart) -> BenchReport:
     """The report of these parts."""
-    return summarise_bench("r", DeviceTest(), parts)
+    return with_words(summarise_bench("r", parts), DeviceTest())

@@ -49,7 +49,7 @@ def around(value: float, part: float = 0.01) -> Estimate:
 
 
 def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: int = 2, **known: Any) -> Side:
-    """A side with two samples a worker and micro-batch; its step time follows unless it is among what is `known`."""
+    """A side with two samples per worker and micro-batch; its step time follows unless it is among what is `known`."""
     settings = known.pop("settings", SETTINGS)
     world_size = nodes * workers_per_node
     batch = None if settings is None else settings.per_device_batch * settings.accumulation * world_size
@@ -110,5 +110,5 @@ def node_use(name: str = "n1", **known: Any) -> NodeUse:
 
 
 def traffic(card: float) -> Comm:
-    """So many bytes a step on the busiest card."""
+    """So many bytes per step on the busiest card."""
     return Comm(bytes_per_step=BytesPerStep(card=card))

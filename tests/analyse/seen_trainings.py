@@ -118,7 +118,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         totals: dict[str, CardBytes] = {}
         counters: list[dict[str, CardBytes] | None] = []
         for step in range(1, STEPS + 1):
-            # The warm-up carries other things than the steps that count, which must not show.
+            # The warm-up carries other things than the measured steps, which must not show.
             more = 3 if step <= WARM_UP else 1
             for name, (sent, received) in self.cards(node, step).items():
                 totals[name] = _sum(totals.get(name), counted(more * sent, more * received, packets="/" not in name))
@@ -200,5 +200,5 @@ def model(
 
 
 def both_ways(size_bytes: float, name: str = "ens1f0") -> Callable[[int, int], Passed]:
-    """Every card sends and receives so much a step."""
+    """Every card sends and receives so much per step."""
     return lambda _node, _step: {name: (size_bytes, size_bytes), "eth0": (2000, 3000), "docker0": (0, 0)}

@@ -78,7 +78,7 @@ def training_record(
         world_size=workers,
         steps=30,
         steady_steps=25,
-        rule="the first 5 of 30 steps are warm-up and do not count",
+        rule="the first 5 of 30 steps are warm-up, excluded",
         step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.01),
         samples_per_s=workers * config["per_device_train_batch_size"] * accumulation / step_ms * 1000,
         micro_steps=float(accumulation),

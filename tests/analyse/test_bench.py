@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.bench.bench import tell_left
 from multinode.analyse.bench.bench_figures import Speed
 from multinode.analyse.stats.estimate import of_repeats
 from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.core.run.samples import Sample, parse_samples
 from multinode.report.bench.bench_sheets import bench_sheets
+from multinode.report.bench.bench_words import with_progress
 
 from .made_up_bench import (
     COPY,
@@ -44,7 +44,7 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert (bus.unit, bus.peak, bus.peak_reason.split(":")[1]) == ("GB/s", None, " no data sheet has it")
     assert matmul.together is None
     assert found.phases == ("alone",)
-    assert found.verdict == ("one device was measured, and there is none to compare it with",)
+    assert found.verdict == ("1 device measured, no peer to compare with",)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,14 @@ def test_a_product_that_takes_no_longer_than_its_launch_is_marked(
 def test_of_a_processor_and_an_unknown_gpu_no_peak_is_guessed() -> None:
     found = report(part(0, on_cpu(speeds())), part(1, on_gpu(speeds(), name="NVIDIA A200")))
     reasons = {test.peak_reason for node in found.nodes for test in node.workers[0].tests if test.kind == "matmul"}
-    assert reasons == {"no data sheets of processors are known here", "no data sheet of NVIDIA A200 is known here"}
-    # Neither has its like.
-    assert found.verdict == ("2 devices were measured, none of which has its like",)
+    assert reasons == {"no data sheets of CPUs are known here", "no data sheet of NVIDIA A200 is known here"}
+    assert found.verdict == ("2 devices measured, none has a peer to compare with",)
 
 
 def test_like_devices_that_are_as_fast_are_called_so() -> None:
     found = report(*(part(rank, on_gpu(speeds(1 - rank / 100), gpu())) for rank in range(4)))
     assert found.slow == ()
-    assert found.verdict == ("no device is slow: none stays below 90% of its like",)
+    assert found.verdict == ("4 devices OK: none below 90% of its peers",)
     assert found.nodes[0].workers[0].tests[0].alone is not None
     assert found.nodes[0].workers[0].tests[0].alone.of_peers == pytest.approx(1 / 0.98, rel=1e-3)
 
@@ -87,15 +86,15 @@ CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
     (
         "gpu_heat",
         on_gpu(speeds(0.7), gpu(throttle=("hw_thermal_slowdown",), temperature_c=92)),
-        "heat held a GPU of",
+        "clocks of a GPU of node2 throttled (heat)",
     ),
-    ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "a power limit held a"),
-    ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz where node0"),
-    ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16 where"),
-    ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "the hypervisor took 30 % of node2's"),
-    ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes had 14.2 of node2's 16 cores"),
-    ("software", on_gpu(speeds(0.7), gpu(), torch="2.1.0"), "node2 has torch 2.1.0 where node0, node1 had 2.8.0"),
-    ("unknown", on_gpu(speeds(0.7), gpu()), "nothing that was recorded says why"),
+    ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "throttled (a power limit)"),
+    ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz, node0"),
+    ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16, "),
+    ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal 30 % on node2"),
+    ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes used 14.2 of node2's 16 cores"),
+    ("software", on_gpu(speeds(0.7), gpu(), torch="2.1.0"), "node2 has torch 2.1.0, node0, node1 2.8.0"),
+    ("unknown", on_gpu(speeds(0.7), gpu()), "nothing that was recorded explains it"),
 ]
 
 
@@ -114,8 +113,8 @@ def test_a_slow_bus_slows_nothing_else() -> None:
     (slow,) = report(sound, part(1, on_gpu(speeds(bus=0.4), gpu(pcie_gen=3, pcie_width=8)))).slow
     assert slow.ratios == {"alone": {"bus": pytest.approx(0.4, rel=1e-3)}}
     assert slow.text == (
-        "node1 is slow: 0.40 in the bus to the GPU (alone) of what node0 reaches; likely because GPU 0 of node1 had "
-        "PCIe gen 3 x8 of gen 4 x16 where node0 had gen 4 x16 of gen 4 x16"
+        "node1 is slow: 40% of the speed of node0 in the bus to the GPU (alone); likely because GPU 0 of node1 had "
+        "PCIe gen 3 x8 of gen 4 x16, node0 gen 4 x16 of gen 4 x16"
     )
 
 
@@ -125,7 +124,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
     found = report(sound, held)
     (slow,) = found.slow
     assert (slow.node, slow.cause) == ("node1", "cpu")
-    assert "node1 had used up its cgroup's processor limit (0.60 cores) for 70% of the time" in slow.text
+    assert "CPU throttled (cgroup) on node1 (0.60 cores) for 70% of the time" in slow.text
     assert "CPUQuota=" in slow.likely_causes[0].hint
     # It stands in the verdict, and in each figure.
     assert found.verdict == (slow.text,)
@@ -137,7 +136,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
 def test_fewer_threads_are_told_before_what_else_differs() -> None:
     (slow,) = report(part(0, on_cpu(speeds())), part(1, on_cpu(speeds(0.5), threads=1, torch="2.1.0"))).slow
     assert [cause.cause for cause in slow.likely_causes] == ["threads", "software"]
-    assert "node1 computes with 1 threads where node0 had 2" in slow.text
+    assert "node1 uses 1 threads, node0 2" in slow.text
 
 
 def test_another_device_is_the_cause_where_there_is_no_like_one() -> None:
@@ -154,7 +153,7 @@ def test_one_gpu_of_a_node_is_named_and_not_the_node() -> None:
 
     (slow,) = report(node(0, 1.0), node(1, 0.5)).slow
     assert (slow.node, slow.rank) == ("node1", 1)
-    assert slow.text.startswith("worker 1 of node1 is slow: 0.50 in matrix products, 0.50 in memory and 0.50 in")
+    assert slow.text.startswith("worker 1 of node1 is slow: 50% of the speed of node0 in matrix products, 50% in")
 
 
 def test_gpus_of_a_node_that_is_alone_are_held_against_each_other() -> None:
@@ -206,18 +205,18 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     (drop,) = found.drops
     assert (drop.nodes, drop.cause) == (("node0", "node1"), "gpu_heat")
     assert drop.ratio == pytest.approx(0.75, rel=1e-3)
-    assert "while all workers measure, node0, node1 reach 0.75 of the speed alone; likely because heat" in drop.text
+    assert drop.text.startswith("node0 and node1 drop to 75% under full load; likely because clocks of a GPU of")
     assert found.phases == ("alone", "together")
 
 
 @pytest.mark.parametrize(
     ("cores", "job", "said"),
     [
-        ({}, 1.9, "all 2 cores that node0 sees were busy, and its own workers had 1.0 of them"),
+        ({}, 1.9, "all 2 cores that node0 sees were busy, and its own workers used 1.0 of them"),
         (
             {"cores": 8, "node_cores": 64},
             7.9,
-            "all 64 cores that node0 sees were busy, and its own workers had 1.0 of the 8 that they may run on",
+            "all 64 cores that node0 sees were busy, and its own workers used 1.0 of the 8 that they may run on",
         ),
     ],
 )
@@ -237,7 +236,7 @@ def test_other_load_is_seen_where_a_worker_is_confined_to_some_cores() -> None:
 
     (slow,) = report(confined(0, 1.0, 12.5), confined(1, 0.5, 75)).slow
     assert slow.cause == "other_load"
-    assert "other processes had 40.0 of node1's 64 cores where they had 0.0 of those of node0" in slow.text
+    assert "other processes used 40.0 of node1's 64 cores, 0.0 of those of node0" in slow.text
 
 
 def test_where_nothing_could_be_measured_that_is_said() -> None:
@@ -259,8 +258,9 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     assert (matmul.device, matmul.workers) == ("NVIDIA A100-SXM4-80GB", ("node0/0", "node1/0"))
     assert matmul.of_peak == pytest.approx(125 / 312, rel=1e-3)
     assert [cause.cause for cause in matmul.likely_causes] == ["gpu_clocks", "usual"]
-    assert "reaches at most 40% of its data sheet: matmul 4096 bf16 125 of 312 TFLOP/s; it ran at 705 of 1410 MHz" in (
-        matmul.text
+    assert matmul.text == (
+        "NVIDIA A100-SXM4-80GB of node0/0 and node1/0 reaches at most 40% of its data sheet (matmul 4096 bf16); likely "
+        "because it ran at 705 of 1410 MHz"
     )
     assert memory.label == "copy"
 
@@ -316,9 +316,9 @@ def test_a_flood_of_tests_is_cut() -> None:
 
 def test_of_much_that_is_left_the_next_is_named_and_the_rest_counted() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())))
-    assert tell_left(found, goes_on=False) == found
+    assert with_progress(found, still_running=False) == found
     left = msgspec.structs.replace(found, left=tuple(f"node{rank} alone" for rank in range(1, 8)))
-    told, *verdict = tell_left(left, goes_on=False).verdict
+    told, *verdict = with_progress(left, still_running=False).verdict
     named = "node2 alone; node3 alone; node4 alone"
-    assert told == f"the bench was broken off at node1 alone; left to measure: {named}; 3 more"
+    assert told == f"interrupted while measuring node1 alone; not measured yet: {named}; 3 more"
     assert tuple(verdict) == found.verdict

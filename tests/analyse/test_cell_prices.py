@@ -104,7 +104,7 @@ def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
         ({"tokens_per_s": None}, "cost_per_million_tokens", "its speed is not known"),
         ({"price_per_hour": 0.0}, "samples_per_money", "it costs nothing"),
         ({"price_purchase": 0.0}, "samples_per_s_per_purchase", "it costs nothing"),
-        ({"world_size": 10**15}, "price_per_hour", "cannot be true"),
+        ({"world_size": 10**15}, "price_per_hour", "is implausible"),
     ],
 )
 def test_what_is_missing_has_its_reason(changes: dict[str, Any], name: str, said: str) -> None:
@@ -216,7 +216,7 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
         (
             [cell("slow", 10, 1.0), cell("right", 7, 2.5), cell("fast", 1, 12.0)],
             "right",
-            "right is the cheapest in time: the whole job costs 2.50 EUR and takes 7 h 00 min.",
+            "right is the cheapest in time: the full run costs 2.50 EUR and takes 7 h 00 min.",
         ),
         ([cell("at the deadline", 8, 1.0)], "at the deadline", "takes 8 h 00 min."),
         # Of cells that cost the same the one that ends first is named first.
@@ -247,13 +247,13 @@ def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[C
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ([], "How long the whole job takes is known of no cell: none was measured."),
+        ([], "How long the full run takes is known of no cell: none was measured."),
         ([CellRow(label="a", missing={"whole_s": "no epochs"})], "is known of no cell: no epochs."),
         ([cell("a", 8.001, 1.0)], "No cell ends within 8 h 00 min"),
         ([cell("a", 9, 1.0), cell("b", 20, 1.0)], "No cell ends within 8 h 00 min: the fastest, a, takes 9 h 00 min."),
         ([cell("a", 7, None)], "No cell that ends in time has a price: price= in the hostfile, or a prices file."),
         ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency="CNY")], "Prices are in CNY and EUR: which cell"),
-        ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency=None)], "Prices are in EUR and a currency that is not told"),
+        ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency=None)], "Prices are in EUR and an unknown currency"),
     ],
 )
 def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
@@ -268,11 +268,11 @@ def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
         (
             Settings(model="70b"),
             Settings(model="1b"),
-            "Cells differ in model, so that their whole jobs are not the same",
+            "Cells differ in model, so that their full runs are not the same",
         ),
         (Settings(dataset="a"), Settings(dataset="b"), "differ in data set"),
-        (Settings(model="m", stage="sft"), Settings(model="m"), "do not all tell their stage"),
-        (Settings(model="m"), Settings(model="n", stage="pt"), "differ in model and do not all tell their stage"),
+        (Settings(model="m", stage="sft"), Settings(model="m"), "do not all have their stage"),
+        (Settings(model="m"), Settings(model="n", stage="pt"), "differ in model and do not all have their stage"),
     ],
 )
 def test_of_different_jobs_none_is_the_cheapest(one: Settings, other: Settings, said: str) -> None:

@@ -47,7 +47,7 @@ def test_memory_is_of_the_worker_that_needed_most_in_any_repeat() -> None:
     runs = [run_of(summary_of(nodes=(node_use(peak_worker_memory_gib=peak),))) for peak in peaks]
     assert row_of(*runs).peak_memory_gib == 5.25
     bare = row_of(runs[-1])
-    assert (bare.peak_memory_gib, bare.missing["peak_memory_gib"]) == (None, "no worker told its memory")
+    assert (bare.peak_memory_gib, bare.missing["peak_memory_gib"]) == (None, "no worker reported its memory")
 
 
 def test_the_network_s_share_is_what_a_step_exposes() -> None:
@@ -261,7 +261,7 @@ def times(rows: tuple[CellRow, ...]) -> list[float | None]:
 def test_epochs_are_so_many_times_the_data() -> None:
     rows, rule = with_full_run([row("a", dataset_samples=1100), row("b", 20.0)], FullRun(epochs=3.0))
     assert times(rows) == [330.0, 165.0]
-    assert rule == "The whole job is 3 epochs of the data set (1,100 samples), at the rate of the steps that count."
+    assert rule == "The full run is 3 epochs of the data set (1,100 samples), at the rate of the measured steps."
     assert rows[0].whole_s == Estimate(value=330.0, low=165.0, high=660.0)
 
 
@@ -275,7 +275,7 @@ def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell()
     cells = [row("a", batch=2), row("b", world_size=4, batch=64), row("c", None, world_size=8, batch=None)]
     rows, rule = with_full_run(cells, FullRun(steps=100), worker_batch=16)
     assert times(rows) == [1280.0, 1280.0, None]
-    assert "12,800 samples in every cell (100 steps of 16 samples a worker on 8 workers)" in rule
+    assert "12,800 samples in every cell (100 steps of 16 samples per worker on 8 workers)" in rule
 
 
 def test_a_largest_cell_without_figures_counts_as_well() -> None:

@@ -30,8 +30,8 @@ def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of
     out = SWEEP.cells[6]
     assert (out.settings.method, out.settings.per_device_batch, out.world_size, out.global_batch) == ("full", 4, 2, 8)
     assert out.settings.lora_rank is None
-    assert SWEEP.rule == "the first 5 of 35 steps are warm-up and do not count"
-    assert SWEEP.notes[0].startswith("The whole job is 3 epochs of the data set (1,100 samples)")
+    assert SWEEP.rule == "the first 5 of 35 steps are warm-up, excluded"
+    assert SWEEP.notes[0].startswith("The full run is 3 epochs of the data set (1,100 samples)")
     assert msgspec.json.decode(msgspec.json.encode(SWEEP), type=CellTable) == SWEEP
 
 
@@ -40,11 +40,11 @@ def test_of_runs_with_other_numbers_of_steps_one_rule_tells_them_all() -> None:
     for batch, steps, steady_steps in ((1, 66, 61), (2, 28, 22)):
         cell = measured_cell(1, "lora", batch)
         (first, second) = cell.runs
-        rule = f"the first {steps - steady_steps} of {steps} steps are warm-up and do not count"
+        rule = f"the first {steps - steady_steps} of {steps} steps are warm-up, excluded"
         summary = msgspec.structs.replace(first.summary, steps=steps, steady_steps=steady_steps, rule=rule)
         run = msgspec.structs.replace(first, summary=summary)
         cells.append(msgspec.structs.replace(cell, runs=(run, second)))
-    assert swept(*cells).rule == "the first steps of each run are warm-up and do not count: 5 to 6 of 28 to 66"
+    assert swept(*cells).rule == "the first steps of each run are warm-up, excluded: 5 to 6 of 28 to 66"
 
 
 def test_a_sweep_that_has_measured_nothing_is_a_table_all_the_same() -> None:
@@ -113,7 +113,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
         (Settings(model="m", sequence_length=8), "sequence length: a sample is not the same work in each, so compare"),
         (Settings(model="n", sequence_length=4), "Rows differ in model: "),
         (Settings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (Settings(model="m"), "Rows do not all tell their sequence length: a sample may not be the same work"),
+        (Settings(model="m"), "Rows do not all have their sequence length: a sample may not be the same work"),
         (Settings(model="m", sequence_length=4), None),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_row_whose_figures_fit_together_has_no_contradiction() -> None:
             "samples/s x step time in ms is 107890, 1000 x the global batch is 128000: 15.7 % less",
         ),
         ({"tokens_per_s": "9055"}, "tokens/s is 9055, samples/s x tokens / samples is 10055: 9.9 % less"),
-        ({"tokens_per_sample": "512.0"}, "tokens a sample is 512, tokens / samples is 500: 2.4 % more"),
+        ({"tokens_per_sample": "512.0"}, "tokens per sample is 512, tokens / samples is 500: 2.4 % more"),
         ({"tgs": "10055"}, "tokens/s of a GPU x GPUs is 40220, tokens/s is 10055: 300.0 % more"),
     ],
 )

@@ -199,7 +199,7 @@ def test_an_older_run_has_its_accumulation_from_its_file() -> None:
 def test_a_batch_is_that_of_the_settings_however_the_rate_was_rounded() -> None:
     record = training_record("one", 1, job={"per_device_train_batch_size": 64})
     assert record.summary is not None
-    # At 1 % more samples a second than its steps have, the rate makes 65 of them.
+    # At 1 % more samples per second than its steps have, the rate makes 65 of them.
     found = gather([renamed(record, samples_per_s=1.01 * (record.summary.samples_per_s or 0.0)), SWEEP])
     assert (found.calibration.per_device_batch, found.today.per_device_batch) == (64.0, 64.0)
 

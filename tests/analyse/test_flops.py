@@ -55,7 +55,7 @@ BY_HAND_LAYER = 6 * 8 + 6 * 4 + 6 * 4 + 8 * 6 + 3 * 6 * 10
 
 
 def xtuner_tflops(shape: ModelShape, sequence_tokens: int, tgs: float) -> float:
-    """What XTuner publishes as "TFLOPs" for a speed, in TFLOP/s a GPU, so that its tables can be compared with.
+    """What XTuner publishes as "TFLOPs" for a speed, in TFLOP/s per GPU, so that its tables can be compared with.
 
     It is a hardware figure (over the peak, HFU): full training, layers computed a second time in the backward pass,
     causal attention counted half: 8 L (4 h^2 + 3 h f) + 6 h V + 8 L s h a token. It takes every model for one with
@@ -65,7 +65,7 @@ def xtuner_tflops(shape: ModelShape, sequence_tokens: int, tgs: float) -> float:
     Args:
         shape: of the model.
         sequence_tokens: length of the sequences.
-        tgs: tokens a second and GPU.
+        tgs: tokens per second and GPU.
     """
     layers, hidden = shape.layers, shape.hidden
     inner = shape.linears["gate_proj"].outputs
@@ -73,7 +73,7 @@ def xtuner_tflops(shape: ModelShape, sequence_tokens: int, tgs: float) -> float:
     return tgs * (linears + 6 * hidden * shape.vocabulary + 8 * layers * sequence_tokens * hidden) / 1e12
 
 
-# XTuner's published speeds, A100 of 80 GB: the model, tokens of a sequence, tokens a second and GPU, "TFLOPs".
+# XTuner's published speeds, A100 of 80 GB: the model, tokens of a sequence, tokens per second and GPU, "TFLOPs".
 XTUNER = [
     (LLAMA_2_7B, 8, 3028.3, 185.3),
     (LLAMA_2_7B, 32, 2234.2, 193.0),
@@ -348,14 +348,14 @@ def test_a_peak_is_what_the_chip_can_do_without_sparsity(
 @pytest.mark.parametrize(
     ("name", "dtype", "tflops", "words"),
     [
-        ("GeForce RTX 4090", "bf16", 165.2, "165.2 TFLOP/s a GPU, dense bf16 with fp32 accumulation (NVIDIA Ada"),
-        ("GeForce RTX 4090", "fp16", 165.2, "165.2 TFLOP/s a GPU, dense fp16 with fp32 accumulation (NVIDIA Ada"),
-        ("GeForce RTX 4090", "fp32", 82.6, "82.6 TFLOP/s a GPU, dense fp32 (NVIDIA Ada"),
-        ("A100-SXM4-80GB", "tf32", 156.0, "156 TFLOP/s a GPU, dense tf32 with fp32 accumulation (NVIDIA A100"),
-        ("A100-SXM4-80GB", "fp32", 19.5, "19.5 TFLOP/s a GPU, dense fp32 (NVIDIA A100"),
+        ("GeForce RTX 4090", "bf16", 165.2, "165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (NVIDIA Ada"),
+        ("GeForce RTX 4090", "fp16", 165.2, "165.2 TFLOP/s per GPU, dense fp16 with fp32 accumulation (NVIDIA Ada"),
+        ("GeForce RTX 4090", "fp32", 82.6, "82.6 TFLOP/s per GPU, dense fp32 (NVIDIA Ada"),
+        ("A100-SXM4-80GB", "tf32", 156.0, "156 TFLOP/s per GPU, dense tf32 with fp32 accumulation (NVIDIA A100"),
+        ("A100-SXM4-80GB", "fp32", 19.5, "19.5 TFLOP/s per GPU, dense fp32 (NVIDIA A100"),
         ("H200", "fp8", None, "the peak of H200 in fp8 is not known"),
         ("B200", "fp32", None, "the peak of B200 in fp32 is not known"),
-        ("Tesla T4", "fp16", 65.0, "65 TFLOP/s a GPU, dense fp16 with fp32 accumulation (NVIDIA Turing"),
+        ("Tesla T4", "fp16", 65.0, "65 TFLOP/s per GPU, dense fp16 with fp32 accumulation (NVIDIA Turing"),
         ("Tesla T4", "bf16", None, "the peak of Tesla T4 in bf16 is not known"),
         ("Tesla T4", "tf32", None, "the peak of Tesla T4 in tf32 is not known"),
     ],

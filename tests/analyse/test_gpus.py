@@ -12,7 +12,7 @@ from multinode.analyse.telemetry.gpus import GpuUse, use_of_gpus
 from multinode.core.run.samples import GpuSample
 
 SECOND = 1_000_000_000
-# The steps that count begin here, by the node's clock, and end there.
+# The measured steps begin here, by the node's clock, and end there.
 START_S, END_S = 15, 30
 
 
@@ -108,4 +108,4 @@ def test_gpus_come_by_index_and_one_that_was_lost_before_is_missed() -> None:
     lost = [one for one in gpus(index=1, power_w=lambda _: 300.0) if one.mono_ns < START_S * SECOND]
     use, missing = used([*gpus(index=6), *lost, *gpus(index=0)])
     assert [gpu.index for gpu in use] == [0, 6]
-    assert missing == {"gpu 1": "not sampled while the steps that count ran"}
+    assert missing == {"gpu 1": "not sampled while the measured steps ran"}

@@ -28,7 +28,7 @@ from tests.analyse.made_up_sides import node_use, run_of, summary_of
 SECOND = 1_000_000_000
 # The training begins ten seconds after the samplers; a step a second; the first five are warm-up.
 BEGIN_S, STEPS, WARM_UP = 10, 20, 5
-# The steps that count begin here, by the node's clock, and end there.
+# The measured steps begin here, by the node's clock, and end there.
 START_S, END_S = BEGIN_S + WARM_UP, BEGIN_S + STEPS
 MBYTE = 1_000_000
 
@@ -78,7 +78,7 @@ def test_a_cards_rate_is_that_of_the_steps_that_count_alone() -> None:
 
 
 def test_between_two_samples_a_line_is_drawn() -> None:
-    # Every four seconds, so that none is at an end of the steps that count.
+    # Every four seconds, so that none is at an end of the measured steps.
     use = used(*cards(lambda _: 40 * MBYTE, moments=range(1, 40))[::4])
     assert use.cards[0].in_gbit_per_s == pytest.approx(0.32)
 
@@ -138,7 +138,7 @@ def test_the_card_of_the_data_plane_comes_first_and_the_loopback_not_at_all() ->
     ("samples", "reason"),
     [
         ([*cards(lambda _: MBYTE)[:20], *(card(20 + n, n) for n in range(12))], "the counter went backwards"),
-        (cards(lambda _: 1 << 50), "no card carries as much as it counted"),
+        (cards(lambda _: 1 << 50), "no NIC carries as much as it counted"),
         (cards(lambda _: MBYTE)[:17], "not sampled for half of the time"),
         (cards(lambda _: MBYTE)[:1], "not sampled for half of the time"),
     ],
@@ -180,7 +180,7 @@ def test_processors_are_means_over_the_steps_that_count() -> None:
     assert use.cpu_busy_percent == pytest.approx(80)
     assert use.cpu_iowait_percent == pytest.approx(10 / 15)
     assert use.cpu_steal_percent == pytest.approx(1.5)
-    # Before the steps that count there was less.
+    # Before the measured steps there was less.
     assert use.memory_available_gib == 6.0
 
 
@@ -270,7 +270,7 @@ def test_a_node_without_steps_has_what_does_not_depend_on_them() -> None:
         samples=(*broken, *tcp((0, 0), (99, 1))),
     )
     use = use_of(node, observe("r", [node]))
-    assert use.missing["window"] == "none of its workers recorded a step that counts"
+    assert use.missing["window"] == "none of its workers recorded a measured step"
     assert (use.cards[0].errors, use.cards[0].in_gbit_per_s) == (3, None)
     assert use.retransmitted_share == pytest.approx(0.01)
 
@@ -299,10 +299,10 @@ def test_a_record_that_is_lost_at_an_end_of_the_steps_that_count_leaves_the_othe
 
 def test_why_the_steps_that_count_are_not_found_in_time_is_told_as_it_is() -> None:
     untimed = [msgspec.structs.replace(step, step_time_us=None) for step in steps() if step.step > WARM_UP]
-    assert of_two(untimed).missing["window"] == "when step 6, its first that counts, began is not known"
+    assert of_two(untimed).missing["window"] == "when step 6, the first measured one, began is not known"
     backwards = [msgspec.structs.replace(step, mono_ns=(90 - step.step) * SECOND) for step in steps()]
-    assert of_two(backwards).missing["window"].endswith("cannot be true")
-    assert of_two(steps()[:WARM_UP]).missing["window"] == "none of its workers recorded a step that counts"
+    assert of_two(backwards).missing["window"].endswith("are implausible")
+    assert of_two(steps()[:WARM_UP]).missing["window"] == "none of its workers recorded a measured step"
 
 
 # The most that a record may hold; what is more makes it none.
@@ -370,7 +370,7 @@ def test_energy_follows_from_the_power_where_the_samples_of_the_window_are_not_k
     [
         ((), "no GPU of n1 was sampled"),
         (((300.0, None),), "not every GPU of n1 was sampled"),
-        (((300.0, None), (None, None)), "not every GPU tells what it draws"),
+        (((300.0, None), (None, None)), "not every GPU reports its power"),
     ],
 )
 def test_energy_of_some_gpus_is_not_taken_for_that_of_all(

@@ -23,7 +23,7 @@ TRAININGS = 12
 def test_steps_on_other_links_are_predicted_from_one_node_and_from_two_over_one_link(
     known: float | None, ninetieth: float, worst: float
 ) -> None:
-    chance = random.Random(19)  # noqa: S311 - made-up data, not a secret
+    chance = random.Random(19)  # noqa: S311 - synthetic data, not a secret
     errors = sorted(error for _ in range(TRAININGS) for error in _errors(chance, known))
     assert errors[int(0.9 * len(errors))] < ninetieth
     assert errors[-1] < worst

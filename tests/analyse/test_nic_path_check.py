@@ -8,6 +8,7 @@ import pytest
 from multinode.analyse.collectives.algorithms import Layout, node_flows, rank_flows
 from multinode.analyse.nccl_test.nic_path_check import NicPathCheck, Way, check_nic_path
 from multinode.core.run.samples import CardBytes, CollectiveSample
+from multinode.report.nccl_test.scan_words import path_sentences
 
 MIB = 1 << 20
 S = 16 * MIB
@@ -18,7 +19,7 @@ NOTHING = CardBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
 
 
 def counted(sent: float, received: float, iters: int = ITERS) -> CardBytes:
-    """What a card counts for so much payload an iteration: 66 bytes a packet more, and bare acknowledgements."""
+    """What a card counts for so much payload per iteration: 66 bytes a packet more, and bare acknowledgements."""
     tx, rx = round(sent * iters), round(received * iters)
     tx_packets, rx_packets = tx // 1448 + rx // 2896, rx // 1448 + tx // 2896
     return CardBytes(
@@ -73,13 +74,14 @@ def proved(
     backend: str = "gloo",
     cards: Mapping[int, str | None] | None = None,
 ) -> NicPathCheck:
-    return check_nic_path(
+    found = check_nic_path(
         samples,
         cards=dict.fromkeys(range(layout.nodes), "ens1f0") if cards is None else cards,
         layout=layout,
         backend=backend,
         node_names=[f"node{number}" for number in range(layout.nodes)],
     )
+    return msgspec.structs.replace(found, sentences=tuple(path_sentences(found, backend)))
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
@@ -88,7 +90,7 @@ def test_a_run_over_the_right_cards_is_confirmed(collective: str, layout: Layout
     proof = proved(ran(collective, layout), layout)
     assert proof.ok is True
     [sentence] = proof.sentences
-    assert sentence.startswith("Each node's card (ens1f0) carried what gloo moves for these collectives, within ")
+    assert sentence.startswith("NIC counters match the expected traffic (ens1f0, within ")
     assert all(load.others == {} for load in proof.messages[0].loads)
 
 
@@ -98,8 +100,8 @@ def test_a_run_forced_over_another_interface_is_told_with_numbers() -> None:
     assert proof.ok is False
     [sentence] = proof.sentences
     assert sentence == (
-        "node0 and node1 sent 16.0 MiB of 16.0 MiB an iteration (all_reduce of 16 MiB) over eth0, not over ens1f0: "
-        "the kernel's routes to the other nodes lead there, or the backend was told to use eth0."
+        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over ens1f0: "
+        "the kernel's routes to the other nodes lead there, or the backend is set to use eth0."
     )
     assert list(proof.messages[0].loads[0].others) == ["eth0"]
 
@@ -111,7 +113,7 @@ def test_one_node_on_a_wrong_way_in_one_direction_is_told_alone() -> None:
     proof = proved([sample(0, right), sample(1, wrong)])
     assert proof.ok is False
     [sentence] = proof.sentences
-    assert sentence.startswith("node1 sent 15.7 MiB of 16.0 MiB an iteration (all_reduce of 16 MiB) over eth0, not")
+    assert sentence.startswith("node1 sent 15.7 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not")
     assert [load.way for load in proof.messages[0].loads] == [Way.CARD, Way.OTHER]
 
 
@@ -121,7 +123,7 @@ def test_sockets_over_all_interfaces_are_no_proof() -> None:
     proof = proved([sample(0, half), sample(1, half)], backend="nccl")
     assert proof.ok is False
     assert (
-        "sent 8.0 MiB of 16.0 MiB an iteration (all_reduce of 16 MiB) over docker0, not over ens1f0"
+        "sent 8.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over docker0, not over ens1f0"
         in (proof.sentences[0])
     )
 
@@ -149,7 +151,7 @@ def test_rdma_is_recognised_by_its_own_counters() -> None:
     assert proof.ok is None
     [sentence] = proof.sentences
     assert sentence == (
-        "node0 and node1 sent 16.0 MiB of 16.0 MiB an iteration (all_reduce of 16 MiB) over the RDMA port mlx5_0/1: "
+        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over the RDMA port mlx5_0/1: "
         "the counters of ens1f0 do not see RDMA."
     )
 
@@ -159,7 +161,7 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
     proof = proved([sample(0, unseen), sample(1, unseen)])
     assert proof.ok is None
     assert proof.sentences == (
-        "node0 and node1 sent 16.0 MiB an iteration (all_reduce of 16 MiB), and no counter saw it.",
+        "node0 and node1 sent 16.0 MiB per iteration (all_reduce of 16 MiB), and no counter saw it.",
     )
 
 
@@ -168,8 +170,8 @@ def test_a_card_that_carries_more_than_the_algorithm_moves_confirms_nothing() ->
     assert proof.ok is None
     [sentence] = proof.sentences
     assert sentence == (
-        "node1 sent 22.4 MiB an iteration (all_reduce of 16 MiB) over ens1f0, where the algorithm moves 16.0 MiB: "
-        "other traffic passed it, or the backend took another algorithm."
+        "node1 sent 22.4 MiB per iteration (all_reduce of 16 MiB) over ens1f0, expected are 16.0 MiB: other traffic, "
+        "or another algorithm of the backend."
     )
 
 
@@ -194,7 +196,7 @@ def test_the_counters_tell_which_algorithm_and_protocol_nccl_ran(algorithm: str,
     assert proof.ok is True
     [message] = proof.messages
     assert (message.algorithm, message.protocol) == (algorithm, protocol)
-    assert proof.sentences[1] == f"NCCL made the all_reduce of 16 MiB as a {algorithm}, by what passed the cards."
+    assert proof.sentences[1] == f"NCCL ran the all_reduce of 16 MiB as a {algorithm}, by the NIC counters."
 
 
 def test_a_ring_and_a_tree_of_two_workers_are_the_same() -> None:
@@ -210,7 +212,7 @@ def test_small_messages_and_what_is_not_known_are_not_judged() -> None:
     ):
         assert proof.ok is None
         assert proof.sentences == (
-            "No message was large enough, or too little is known, to tell by counters which cards carried it.",
+            "Path not checked: no message was large enough for the NIC counters, or too little is known.",
         )
     assert proved([sample(0, None)]) == NicPathCheck(ok=None)
     alone = Layout(nodes=1, workers_per_node=2)

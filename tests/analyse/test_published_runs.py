@@ -27,7 +27,7 @@ QWEN2_VL = {
 TARGETS = ("k_proj", "up_proj", "o_proj", "v_proj", "q_proj", "gate_proj", "down_proj", "embed_tokens")
 # 100 MB/s of payload.
 ORDINARY = Link(gbit_per_s=0.8 * 1538 / 1448)
-# Of the run on two nodes: its runtime times its steps a second.
+# Of the run on two nodes: its runtime times its steps per second.
 STEPS = 26341.9 * 0.839
 TWO_BY_TWO = Layout(nodes=2, workers_per_node=2)
 

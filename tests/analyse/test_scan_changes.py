@@ -48,7 +48,7 @@ def test_a_speed_that_changed_is_told_with_both_figures() -> None:
     assert change.change == pytest.approx(-0.5)
     assert change.size_bytes == MIB
     assert change.text == "all_reduce 1 MiB is slower: 0.524 GB/s, was 1.05 GB/s (-50%)"
-    assert changes.text == "1 of 1 messages changed; 1 slower, most of all all_reduce 1 MiB (-50%)."
+    assert changes.text == "1 of 1 messages changed; 1 slower, most: all_reduce 1 MiB (-50%)."
     (back,) = compare_scans(record(row(2000.0)), record(row(1000.0))).rows
     assert "is faster" in back.text
 
@@ -86,7 +86,7 @@ def test_messages_that_only_one_has_are_named_and_not_compared() -> None:
     assert changes.only_before == ("broadcast 1 MiB",)
     assert changes.only_now == ("all_reduce 2 MiB", "all_reduce 1 MiB of half")
     assert (changes.rows, changes.unchanged) == ((), 1)
-    assert compare_scans(record(row()), record()).text == "The two sweeps have no message in common."
+    assert compare_scans(record(row()), record()).text == "The two scans have no message in common."
 
 
 def test_a_size_that_was_rounded_for_other_workers_is_the_same_message() -> None:
@@ -112,7 +112,7 @@ def test_a_change_of_a_node_is_a_sentence(changed: dict[str, Any], sentence: str
 def test_what_changed_on_every_node_alike_is_said_once() -> None:
     after = tuple(msgspec.structs.replace(node, torch="2.8.0", mtu=1500) for node in (OTHER, BOX))
     assert compare_scans(record(), record(nodes=after)).environment == (
-        "the card of every node now has an MTU of 1500, was 9000",
+        "the NIC of every node now has an MTU of 1500, was 9000",
         "every node now has torch 2.8.0, was 2.7.1",
     )
 
@@ -128,7 +128,7 @@ def test_nodes_that_came_went_or_changed_places() -> None:
     changes = compare_scans(record(nodes=(OTHER, BOX)), record(nodes=(OTHER, new)))
     assert (changes.came, changes.gone, changes.environment) == (("node9",), ("node3",), ())
     swapped = compare_scans(record(nodes=(OTHER, BOX)), record(nodes=(BOX, OTHER)))
-    assert swapped.environment == ("the nodes stand in another order now: node3, node1, was node1, node3",)
+    assert swapped.environment == ("the order of the nodes is now node3, node1, was node1, node3",)
 
 
 def test_the_state_of_a_node_is_what_its_probe_found() -> None:

@@ -11,6 +11,7 @@ from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.core.cluster.facts import Interface
+from multinode.report.nccl_test.scan_words import verdict_with_words
 from multinode.units import goodput_gb_per_s
 
 MIB = 1 << 20
@@ -90,7 +91,11 @@ def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
         "busy_percent_by_node": {"a": 30.0, "b": 35.0},
         "cards": cards(),
     }
-    return judge_scan(Evidence(**(everything | changes)))
+    return worded(Evidence(**(everything | changes)))
+
+
+def worded(evidence: Evidence) -> Verdict:
+    return verdict_with_words(judge_scan(evidence), evidence.path, evidence.backend, evidence.link_gbit_per_s)
 
 
 SLOW = 0.3 * GIGABIT
@@ -102,11 +107,10 @@ def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
     return judged(gb_per_s, **(everything | changes))
 
 
-def test_a_network_that_is_used_in_full_has_nothing_to_mend() -> None:
+def test_a_network_that_is_used_in_full_needs_no_action() -> None:
     verdict = judged()
     assert verdict.text == (
-        "This is what a 1 Gbit/s link gives: 99% of what TCP can carry and 99% of what raw TCP reached "
-        "(all_reduce of 16 MiB moves 0.116 GB/s through a card). Nothing to mend."
+        "network OK, no action needed: all_reduce of 16 MiB reaches 99% of TCP line rate (1 Gbit/s) and 99% of raw TCP"
     )
     assert (verdict.nodes, verdict.causes) == ((), ())
 
@@ -122,31 +126,33 @@ def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> No
     verdict = judged(rows=rows(0.99 * GIGABIT, most=4096 * 8))
     assert [share.size_bytes for share in verdict.shares] == [32768]
     assert verdict.shares[0].share_of_ceiling == pytest.approx(0.64, abs=0.03)
-    assert verdict.text.endswith("Nothing to mend.")
+    assert verdict.status == "ok"
 
 
 def test_wrong_values_come_before_everything() -> None:
     verdict = judged(rows=rows(SLOW, num_wrong=2), path=NicPathCheck(ok=False, sentences=("a sent over eth0.",)))
-    assert verdict.text.startswith("16 values were wrong (all_reduce of float): no speed counts")
+    assert (verdict.status, verdict.causes[0].code) == ("wrong_values", "wrong_values")
+    assert verdict.causes[0].text.startswith("16 values were wrong (all_reduce of float): no speed is valid")
     assert "wrong" not in judged(SLOW).text
 
 
 def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
-    assert judged(rows=()).text == "No size was measured by all workers."
-    verdict = judge_scan(Evidence(rows=rows(5.0)))
-    assert "neither a link's rate nor raw TCP is known" in verdict.text
+    assert judged(rows=()).text == "no result: no size was measured by all workers"
+    verdict = worded(Evidence(rows=rows(5.0)))
+    assert "neither the link rate nor raw TCP is known" in verdict.text
     assert verdict.causes == ()
 
 
 def test_raw_tcp_alone_is_enough_to_judge_by() -> None:
     unknown = cards(speed_gbit_per_s=None)
-    assert judged(cards=unknown).text.startswith("This is what this network gives: 99% of what raw")
-    assert "Look first" in judged(SLOW, cards=unknown).text
+    assert judged(cards=unknown).text.endswith(": all_reduce of 16 MiB reaches 99% of raw TCP")
+    slow = judged(SLOW, cards=unknown)
+    assert (slow.status, len(slow.causes)) == ("slow", 1)
 
 
 def test_the_worst_of_several_collectives_is_what_is_told() -> None:
     several = rows(0.99 * GIGABIT) + rows(0.4 * GIGABIT, collective="all_gather")
-    assert judged(rows=several, backend="nccl").text.startswith("all_gather of 16 MiB, which fills it least, moves")
+    assert judged(rows=several, backend="nccl").text.startswith("slow: all_gather of 16 MiB, the slowest, ")
 
 
 def test_what_the_backend_really_sends_is_what_fills_the_card() -> None:
@@ -179,19 +185,19 @@ CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"tcp": tcp(pairs=ALL_BUT_B)}, "b sends and receives no more than 94 Mbit/s", ("b",)),
     (
         {"tcp": tcp(one=ring(0.3 * GIGABIT))},
-        "a single connection is bound by one processor core or by small socket",
+        "a single connection is limited by one CPU core or by small socket",
         (),
     ),
     ({"wait_share_by_node": {"a": 0.4, "b": 0.02}}, "the others wait 40% of the time, and b 2%", ("b",)),
-    ({"busy_percent_by_node": {"a": 97.0, "b": 30.0}}, "the processors are busy while the sweep runs (a 97%)", ("a",)),
+    ({"busy_percent_by_node": {"a": 97.0, "b": 30.0}}, "the CPUs are busy while the collectives run (a 97%)", ("a",)),
 ]
 
 
 @pytest.mark.parametrize(("seen", "words", "nodes"), CAUSES)
 def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words: str, nodes: tuple[str, ...]) -> None:
     verdict = judged(SLOW, **seen)
-    assert words in verdict.text
-    assert verdict.text.count(". ") == 1
+    assert words in verdict.causes[0].text
+    assert "\n" not in verdict.text
     assert verdict.nodes == nodes
     assert all(cause.hint for cause in verdict.causes)
     # Without it nothing of the kind is said.
@@ -200,7 +206,7 @@ def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words:
 
 @pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (1, 2, 6, 7, 8)])
 def test_what_may_explain_slowness_is_not_told_of_a_sweep_that_is_well(seen: dict[str, Any]) -> None:
-    assert judged(**seen).text.endswith("Nothing to mend.")
+    assert judged(**seen).text.startswith("network OK, no action needed")
 
 
 def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
@@ -224,22 +230,22 @@ def test_what_is_wrong_in_itself_is_told_of_any_sweep(seen: dict[str, Any]) -> N
 
 def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
     verdict = judged(0.74 * GIGABIT, tcp=both_ways(0.75 * GIGABIT))
-    assert "74% of what TCP can carry and 99% of what raw TCP reached" in verdict.text
-    assert "the network, not the collective" in verdict.text
-    assert "raw TCP is fine" in judged(SLOW).text
-    assert "it was not tried" in judged(SLOW, tcp=RawTcp()).text
+    assert verdict.text.endswith("reaches 74% of TCP line rate (1 Gbit/s) and 99% of raw TCP")
+    assert "the network, not the collective" in verdict.causes[0].text
+    assert "raw TCP is OK" in judged(SLOW).causes[0].text
+    assert "raw TCP was not measured" in judged(SLOW, tcp=RawTcp()).causes[0].text
 
 
 def test_in_a_ring_a_node_that_is_slow_to_and_from_is_blamed_itself() -> None:
     streams = ring(0.99 * GIGABIT, "abcd", b=0.1 * GIGABIT, c=0.1 * GIGABIT)
     verdict = judged(0.1 * GIGABIT, tcp=RawTcp(several=streams), cards=cards("abcd"))
     assert verdict.nodes == ("c",)
-    assert "c sends and receives no more than 94.1 Mbit/s" in verdict.text
+    assert "c sends and receives no more than 94.1 Mbit/s" in verdict.causes[0].text
 
 
 def test_sockets_are_for_nccl_on_fast_links_whose_tcp_is_fine() -> None:
     slow = at_ten(0.3 * TEN)
-    assert "may need more sockets" in slow.text
+    assert "may need more sockets" in slow.causes[0].text
     assert "measure before setting" in slow.causes[0].hint
     others = (
         at_ten(0.94 * TEN),
@@ -252,7 +258,7 @@ def test_sockets_are_for_nccl_on_fast_links_whose_tcp_is_fine() -> None:
 
 def test_one_connection_that_a_core_bounds_is_told_with_the_sockets_that_help() -> None:
     verdict = at_ten(0.35 * TEN, tcp=RawTcp(one=ring(0.4 * TEN), several=ring(0.95 * TEN)))
-    assert "a single connection is bound by one processor core" in verdict.text
+    assert "a single connection is limited by one CPU core" in verdict.causes[0].text
     assert "NCCL_NSOCKS_PERTHREAD" in verdict.causes[0].hint
 
 
@@ -260,29 +266,39 @@ def test_tcp_that_leaves_half_of_a_very_fast_link_is_a_limit_and_no_fault() -> N
     fast = cards(speed_gbit_per_s=100.0)
     # By the link of 100 Gbit/s alone the streams would be odd.
     verdict = at_ten(5.9, raw=6.0, cards=fast)
-    assert "rarely passes 3 to 5 GB/s" in verdict.text
-    assert "rarely" not in at_ten(0.94 * TEN).text
-    assert "rarely" not in at_ten(0.9, raw=1.0, cards=fast).text
+    assert verdict.causes[0].text == "raw TCP itself reaches 6 of 11.8 GB/s: TCP rarely exceeds 3 to 5 GB/s on any link"
+    assert not any(
+        cause.code == "tcp_limit"
+        for other in (at_ten(0.94 * TEN), at_ten(0.9, raw=1.0, cards=fast))
+        for cause in other.causes
+    )
 
 
 def test_a_long_way_between_the_nodes_is_told() -> None:
     verdict = judged(tcp=tcp(latency=trips(a=12_000.0, b=12_500.0)))
-    assert "a round trip between the nodes takes 12.2 ms" in verdict.text
+    assert "a round trip between the nodes takes 12.2 ms" in verdict.causes[0].text
     far = judged(tcp=tcp(latency=trips(a=100.0, b=110.0, c=2500.0)))
     assert far.nodes == ("c", "a")
-    assert "from c to a takes 2.5 ms, where 0.11 ms is usual" in far.text
+    assert "from c to a takes 2.5 ms, 0.11 ms is usual" in far.causes[0].text
 
 
 def test_small_messages_that_wait_for_no_wire_are_told() -> None:
     late = msgspec.structs.replace(rows(GIGABIT)[0], time_us=40_000.0)
     verdict = judged(rows=(late, *rows(0.99 * GIGABIT)[1:]))
-    assert "all_reduce of 8 B takes 40 ms, where round trips need 0.0925 ms" in verdict.text
+    assert "all_reduce of 8 B takes 40 ms, its round trips need 0.0925 ms" in verdict.causes[0].text
 
 
 def test_the_verdict_is_a_json_document() -> None:
     document = msgspec.json.decode(msgspec.json.encode(judged(SLOW)))
-    assert set(document) == {"text", "nodes", "causes", "shares"}
-    assert set(document["causes"][0]) == {"text", "hint", "nodes"}
+    assert set(document) == {"status", "text", "over_rdma", "worst", "nodes", "causes", "shares"}
+    assert set(document["causes"][0]) == {"code", "figures", "by_node", "text", "hint", "nodes"}
+    assert msgspec.json.decode(msgspec.json.encode(judged(SLOW)), type=Verdict) == judged(SLOW)
+
+
+def test_a_verdict_of_an_earlier_release_is_read_as_it_was_stored() -> None:
+    stored = b'{"text":"This is it.","nodes":["b"],"causes":[{"text":"b is slow","hint":"look","nodes":["b"]}]}'
+    verdict = msgspec.json.decode(stored, type=Verdict)
+    assert (verdict.text, verdict.causes[0].text, verdict.status) == ("This is it.", "b is slow", "")
 
 
 def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
@@ -290,8 +306,8 @@ def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
     assert judged(rows=half, backend="nccl").causes
     verdict = judged(rows=half, backend="gloo")
     assert verdict.causes == ()
-    assert "in turns" in verdict.text
-    assert verdict.text.endswith("Nothing to mend.")
+    assert verdict.status == "ok"
+    assert verdict.text.endswith("; gloo sends and receives large messages in turns: 50% is its maximum")
 
 
 def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None:
@@ -300,4 +316,6 @@ def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None
 
 
 def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
-    assert "Look at this all the same: b sends" in judged(tcp=tcp(pairs=ALL_BUT_B)).text
+    verdict = judged(tcp=tcp(pairs=ALL_BUT_B))
+    assert verdict.text.startswith("network OK, see the cause below: ")
+    assert verdict.causes[0].text.startswith("b sends")

@@ -148,7 +148,7 @@ def test_the_calls_of_a_job_are_those_recorded(run: Run) -> None:
 
 @named([run for run in RUNS if run.micro_steps > 1])
 def test_what_grows_with_accumulation_is_known_from_a_run_that_accumulates(run: Run) -> None:
-    """Bytes with two micro-batches a step, of a run with four: by the formula, and by what the run called."""
+    """Bytes with two micro-batches per step, of a run with four: by the formula, and by what the run called."""
     strategy, load = run.training
     summary = Summary(
         run_id="r",

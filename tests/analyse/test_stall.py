@@ -55,7 +55,7 @@ def test_a_stopped_rank_is_named_with_the_command_that_lets_it_go_on() -> None:
     assert found.message == (
         "rank 3 on node1 is stopped (state T): somebody sent it SIGSTOP; the other 3 ranks wait in all_reduce"
     )
-    assert found.hint == "let it go on, on node1: kill -CONT 203"
+    assert found.hint == "resume it, on node1: kill -CONT 203"
     assert (found.node, found.node_rank, found.rank) == ("node1", 1, 3)
 
 
@@ -64,7 +64,7 @@ def test_several_stopped_ranks_are_named_together() -> None:
     assert found.message.startswith(
         "ranks 2, 3 on node1 are stopped (state T): somebody sent them SIGSTOP; the other 2"
     )
-    assert found.hint == "let it go on, on node1: kill -CONT 202 203"
+    assert found.hint == "resume it, on node1: kill -CONT 202 203"
 
 
 def test_a_rank_that_a_debugger_holds_is_not_told_to_be_stopped() -> None:
@@ -120,7 +120,7 @@ def test_the_rank_outside_of_the_collective_is_named_with_its_place() -> None:
 
 
 def test_a_rank_that_computes_is_told_to() -> None:
-    assert "(data.py:8), computing;" in explain({1: {"stack": stack("load data.py:8"), "cpu_s": 0.29}}).message
+    assert "(data.py:8), using CPU;" in explain({1: {"stack": stack("load data.py:8"), "cpu_s": 0.29}}).message
 
 
 def test_ranks_in_different_collectives_are_told_apart() -> None:
@@ -168,7 +168,7 @@ def test_a_stopped_launcher_is_named_where_no_worker_is() -> None:
     second = msgspec.structs.replace(second, processes=(launcher, *second.processes[1:]))
     found = explain_stall([first, second])
     assert found.message.startswith("the launcher on node1 (torchrun, pid 100) is stopped")
-    assert found.hint == "let it go on, on node1: kill -CONT 100"
+    assert found.hint == "resume it, on node1: kill -CONT 100"
 
 
 # What two ranks on GPUs show when one of them sleeps: the other has launched its collective and reads the loss.

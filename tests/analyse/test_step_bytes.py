@@ -67,7 +67,7 @@ def test_fsdp_on_gloo_moves_two_where_one_and_a_half_was_asked_for_and_the_reaso
     traffic = seen(DDP, calls=fsdp, model=model("fsdp2"), cards=both_ways(whole + S / 2))
     assert figures(traffic) == pytest.approx([whole, whole + S / 2, whole + S / 2], rel=0.002)
     (sentence,) = traffic.explained
-    assert sentence.startswith("reduce_scatter: 7.38 MB asked for, 14.8 MB expected at a card")
+    assert sentence.startswith("reduce_scatter: 7.38 MB asked for, 14.8 MB expected at a NIC")
     assert "gloo makes a reduce_scatter as an all-reduce" in sentence
 
 
@@ -106,7 +106,7 @@ def test_a_node_that_sends_over_another_interface_is_named_with_it() -> None:
         return {"ens1f0": (S if node == 0 else 900, S), "eth0": (2000 if node == 0 else S, 2000)}
 
     (sentence,) = seen(DDP, cards=cards).explained
-    assert sentence.startswith("node-1 sent 14.8 MB a step over eth0, and 900 B of the 14.8 MB expected over ens1f0")
+    assert sentence.startswith("node-1 sent 14.8 MB per step over eth0, and 900 B of the 14.8 MB expected over ens1f0")
     assert "routes" in sentence
 
 
@@ -148,7 +148,7 @@ def test_nccls_ll_protocol_is_recognised_by_twice_the_bytes_and_gloo_has_none() 
     (sentence,) = seen(DDP, backend="nccl", cards=both_ways(2 * S)).explained
     assert "the protocol LL," in sentence
     (sentence,) = seen(DDP, cards=both_ways(2 * S)).explained
-    assert sentence.startswith("unexplained: ens1f0 of node-0 sent 29.5 MB a step for 14.8 MB expected")
+    assert sentence.startswith("unexplained: ens1f0 of node-0 sent 29.5 MB per step for 14.8 MB expected")
 
 
 def test_what_a_few_steps_carried_is_told_from_what_every_step_does() -> None:
@@ -215,13 +215,13 @@ def test_without_counters_at_the_steps_ends_the_samplers_are_interpolated_and_th
 def test_without_any_counters_the_reason_is_given() -> None:
     traffic = seen(DDP, cards=None)
     assert traffic.bytes_per_step.card is None
-    assert traffic.missing["card"].startswith("node-0: no counters of ens1f0 were recorded in the steps that count")
+    assert traffic.missing["card"].startswith("node-0: no counters of ens1f0 were recorded in the measured steps")
 
 
 def test_without_a_known_interface_no_card_is_guessed() -> None:
     traffic = seen(DDP, ifname=None)
     assert traffic.bytes_per_step.card is None
-    assert "is not known; ens1f0 carried most" in traffic.missing["card"]
+    assert "is unknown; ens1f0 carried most" in traffic.missing["card"]
 
 
 def test_one_node_is_expected_to_send_nothing_and_its_card_counts_other_traffic() -> None:
@@ -252,7 +252,7 @@ def test_hybrid_sharding_shares_the_card_between_the_groups_of_local_ranks() -> 
     traffic = seen(DDP, workers=2, backend="nccl", groups=groups, calls=calls, cards=both_ways(S))
     # 3 x 1/2 S inside, and S/2 across from each of two workers of a node.
     assert figures(traffic) == pytest.approx([2 * S, S, S], rel=0.002)
-    assert any("2 groups of 2 workers share the card" in sentence for sentence in traffic.explained)
+    assert any("2 groups of 2 workers share the NIC" in sentence for sentence in traffic.explained)
     assert any("stays there" in sentence for sentence in traffic.explained)
 
 
@@ -336,7 +336,7 @@ def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
 def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:
     traffic = seen(DDP, calls=lambda _rank: [], cards=both_ways(5000))
     assert figures(traffic) == pytest.approx([0, 0, 5000], rel=0.05)
-    assert traffic.explained == ("No call crosses from node to node: what the cards counted is other traffic.",)
+    assert traffic.explained == ("No call crosses from node to node: what the NICs counted is other traffic.",)
     (sentence,) = seen(DDP, calls=lambda _rank: []).explained
     assert sentence.startswith(
         "unexplained: no call that crosses from node to node was seen, and ens1f0 of node-0 sent"
@@ -345,7 +345,7 @@ def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:
 
 def test_few_bytes_are_not_held_against_the_cards() -> None:
     (sentence,) = seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], cards=both_ways(9000)).explained
-    assert "too few to be told from headers" in sentence
+    assert "too few to distinguish from headers" in sentence
 
 
 @given(

@@ -42,9 +42,7 @@ def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
     assert split.mean.overlap == pytest.approx(20 / 30)
     assert split.comm_ms == pytest.approx(30.0)
     assert split.missing == {}
-    assert split.rule.startswith(
-        "means over the 15 steps that count; communication is exposed where DDP's counters say"
-    )
+    assert split.rule.startswith("means over the 15 measured steps; communication is exposed where DDP's counters say")
 
 
 def test_what_the_others_wait_for_a_slow_worker_is_waiting_and_no_transfer() -> None:
@@ -67,7 +65,7 @@ def test_a_cpu_that_is_blocked_in_calls_is_told_by_its_host_clock() -> None:
     assert split.source == "host"
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 10.0, 0.0, 2.0, 5.0, 1.0), strict=True))
     assert set(split.missing) == {"overlap", "comm_ms"}
-    assert "DDP alone" in split.missing["overlap"]
+    assert "only DDP" in split.missing["overlap"]
 
 
 def test_calls_beside_ddp_are_added_to_what_ddp_says() -> None:
@@ -131,7 +129,7 @@ def test_what_a_host_does_while_its_gpu_computes_is_not_counted_twice() -> None:
         return msgspec.structs.replace(sample, phases_us={"data": 90_000, "optimizer": 20_000})
 
     split = split_of(changed(MadeUp(device="cuda").observed(), run_ahead))
-    # Of 118 ms a step, 100 ms are computing and 10 ms communication: the loader can have cost 8 ms, and no more.
+    # Of 118 ms per step, 100 ms are computing and 10 ms communication: the loader can have cost 8 ms, and no more.
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 10.0, 0.0, 8.0, 0.0, 0.0), strict=True))
     assert "by the host's clock" in split.rule
 
@@ -214,7 +212,7 @@ def test_a_step_that_one_worker_did_not_record_is_left_out_and_the_rule_says_so(
     made_up = MadeUp(compute_ms=lambda _, step: 190.0 if step == 10 else 100.0, lost=frozenset({(1, 10)}))
     split = split_of(made_up.observed())
     assert [worker.compute_ms for worker in split.workers] == pytest.approx([100.0, 100.0])
-    assert split.rule.startswith("means over 14 of the 15 steps that count;")
+    assert split.rule.startswith("means over 14 of the 15 measured steps;")
 
 
 def test_counters_that_come_now_and_then_are_used_where_they_are() -> None:
@@ -224,14 +222,14 @@ def test_counters_that_come_now_and_then_are_used_where_they_are() -> None:
     split = split_of(changed(MadeUp(device="cuda").observed(), sampled))
     assert split.mean is not None
     assert split.mean.exposed_ms == pytest.approx(10.0)
-    assert split.rule.startswith("means over 3 of the 15 steps that count;")
+    assert split.rule.startswith("means over 3 of the 15 measured steps;")
 
 
 def test_a_checkpoint_now_and_then_is_left_out_and_the_rule_says_so() -> None:
     split = split_of(MadeUp(compute_ms=lambda _, step: 9000.0 if step == 12 else 100.0).observed())
     assert split.mean is not None
     assert split.mean.step_ms == pytest.approx(118.0)
-    assert "14 of the 15 steps that count (1 took over 3 times the median and is left out)" in split.rule
+    assert "14 of the 15 measured steps (1 took over 3 times the median and is left out)" in split.rule
 
 
 def test_a_loader_that_stalls_every_fifth_step_is_no_rare_event() -> None:
@@ -255,7 +253,7 @@ def test_a_loader_that_nobody_saw_is_missing_and_not_zero() -> None:
 
 def test_nothing_recorded_is_nothing_split_and_every_part_has_its_reason() -> None:
     assert split_of(MadeUp(steps=0).observed()) == StepSplit(
-        missing=dict.fromkeys((*PARTS, "overlap", "comm_ms"), "no step that counts was recorded by all workers")
+        missing=dict.fromkeys((*PARTS, "overlap", "comm_ms"), "no measured step was recorded by all workers")
     )
 
 
@@ -294,7 +292,7 @@ def test_counters_that_cannot_be_true_are_not_used(lie: dict[str, Any]) -> None:
 
     split = split_of(changed(MadeUp().observed(), tell))
     assert split.source is None
-    assert "can be true" in split.missing["exposed_ms"]
+    assert "plausible" in split.missing["exposed_ms"]
 
 
 def test_the_last_thing_that_a_worker_said_of_its_model_counts() -> None:

@@ -141,7 +141,7 @@ def test_workers_that_never_call_each_other_train_alone() -> None:
 def test_a_card_that_carries_a_lot_says_that_there_are_calls_which_nobody_saw() -> None:
     silent = Training(model=model("none"), calls=lambda _rank: []).observed()
     assert recognise(silent, 100e6).startswith("unknown: ")
-    assert "100.0 MB a step" in recognise(silent, 100e6)
+    assert "100.0 MB per step" in recognise(silent, 100e6)
     assert recognise(silent, 9000.0).startswith("no communication: ")
 
 

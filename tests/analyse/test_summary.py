@@ -136,7 +136,7 @@ def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reaso
     assert "dataset_samples" not in found.missing
     streamed = summary_of([*samples, msgspec.structs.replace(model, dataset_samples=None)])
     assert streamed.dataset_samples is None
-    assert "streams" in streamed.missing["dataset_samples"]
+    assert "streamed" in streamed.missing["dataset_samples"]
     untold = summary_of(samples)
     assert untold.dataset_samples is untold.parameters is None
     assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker said what it trains"

@@ -103,7 +103,7 @@ def test_a_worker_that_does_not_say_its_samples_leaves_the_whole_without() -> No
 def test_a_worker_that_recorded_nothing_leaves_the_whole_without() -> None:
     found = measure_throughput(observed(steps(0, [100.0] * 20), []))
     assert found.samples_per_s is None
-    assert found.missing["tgs"] == "rank 1 recorded no step that counts"
+    assert found.missing["tgs"] == "rank 1 recorded no measured step"
 
 
 def test_no_step_at_all_is_said() -> None:
@@ -123,7 +123,7 @@ def test_tokens_without_padding_that_come_some_steps_late_are_counted() -> None:
 
 
 def on_gpu(count: int) -> Observed:
-    """Of 800 tokens a step 600 are no padding, and each tenth step the GPU tells it of all since the time before."""
+    """Of 800 tokens per step 600 are no padding, and each tenth step the GPU tells it of all since the time before."""
     late = [
         msgspec.structs.replace(step, effective_tokens=0 if step.step % 10 else 6000)
         for step in steps(0, [100.0] * count)
@@ -138,7 +138,7 @@ def on_gpu(count: int) -> Observed:
 def test_tokens_without_padding_are_not_told_of_few_steps_of_a_gpu(count: int) -> None:
     found = measure_throughput(on_gpu(count))
     assert (found.effective_tokens_per_s, found.effective_tgs) == (None, None)
-    assert "over 50 steps" in found.missing["effective_tgs"]
+    assert "over 50 measured steps" in found.missing["effective_tgs"]
     assert found.tgs == pytest.approx(8000.0)
 
 

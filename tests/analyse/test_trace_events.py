@@ -15,7 +15,7 @@ from multinode.analyse.steps.trace_events import TraceEvents, read_trace
 
 TRACES = Path(__file__).parent / "traces"
 NCCL = (TRACES / "nccl.json").read_bytes()
-# Parameters of two Linear(384, 384), as float32: what two buckets a step hold each.
+# Parameters of two Linear(384, 384), as float32: what two buckets per step hold each.
 BUCKET_BYTES = (384 * 384 + 384) * 4
 
 

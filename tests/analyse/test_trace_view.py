@@ -130,7 +130,7 @@ def test_no_traces_and_one_worker_are_said_plainly() -> None:
 @pytest.mark.parametrize(
     ("exposed_us", "split", "device", "said"),
     [
-        (300, None, "cpu", "0.3 ms of 1.0 ms a step in the window; nothing tells"),
+        (300, None, "cpu", "0.3 ms of 1.0 ms per step in the window; it is unknown"),
         (300, counters(0.25, 1.0), "cpu", "they agree, 5.0% of the step apart"),
         (300, counters(0.1, 1.0), "cpu", "too few steps (1)"),
     ],

@@ -61,7 +61,7 @@ def test_a_worker_that_tells_its_model_again_takes_no_mfu_away() -> None:
 def test_a_worker_whose_gpu_is_not_known_leaves_no_mfu_and_no_other_node_speaks_for_it() -> None:
     assert used(on_gpus([0], [])).mfu is None
     assert used(on_gpus([0, 1], [])).mfu is None
-    assert used(on_gpus([0], [])).denominator == "not every worker tells on which GPU it computes"
+    assert used(on_gpus([0], [])).denominator == "not every worker reported its GPU"
     assert used(on_gpus([], [])).denominator == "no worker computes on a GPU"
 
 
@@ -95,17 +95,17 @@ def test_an_adapter_on_a_quantised_base_computes_what_any_adapter_does(changes: 
 @pytest.mark.parametrize(
     ("said", "share"),
     [
-        (BF16, "165.2 TFLOP/s a GPU, dense bf16"),
-        (BF16 | {"mixed_precision": "fp16"}, "165.2 TFLOP/s a GPU, dense fp16"),
-        (BF16 | {"mixed_precision": "no"}, "82.6 TFLOP/s a GPU, dense fp32"),
-        (BF16 | {"mixed_precision": "no", "tf32": True}, "82.6 TFLOP/s a GPU, dense tf32"),
+        (BF16, "165.2 TFLOP/s per GPU, dense bf16"),
+        (BF16 | {"mixed_precision": "fp16"}, "165.2 TFLOP/s per GPU, dense fp16"),
+        (BF16 | {"mixed_precision": "no"}, "82.6 TFLOP/s per GPU, dense fp32"),
+        (BF16 | {"mixed_precision": "no", "tf32": True}, "82.6 TFLOP/s per GPU, dense tf32"),
         # DeepSpeed and pure_bf16: the weights are what they are multiplied in, whatever a norm is kept in.
-        ({"mixed_precision": "no", "dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s a GPU, dense bf16"),
+        ({"mixed_precision": "no", "dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
         # FSDP gathers its parameters as another type than it keeps them in.
-        ({"dtypes": {"float32": 9}, "settings": {"param_dtype": "bfloat16"}}, "165.2 TFLOP/s a GPU, dense bf16"),
+        ({"dtypes": {"float32": 9}, "settings": {"param_dtype": "bfloat16"}}, "165.2 TFLOP/s per GPU, dense bf16"),
         ({"mixed_precision": "fp8", "dtypes": {"float32": 9}}, "the peak of NVIDIA GeForce RTX 4090 in fp8 is"),
         # Older records, where accelerate may have multiplied parameters of fp32 in anything.
-        ({"dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s a GPU, dense bf16"),
+        ({"dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
         ({"dtypes": {"float32": 9}}, "the precision in which matrices were multiplied is not known"),
         ({"dtypes": {"uint8": 9}}, "the precision in which matrices were multiplied is not known"),
     ],

@@ -64,7 +64,7 @@ def test_options_hold_for_all_rows(tmp_path: Path) -> None:
     [
         (["--default", "samples"], "--default samples is not COLUMN=VALUE"),
         (["--default", "=1"], "--default =1 is not COLUMN=VALUE"),
-        (["--default", "epochs=1", "--default", "epochs=2"], "--default epochs=2 stands there twice"),
+        (["--default", "epochs=1", "--default", "epochs=2"], "--default epochs=2 is given twice"),
         (["--default", "sample=1"], "unknown column 'sample'"),
         (["--prices", "none.yaml"], "none.yaml does not exist"),
     ],

@@ -15,7 +15,7 @@ RUNNING = RunProgress(
     world_size=2,
     nodes=(NodeProgress(name="box1", node_rank=0, ranks=(0, 1), state="running"),),
 )
-STALL = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is stopped", hint="let it go on")
+STALL = Stall(time_s=1.0, silent_s=300.0, message="rank 1 on box1 is stopped", hint="resume it")
 STALLED = msgspec.structs.replace(RUNNING, stall=STALL)
 
 
@@ -26,7 +26,7 @@ def test_a_standstill_is_told_in_a_line_once_and_so_is_its_end(capsys: pytest.Ca
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("stalled: no step and no log on any node for 5 min 00 s: rank 1 on box1 is stopped") == 1
-    assert printed.err.count("  hint: let it go on\n") == 1
+    assert printed.err.count("  hint: resume it\n") == 1
     assert printed.err.count("the run has resumed\n") == 1
 
 

@@ -126,7 +126,7 @@ def test_ranges_are_those_of_ansible(pattern: str, names: list[str]) -> None:
         ("[g]\nn 'ansible_user=a\n", "inv:2: a quote is not closed, or a backslash stands at its end"),
         ("[g]\nn ansible_port=x\n", "inv:2: port='x': expected a port, 1 to 65535"),
         ("[g]\nn ansible_host={{x}}\n", "inv:2: '{{x}}' is not a node's name"),
-        ("[g]\na ansible_host=h\nb ansible_host=h\n", "inv:3: the node 'h' stands on line 2 already"),
+        ("[g]\na ansible_host=h\nb ansible_host=h\n", "inv:3: duplicate node 'h' (line 2)"),
         ("[g]\nn\n[g:vars]\nansible_user\n", "inv:4: 'ansible_user' is not NAME=VALUE"),
         ("[g]\nn\n[h:vars]\nansible_user=a\n", "inv:4: there is no group 'h'"),
         ("[g:children]\nh\n", "inv:2: there is no group 'h'"),

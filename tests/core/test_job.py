@@ -79,7 +79,7 @@ def test_what_is_no_training_is_told_how_a_script_is_launched(text: str, message
 
 
 def test_a_wrong_yaml_is_an_error_with_file_and_line() -> None:
-    assert str(complaint("stage: sft\nstage: pt\n")) == "sft.yaml:2: the key 'stage' stands on line 1 already"
+    assert str(complaint("stage: sft\nstage: pt\n")) == "sft.yaml:2: duplicate key 'stage' (line 1)"
     tab = complaint("a:\n\tb: 1\n")
     assert str(tab).startswith("sft.yaml:2: ")
     assert tab.hint == "indent with spaces"

@@ -96,7 +96,7 @@ def rows(made: LlamaFactoryJob, workers: int = 1) -> int:
 def test_a_fine_tuning_becomes_a_pre_training_on_made_up_data_with_all_else_as_it_was() -> None:
     made = with_synthetic(job(lora_rank=64, cutoff_len=4096))
     assert {"stage": "pt", "dataset": "synthetic", "lora_rank": 64, "cutoff_len": 4096}.items() <= made.config.items()
-    assert describe_job(made) == "sft.yaml (LLaMA-Factory pt lora, made-up data)"
+    assert describe_job(made) == "sft.yaml (LLaMA-Factory pt lora, synthetic data)"
 
 
 @pytest.mark.parametrize("stage", ["sft", "pt"])
@@ -260,7 +260,7 @@ def test_the_yaml_says_which_keys_are_ours() -> None:
 @pytest.mark.usefixtures("tiny")
 def test_llamafactory_trains_on_samples_of_exactly_that_length_whatever_else_the_yaml_says(tmp_path: Path) -> None:
     tiny = parse((ROOT / "configs/tiny_sft.yaml").read_text(), "tiny.yaml").config | SPOILING | KEEPING
-    # Two lines a sample, and a last line that is only half needed.
+    # Two lines per sample, and a last line that is only half needed.
     tiny |= {"model_name_or_path": str(ROOT / "assets/tiny/model"), "cutoff_len": 613, "max_steps": 2}
     made = with_synthetic(job(**tiny, include_num_input_tokens_seen="all"))
     (node,) = plan_nodes(made, 1, {"node0": NodeFacts(node="node0", home=str(tmp_path))}, workers_per_node=1)

@@ -90,6 +90,6 @@ def test_one_rank_alone_is_faster_than_two_over_sockets(context: RunContext) -> 
     job = ScriptJob(argv=(str(TRAIN), "--width", "2048", "--steps", "40"))
     found = contrast(launch_of(job, run_id="contrast"), context, ContrastRequest(mode="scale-out")).contrast
     assert (found.baseline.nodes, found.candidate.nodes) == (1, 2)
-    # Both share the GPU, and the two of them exchange 50 MB a step through sockets.
+    # Both share the GPU, and the two of them exchange 50 MB per step through sockets.
     assert found.efficiency < 1
     assert found.verdict

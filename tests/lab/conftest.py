@@ -70,7 +70,7 @@ def _clean_machine() -> Iterator[None]:
             down_lab()
             remains = find_remains()
         if remains:
-            pytest.fail(f"a lab stands already, or its remains ({remains.describe()}); run: multinode lab down")
+            pytest.fail(f"a lab is already up, or its remains ({remains.describe()}); run: multinode lab down")
         yield
         down_lab()
 

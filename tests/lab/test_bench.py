@@ -68,7 +68,7 @@ def test_all_kinds_of_tests_on_one_node(command: Command) -> None:
     assert {test["kind"] for test in tests} == {"matmul", "memory", "layers"}
     assert len([test for test in tests if test["kind"] == "layers"]) == 8
     for test in tests:
-        assert (test["peak"], test["peak_reason"]) == (None, "no data sheets of processors are known here")
+        assert (test["peak"], test["peak_reason"]) == (None, "no data sheets of CPUs are known here")
         if test["error"] is None:
             assert test["alone"]["value"] > 0
         else:
@@ -87,9 +87,9 @@ def test_a_node_held_to_thirty_percent_is_named_with_its_quota(command: Command,
     (slow,) = document["slow"]
     assert (slow["node"], slow["cause"]) == ("node1", "cpu")
     assert slow["ratios"]["alone"]["matmul"] < 0.6
-    assert "node1 had used up its cgroup's processor limit (0.30 cores)" in document["verdict"][0]
+    assert "CPU throttled (cgroup) on node1 (0.30 cores)" in document["verdict"][0]
     assert shown.stdout.startswith("node1 is slow: ")
-    assert "hint: raise the processor limit of the job on node1" in shown.stdout
+    assert "raise the CPU limit of the job on node1" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.timing

@@ -49,8 +49,8 @@ Row = tuple[Fault, str, str, str, str]
 PORTS: list[Row] = [
     (ports, "error", check, message, hint)
     for ports, check, message, hint in (
-        (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective will hang", "ufw"),
-        (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective will hang", "ufw"),
+        (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective would hang", "ufw"),
+        (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective would hang", "ufw"),
         (Ports(node="node0", first=29500, last=29500, action="drop"), "master-port", "29500", "--master-port"),
     )
 ]
@@ -160,6 +160,21 @@ def test_a_wrong_interface_in_the_hostfile_is_found(command: Command, lab: Lab, 
     assert len(serious(document)) == 2
 
 
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--strict",), 1)])
+def test_a_warning_fails_a_strict_check_alone_and_is_shown_with_its_fix(
+    command: Command, options: tuple[str, ...], code: int
+) -> None:
+    given = ("--hosts", "lab", "--env", "NCCL_SOCKET_IFNAME==nosuch0", "--no-bandwidth", *options)
+    done = command.run("check", *given)
+    assert done.returncode == code
+    assert done.stdout.startswith("2 warnings")
+    assert "fix: leave out --env NCCL_SOCKET_IFNAME" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(
+        f"next: fix the 2 warnings above, then: multinode check {' '.join(given)}" if code else "next: multinode launch"
+    )
+    assert ("--strict allows none" in done.stderr) == bool(code)
+
+
 def test_a_virtual_interface_that_nccl_would_take_is_no_warning_where_ours_is_settled(command: Command) -> None:
     with faults(
         Interface(node="node1", name="br-1234"), Interface(node="node1", name="tailscale0", address="100.64.0.1/10")
@@ -186,7 +201,7 @@ def test_large_packets_that_vanish_are_found(command: Command) -> None:
     found = serious(document)
     assert code == 1
     assert {(finding["severity"], finding["check"]) for finding in found} == {("error", "link")}
-    assert all("large ones vanish" in finding["message"] and "mtu 1500" in finding["hint"] for finding in found)
+    assert all("large ones are lost" in finding["message"] and "mtu 1500" in finding["hint"] for finding in found)
 
 
 def test_master_port_in_use_names_who_holds_it(lab: Lab, command: Command) -> None:

@@ -108,7 +108,7 @@ class TestLlamaFactoryOverASlowLink:
         document, candidate = contrasted.document, contrasted.candidate
         assert document["speedup"]["value"] == pytest.approx(contrasted.speedup)
         assert (document["scaling"], document["efficiency"]) == ("same workers", pytest.approx(contrasted.speedup))
-        # 14.7 MB of gradients a step take 2.9 s at 40 Mbit/s, and the step on one node some 0.2 s.
+        # 14.7 MB of gradients per step take 2.9 s at 40 Mbit/s, and the step on one node some 0.2 s.
         assert candidate["step_time_ms"]["value"] > 2700
         assert contrasted.speedup < 0.5
         assert document["loss"]["cause"] == "network"

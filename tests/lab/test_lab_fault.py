@@ -151,7 +151,7 @@ def test_the_command_makes_lists_and_clears(lab: Lab, shell: Command) -> None:
         ("ports node0 --drop http", "'http' is not a range of ports"),
         ("ports node0 --drop 80 --reject 80", "--drop and --reject was given"),
         ("link node0", "nothing was given"),
-        ("link node0 --down --interface lo", "a node has no card 'lo'"),
+        ("link node0 --down --interface lo", "a node has no interface 'lo'"),
         ("mtu node0 1500", "an MTU of 1500 is no fault here"),
         ("sshd node0 slow", "'slow' is not one of 'stop', 'freeze'"),
         ("node node0 sleep", "'sleep' is not one of 'kill', 'freeze'"),
@@ -217,4 +217,4 @@ def test_down_takes_faults_along(small: Lab) -> None:
     assert list_faults() == ()
     refused = call_here("lab", "fault", "clear")
     assert refused.returncode == 2
-    assert "no lab stands" in refused.stderr
+    assert "no lab is up" in refused.stderr

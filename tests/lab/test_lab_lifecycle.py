@@ -141,7 +141,7 @@ def test_a_second_lab_is_refused_and_the_first_one_stays(small: Lab) -> None:
     lab = small
     refused = call_here("lab", "up")
     assert refused.returncode == 2
-    assert "a lab of 2 nodes stands already" in refused.stderr
+    assert "a lab of 2 nodes is already up" in refused.stderr
     assert "hint: take it down first: multinode lab down" in refused.stderr
     assert require_lab() == lab
     assert exec_in_node(lab.nodes[1], ["true"]) == 0

@@ -14,7 +14,7 @@ from tests.lab.launching import DEADLINE_S, Command, wait_for
 
 pytestmark = [pytest.mark.lab]
 
-# Two workers that hear from each other ten times a second, and fail as gloo does when they no longer do.
+# Two workers that hear from each other ten times per second, and fail as gloo does when they no longer do.
 _PAIR = """\
 import os, socket, time
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

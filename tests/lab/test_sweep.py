@@ -81,7 +81,7 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
         said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130, said
     assert "going on with sweep" in said
-    assert "the same command goes on where it stopped" in said
+    assert "the same command resumes where it stopped" in said
     assert not agents()
     after_stop = grid(command)
     assert [after_stop[label] for label in LABELS[:2]] == [after_kill[label] for label in LABELS[:2]]

@@ -88,7 +88,7 @@ def test_a_run_that_hangs_is_told_while_it_hangs_and_goes_on(tmp_path: Path) -> 
     assert hanging.told() == ["", sentence, ""]
     (stall,) = run.stalls
     assert (stall.message, stall.node, stall.node_rank, stall.rank) == (sentence, "b", 1, 3)
-    assert stall.hint == "let it go on, on b: kill -CONT 203"
+    assert stall.hint == "resume it, on b: kill -CONT 203"
     assert SILENT_S <= stall.silent_s < DEADLINE_S
     kept = hanging.execution.directory.read("stall.json", StallRecord)
     assert kept is not None
@@ -133,7 +133,7 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(tmp_path: Path) ->
     assert failure is not None
     assert (failure.node, failure.node_rank, failure.rank, failure.kind) == ("b", 1, 3, "hang")
     assert failure.message == "rank 3 on b is stopped (state T): somebody sent it SIGSTOP"
-    assert failure.hint == "let it go on, on b: kill -CONT 203"
+    assert failure.hint == "resume it, on b: kill -CONT 203"
     assert len(run.stalls) == 1
 
 

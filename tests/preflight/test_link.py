@@ -43,7 +43,7 @@ def test_a_card_without_a_link_is_an_error() -> None:
 def test_a_card_that_could_do_more_is_told() -> None:
     finding = only(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)))
     assert (finding.severity, finding.node) == ("warning", "b")
-    assert "runs at 1 Gbit/s, and the card can do 10 Gbit/s" in finding.message
+    assert "runs at 1 Gbit/s, and the NIC supports 10 Gbit/s" in finding.message
     assert "ethtool eth0" in str(finding.hint)
     assert list(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0))) == []
 

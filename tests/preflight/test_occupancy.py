@@ -93,7 +93,7 @@ def test_leftovers_that_hold_a_gpu_are_an_error_and_said_once() -> None:
 def test_a_run_that_goes_on_is_noted_and_on_the_jobs_gpus_a_warning() -> None:
     going = (left(70, supervised=True),)
     finding = only(check_leftovers(on_b(card(), run_processes=going)))
-    assert (finding.severity, "run 20250101-sft goes on (b)" in finding.message) == ("note", True)
+    assert (finding.severity, "run 20250101-sft is still running (b)" in finding.message) == ("note", True)
     assert "multinode stop 20250101-sft " in str(finding.hint)
     assert "kill" not in str(finding.hint)
     holding = on_b(card(process(pid=70, run_id="20250101-sft.1")), run_processes=going)
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_everywhere_is_noted_once() -> None:
     for rank, name in enumerate("abc"):
         known = but(known, name, run_processes=(left(70, supervised=True, run_id=f"sft.{rank}"),))
     finding = only(check_leftovers(known))
-    assert (finding.node, finding.message.startswith("run sft goes on (a, b and c)")) == (None, True)
+    assert (finding.node, finding.message.startswith("run sft is still running (a, b and c)")) == (None, True)
 
 
 def test_two_runs_are_two_findings() -> None:

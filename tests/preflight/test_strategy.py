@@ -47,7 +47,7 @@ def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
     assert (finding.severity, finding.node, finding.check) == ("warning", None, "strategy")
     # Two gathers of 15 GB and one of the output layer, half of each through the card of either node; against 84 MB of
     # fp32 gradients.
-    assert finding.message.startswith("ZeRO-3 with LoRA sends 15.6 GB through each node's card in every optimizer step")
+    assert finding.message.startswith("ZeRO-3 with LoRA sends 15.6 GB through each node's NIC in every optimizer step")
     assert "which takes 2 min 04 s at 1 Gbit/s (measured between the nodes)" in finding.message
     assert "DDP with LoRA would send 83.9 MB, in 0.7 s" in finding.message
     assert "an estimate" in finding.message
@@ -56,7 +56,7 @@ def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
 
 def test_the_slowest_stream_counts_and_without_streams_the_slowest_card() -> None:
     unmeasured = msgspec.structs.replace(training(LORA, stage=3), connectivity=ConnectivityResult())
-    assert "at 1 Gbit/s (what the slowest card negotiated)" in only(check_strategy(unmeasured)).message
+    assert "at 1 Gbit/s (what the slowest NIC negotiated)" in only(check_strategy(unmeasured)).message
     assert list(check_strategy(msgspec.structs.replace(unmeasured, endpoints={}))) == []
 
 

@@ -48,7 +48,7 @@ def test_without_a_speed_there_is_no_judgement() -> None:
 def test_a_node_that_is_slow_both_ways_is_blamed_and_nobody_else() -> None:
     finding = only(findings("abcd", lambda source, target: 0.09 if "c" in source + target else 0.93))
     assert (finding.severity, finding.node) == ("warning", "c")
-    assert "eth0 sends and receives no more than 90 Mbit/s, where 941 Mbit/s would be its due" in finding.message
+    assert "eth0 sends and receives no more than 90 Mbit/s of 941 Mbit/s" in finding.message
 
 
 def test_a_node_that_is_slow_one_way_is_told_which() -> None:
@@ -99,7 +99,7 @@ def test_what_stayed_slow_is_told_with_both_tries() -> None:
         PairSpeed(source="b", target="a", gbit_per_s=0.93),
     )
     message = only(check_streams(inspection("ab", connectivity=ConnectivityResult(streams=streams)))).message
-    assert "from a to b a stream reaches 292 Mbit/s (the better of two tries; the other: 210 Mbit/s), where" in message
+    assert "from a to b a stream reaches 292 Mbit/s (the better of two tries; the other: 210 Mbit/s) of" in message
 
 
 @pytest.mark.parametrize("link_gbit_per_s", [0.1, 1.0, 2.5, 10.0, 100.0])

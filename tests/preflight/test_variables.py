@@ -8,6 +8,7 @@ import pytest
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, Interface
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.preflight.catalogue import check_all
 from multinode.preflight.checks.variables import (
@@ -38,6 +39,11 @@ def hostfile(before: Inspection | None = None, /, **variables: str) -> Inspectio
 
 def preset(**facts: Any) -> Inspection:
     return but(inspection(), "a", interfaces=CARDS, **facts)
+
+
+def given(before: Inspection | None = None, /, **variables: str) -> Inspection:
+    """These variables are given by --env."""
+    return msgspec.structs.replace(before or preset(), environment=JobEnvironment(env=variables))
 
 
 def unsettled(before: Inspection) -> Inspection:
@@ -74,7 +80,7 @@ def test_a_name_in_the_hostfile_that_no_interface_has_stops_a_launch(name: str, 
     assert f"{name}={value} from the hostfile matches none of its interfaces" in finding.message
     assert "(lo, eth0, eth1 and eth10)" in finding.message
     assert f"{reader} finds no socket interface" in finding.message
-    assert f"take env.{name}=... out of the node's line in the hostfile" in str(finding.hint)
+    assert f"remove env.{name}=... from the node's line in the hostfile" in str(finding.hint)
     equals = "==" if reader == "NCCL" else "="
     assert f"or write env.{name}{equals}eth0" in str(finding.hint)
 
@@ -121,7 +127,7 @@ def test_a_preset_that_a_launch_overrides_is_a_note_and_one_that_it_does_not_an_
 ) -> None:
     finding = only(check_interface_names(preset(**facts)))
     assert (finding.severity, finding.node) == ("note", "a")
-    assert f"NCCL_SOCKET_IFNAME=ib stands in {source}" in finding.message
+    assert f"NCCL_SOCKET_IFNAME=ib is set in {source}" in finding.message
     assert file in str(finding.hint)
     finding = only(check_interface_names(unsettled(preset(**facts))))
     assert finding.severity == "error"
@@ -140,6 +146,26 @@ def test_the_hostfile_wins_over_the_session_and_the_session_over_files() -> None
     assert list(check_interface_names(unsettled(preset(env=right, nccl_files={CONF: wrong})))) == []
     files = {CONF: right, "/etc/nccl.conf": wrong}
     assert list(check_interface_names(unsettled(preset(nccl_files=files)))) == []
+
+
+def test_what_env_gives_wins_over_the_hostfile_and_stops_a_launch_as_well() -> None:
+    finding, other = check_all(given(NCCL_SOCKET_IFNAME="ens1f0"), before_launch=True)
+    assert (finding.severity, finding.node, other.node) == ("error", "a", "b")
+    assert "NCCL_SOCKET_IFNAME=ens1f0 from --env matches none of its interfaces" in finding.message
+    assert "leave out --env NCCL_SOCKET_IFNAME, and multinode sets it" in str(finding.hint)
+    assert "or write --env NCCL_SOCKET_IFNAME==eth0" in str(finding.hint)
+    right = given(hostfile(NCCL_SOCKET_IFNAME="ens1f0"), NCCL_SOCKET_IFNAME="=eth0")
+    assert list(check_interface_names(right)) == []
+    ranks = only(check_stray_variables(given(NODE_RANK="0")))
+    assert (ranks.node, ranks.hint) == (None, "remove NODE_RANK from --env")
+
+
+def test_the_value_of_a_variable_that_was_forwarded_is_not_shown() -> None:
+    forwarded = given(NCCL_SOCKET_IFNAME="secret", NODE_RANK="secret")
+    environment = msgspec.structs.replace(forwarded.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
+    found = ours(msgspec.structs.replace(forwarded, environment=environment))
+    assert sorted(finding.severity for finding in found) == ["error", "error", "warning"]
+    assert not any("secret" in f"{finding.message} {finding.hint}" for finding in found)
 
 
 def test_without_gpus_nccl_is_not_read_and_gloo_is() -> None:
@@ -207,7 +233,7 @@ def test_stray_variables_are_a_note_with_the_files_to_look_in() -> None:
 def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:
     finding = only(check_stray_variables(hostfile(NODE_RANK="0")))
     assert (finding.severity, finding.node) == ("warning", "a")
-    assert "env.NODE_RANK=0 of the hostfile takes the place" in finding.message
+    assert "NODE_RANK=0 from the hostfile replaces the value" in finding.message
     script = msgspec.structs.replace(hostfile(NODE_RANK="0"), job=SCRIPT)
     assert list(check_stray_variables(script)) == []
 

@@ -1,6 +1,6 @@
 """Tables of cells: a sweep of 16 cells on two nodes with an OOM and what was skipped for it, and published figures.
 
-The sweep's figures follow from a step that takes 60 ms and 25 ms a sample (LoRA; 40 % more in full), over 10 Gbit/s.
+The sweep's figures follow from a step that takes 60 ms and 25 ms per sample (LoRA; 40 % more in full), over 10 Gbit/s.
 The published ones are of Baichuan2-7B fine-tuned on several GPUs, prices those of the second-hand market in 2024.
 """
 
@@ -36,7 +36,7 @@ _FIXED_MS, _SAMPLE_MS = 60.0, 25.0
 _GRADIENTS_MS = {"lora": 34.0, "full": 410.0}
 _SLOWER = {"lora": 1.0, "full": 1.4}
 _MEMORY_GIB = {"lora": 9.5, "full": 15.25}
-_RULE = "the first 5 of 35 steps are warm-up and do not count"
+_RULE = "the first 5 of 35 steps are warm-up, excluded"
 
 
 def measured_cell(nodes: int, method: str, batch: int, **record: Any) -> MeasuredCell:
@@ -86,7 +86,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
             hardware_tflops=tgs * 5.6e-3,
             mfu=tgs * 4.2e-3 / 165.2,
             hfu=tgs * 5.6e-3 / 165.2,
-            denominator="165.2 TFLOP/s a GPU",
+            denominator="165.2 TFLOP/s per GPU",
             rule="4 x P",
         ),
     )

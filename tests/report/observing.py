@@ -158,7 +158,7 @@ SUMMARY = Summary(
     ),
     utilisation=Utilisation(
         model_tflops=51.2, hardware_tflops=68.1, mfu=0.3099, hfu=0.4122,
-        denominator="165.2 TFLOP/s a GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
+        denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
     ),
     trace=TraceView(comm_ms=199.0, exposed_ms=118.0, overlap=0.407, busbw_gb_per_s=0.97, agreement="agrees to 2 %"),
     missing={"trainer_samples_per_s": "the Trainer did not end", "all_steps_samples_per_s": "the Trainer did not end"},

@@ -3,14 +3,16 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.analyse.bench.bench_nodes import BenchPart
-from multinode.report.bench.bench_sheets import bench_lines, bench_sheets
+from multinode.report.bench.bench_sheets import bench_lines, bench_parts, bench_sheets, next_step
 from multinode.report.render.sheet import Sheet
 from multinode.report.render.table import sheet_table
 from tests.analyse.made_up_bench import gpu, limited, on_cpu, on_gpu, part, processors, report, speed, speeds
+from tests.golden import Golden
 
 HELD = report(
     part(0, on_cpu(speeds(0.001), processors(100, job=2.0))),
@@ -22,7 +24,7 @@ def sheet_of(found: BenchReport, title: str) -> Sheet:
     return next(sheet for sheet in bench_sheets(found) if sheet.title.startswith(title))
 
 
-def test_the_verdict_comes_with_what_mends_it_and_what_else_differs() -> None:
+def test_the_verdict_comes_with_its_fix_and_what_else_differs() -> None:
     slow = report(
         part(0, on_gpu(speeds(), gpu())),
         part(1, on_gpu(speeds(0.5), gpu(sm_clock_mhz=700, throttle=("sw_power_cap",)), torch="2.1.0")),
@@ -32,6 +34,32 @@ def test_the_verdict_comes_with_what_mends_it_and_what_else_differs() -> None:
     assert lines[1].startswith("  hint: compare the power limits: ssh node1 ")
     assert lines[2].startswith("  also: GPU 0 of node1 ran at 700 of 1410 MHz")
     assert any(line.startswith("  also: node1 has torch 2.1.0") for line in lines)
+
+
+GPUS = (
+    part(0, on_gpu(speeds(), gpu())),
+    part(1, on_gpu(speeds(0.5), gpu(sm_clock_mhz=700, throttle=("sw_power_cap",)))),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "details"),
+    [
+        ("bench_slow", report(*GPUS), False),
+        ("bench_details", report(*GPUS), True),
+        ("bench_ok", report(GPUS[0], part(1, on_gpu(speeds(0.99), gpu()))), False),
+        ("bench_cpu", HELD, False),
+        ("bench_failed", report(GPUS[0], part(1, (), run_id=None, error="no route to node1")), False),
+        ("bench_nothing", report(part(0, (), error="no route")), False),
+    ],
+)
+def test_the_screen(golden: Golden, name: str, found: BenchReport, *, details: bool) -> None:
+    golden.check_screen(name, bench_parts(found, details=details))
+
+
+def test_the_next_command_is_the_same_bench_after_a_fix_or_the_network() -> None:
+    assert next_step(report(*GPUS), " --hosts h") == "next: fix that, then: multinode bench --hosts h"
+    assert next_step(report(GPUS[0], part(1, on_gpu(speeds(), gpu()))), "") == "next: multinode nccl-test"
 
 
 def test_a_row_a_worker_with_the_share_of_the_data_sheet_and_a_mark_where_it_is_slow() -> None:

@@ -71,13 +71,13 @@ def test_nothing_that_a_table_says_is_run_by_the_page() -> None:
 
 
 def test_no_cell_is_the_cheapest_of_two_currencies_or_of_two_jobs() -> None:
-    assert {"most samples for a unit of money", "cheapest whole job"} <= set(tiles(SWEEP))
+    assert {"most samples for a unit of money", "cheapest full run"} <= set(tiles(SWEEP))
     first, *others = SWEEP.cells
     foreign = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(first, currency="EUR"), *others))
-    assert not {"most samples for a unit of money", "cheapest whole job"} & set(tiles(foreign))
+    assert not {"most samples for a unit of money", "cheapest full run"} & set(tiles(foreign))
     settings = msgspec.structs.replace(first.settings, model="another")
     other = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(first, settings=settings), *others))
-    assert "cheapest whole job" not in tiles(other)
+    assert "cheapest full run" not in tiles(other)
     assert "most samples for a unit of money" in tiles(other)
 
 

@@ -51,8 +51,8 @@ def test_the_wider_the_terminal_the_more_columns_and_what_is_left_out_is_named()
     assert "MFU" in heads[120]
     assert "batch" in heads[200]
     assert len(heads[80].split()) < len(heads[120].split()) < len(heads[200].split())
-    assert "MFU" in " ".join(shown(SWEEP, 80)).partition("For want of room not shown:")[2]
-    assert "For want of room" not in " ".join(shown(SWEEP, 400))
+    assert "MFU" in " ".join(shown(SWEEP, 80)).partition("columns hidden (terminal too narrow):")[2]
+    assert "columns hidden" not in " ".join(shown(SWEEP, 400))
 
 
 def test_a_cell_without_figures_says_what_became_of_it_in_their_place() -> None:
@@ -173,7 +173,7 @@ def test_markdown_has_every_column_and_a_line_a_cell() -> None:
     assert len(rows) == 16
     assert "| OOM |" in rows[6]
     head = next(line for line in text.splitlines() if line.startswith("| cell |"))
-    assert {"MFU", "HFU", "memory (GiB)", "energy (J a sample)"} <= {one.strip() for one in head.split("|")}
+    assert {"MFU", "HFU", "memory (GiB)", "energy (J per sample)"} <= {one.strip() for one in head.split("|")}
     assert text.startswith("Fastest is 2x2-lora-batch8")
 
 
@@ -289,7 +289,7 @@ def test_a_price_without_a_currency_is_not_taken_for_one_of_anothers() -> None:
         for row, currency in zip(SWEEP.cells, ("EUR", None), strict=False)
     ]
     table = with_notes(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
-    assert any("EUR and a currency that is not told" in note for note in table.notes)
+    assert any("EUR and an unknown currency" in note for note in table.notes)
     units = {column.unit for column in cells_sheet(table).columns}
     assert not any("EUR" in unit for unit in units)
 

@@ -4,6 +4,7 @@ import io
 import json
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from multinode.analyse.stats.spread import Spread
@@ -11,8 +12,11 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Failure, NodeRun, Run, Stall
-from multinode.report.run.outcome import launch_document, launch_sentence, launch_verdict, run_table
+from multinode.report.render.screen import screen_text
+from multinode.report.run.outcome import launch_document, next_step, run_parts, run_table, run_verdict
+from tests.golden import Golden
 from tests.report.observing import RUN as TRAINING
+from tests.report.observing import SUMMARY as TRAINING_SUMMARY
 
 RUN = Run(
     run_id="20260102-030405-abcd",
@@ -28,7 +32,7 @@ SUMMARY = Summary(
     run_id=RUN.run_id,
     steps=30,
     steady_steps=25,
-    rule="the first 5 of 30 steps are warm-up and do not count",
+    rule="the first 5 of 30 steps are warm-up, excluded",
     step_time_ms=Spread(median=300.4, p95=320.0, cv=0.05),
     samples_per_s=26.66,
     first_loss=2.5,
@@ -37,20 +41,81 @@ SUMMARY = Summary(
 NOTHING = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="nothing", missing={"samples_per_s": "no steps"})
 
 
-def test_the_sentence_has_the_figures_and_the_rule_they_were_made_by() -> None:
-    assert launch_sentence(RUN, SUMMARY) == (
-        "20260102-030405-abcd succeeded after 1 min 05 s: 4 workers on 2 nodes, 30 steps, 300 ms each (p95 320), "
-        "26.7 samples/s, loss 2.5 to 1.25 (the first 5 of 30 steps are warm-up and do not count)"
+SLOW_NODE = Straggler(
+    node="b\x1b[2J",
+    ranks=(1,),
+    late_ms=80.0,
+    share=0.27,
+    cause="cpu",
+    evidence=("b had used up its cgroup's CPU limit",),
+    hint="give it its cores back",
+)
+HELD_UP = msgspec.structs.replace(
+    SUMMARY,
+    bottleneck=Bottleneck(kind="straggler", share=0.27, sentence="80 of 300 ms per step (27%) are waiting for b"),
+    stragglers=(SLOW_NODE,),
+)
+FAILED = msgspec.structs.replace(
+    RUN,
+    status="failed",
+    first_failure=Failure(
+        node="b",
+        node_rank=1,
+        message="rank 2 raised ValueError: x",
+        time_s=141.0,
+        consequences=("a: Connection reset",),
+    ),
+)
+
+
+MEASURED = msgspec.structs.replace(
+    TRAINING_SUMMARY,
+    intervals={"samples_per_s": (38.9, 40.9), "step_time_ms": (391.0, 412.0), "exposed_ms": (110.0, 131.0)},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "summary"),
+    [
+        ("run_network_bound", TRAINING, MEASURED),
+        ("run_straggler", RUN, HELD_UP),
+        ("run_plain", RUN, SUMMARY),
+        ("run_failed", FAILED, NOTHING),
+        ("run_without_figures", msgspec.structs.replace(RUN, status="lost"), None),
+    ],
+)
+def test_the_screen(golden: Golden, name: str, run: Run, summary: Summary | None) -> None:
+    golden.check_screen(name, run_parts(run, summary))
+
+
+def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
+    assert run_verdict(RUN, SUMMARY) == "succeeded after 1 min 05 s: 26.7 samples/s, 4 workers on 2 nodes"
+    assert run_verdict(FAILED, NOTHING) == "failed after 1 min 05 s, 4 workers on 2 nodes"
+    network = Bottleneck(kind="network", share=0.4, sentence="119 of 300 ms per step are exposed communication")
+    assert run_verdict(RUN, msgspec.structs.replace(SUMMARY, bottleneck=network)).endswith(
+        "; network-bound: 40% of a step is exposed communication"
     )
+    unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))
+    assert run_verdict(RUN, unknown) == run_verdict(RUN, SUMMARY)
 
 
-def test_a_run_without_steps_makes_no_figures_up() -> None:
-    failed = msgspec.structs.replace(RUN, status="failed")
-    assert launch_sentence(failed, NOTHING) == "20260102-030405-abcd failed after 1 min 05 s: 4 workers on 2 nodes"
+def test_a_loss_of_zero_is_a_loss() -> None:
+    text = screen_text(run_parts(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0)))
+    assert "0 to 0" in text
 
 
-def test_a_loss_of_nought_is_a_loss() -> None:
-    assert "loss 0 to 0" in launch_sentence(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0))
+@pytest.mark.parametrize(
+    ("run", "summary", "expected"),
+    [
+        (FAILED, NOTHING, "next: multinode logs 20260102-030405-abcd --node b"),
+        (TRAINING, TRAINING_SUMMARY, f"next: multinode advise {TRAINING.run_id}"),
+        (RUN, HELD_UP, "next: multinode bench"),
+        (RUN, SUMMARY, None),
+        (msgspec.structs.replace(RUN, status="running"), TRAINING_SUMMARY, None),
+    ],
+)
+def test_the_next_command_follows_from_how_it_went(run: Run, summary: Summary, expected: str | None) -> None:
+    assert next_step(run, summary) == expected
 
 
 def test_the_document_names_its_schema_and_says_none_with_a_reason() -> None:
@@ -79,18 +144,6 @@ def test_the_stalls_of_a_run_stand_in_its_document() -> None:
     assert [(one["message"], one["rank"], one["silent_s"]) for one in document["stalls"]] == [
         ("rank 1 on a is stopped", 1, 300.0)
     ]
-
-
-def test_what_holds_a_training_up_stands_below_the_sentence_and_nothing_where_it_is_not_known() -> None:
-    network = Bottleneck(kind="network", share=0.4, sentence="of 300 ms a step, 119 ms are communication")
-    late = Straggler(node="b\x1b[2J", ranks=(1,), late_ms=80.0, share=0.3, cause="cpu", hint="give it its cores back")
-    told = msgspec.structs.replace(SUMMARY, bottleneck=network, stragglers=(late,))
-    assert launch_verdict(told) == (
-        "of 300 ms a step, 119 ms are communication",
-        "the others wait for b?[2J: give it its cores back",
-    )
-    assert launch_verdict(SUMMARY) == ()
-    assert launch_verdict(msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))) == ()
 
 
 def shown(run: Run) -> str:

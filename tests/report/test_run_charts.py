@@ -21,7 +21,7 @@ def test_the_step_time_has_a_line_a_node_and_what_does_not_count_is_shaded() -> 
     assert figure.data[0].y[0] == pytest.approx(800.0)
     (shade,) = figure.layout.shapes
     assert (shade.x0, shade.x1) == (0.5, seen.counted[0] - 0.5)
-    assert [note.text for note in figure.layout.annotations] == ["does not count"]
+    assert [note.text for note in figure.layout.annotations] == ["excluded"]
 
 
 def test_steps_that_do_not_count_are_shaded_wherever_they_are() -> None:
@@ -42,7 +42,7 @@ def test_of_many_stretches_that_do_not_count_the_longest_are_shaded_and_the_char
     assert len(shades) <= 20
     assert (498.5, 501.5) in shades
     (note,) = figure.layout.annotations
-    assert note.text == "does not count (the 20 longest of 200 stretches)"
+    assert note.text == "excluded (the 20 longest of 200 stretches)"
 
 
 def test_where_all_steps_count_nothing_is_shaded() -> None:

@@ -86,7 +86,7 @@ def test_its_numbers_are_those_of_the_summary(page: str) -> None:
     assert ["box2", "ens1f0", "2.410", "2.530", "9.100", "10", "25.3 %", "0/17", "0.02 %"] in read.rows
     assert "exposed communication takes 120 of 401 ms per step (30%)" in read.text
     assert "look at the fans of box2" in read.text
-    assert "the first 5 of 40 steps are warm-up and do not count" in read.text
+    assert "the first 5 of 40 steps are warm-up, excluded" in read.text
     assert "each node's by its own wall clock" in read.text
 
 
@@ -145,10 +145,10 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
 def test_a_bench_has_its_verdict_and_its_tables() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.5), gpu()), node="<b>1"))
     read = _Read(run_page([ReportedRun(run=RUN, bench=found)]))
-    assert "<b>1 is slow: 0.50 in matrix products" in read.text
+    assert "<b>1 is slow: 50% of the speed of node0 in matrix products" in read.text
     assert ["node0", "0", "alone", "250.0 80 %"] in read.rows
     assert ["<b>1", "0", "alone", "125.0 40 %!"] in read.rows
-    assert "medians of timings over 1 s a test" in read.text
+    assert "median of the timings over 1 s per test" in read.text
     assert "Nothing was recorded" not in read.text
 
 

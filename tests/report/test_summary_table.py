@@ -34,7 +34,7 @@ def test_the_verdict_comes_first_with_its_cause_and_what_to_do() -> None:
     lines = shown(SUMMARY, width=200).splitlines()
     assert lines[0].strip() == "verdict"
     assert "exposed communication takes 120 of 401 ms per step (30%)" in lines[1]
-    assert "box2 (rank 2, 3): the others wait 22.5 ms a step for it (5.6 %); likely cause: gpu heat" in lines[2]
+    assert "box2 (rank 2, 3): the others wait 22.5 ms per step for it (5.6 %); likely cause: gpu heat" in lines[2]
     assert "GPU 1 is at 88 C" in lines[3]
     assert "look at the fans of box2" in lines[4]
 
@@ -42,13 +42,13 @@ def test_the_verdict_comes_first_with_its_cause_and_what_to_do() -> None:
 def test_every_figure_stands_there_with_its_unit_and_the_rule_beside_it() -> None:
     text = shown(SUMMARY, width=200)
     for said in (
-        "35 count: steps 6 to 40",
+        "35 measured: steps 6 to 40",
         "401.2 ms (p95 433.5 ms, cv 0.03)",
         "39.9 (all workers)",
         "20,413.0 padding counted, 17,350.0 without padding",
         "5,103.2 padding counted, 4,337.5 without padding",
-        "31.0 %, 41.2 % of 165.2 TFLOP/s a GPU",
-        "120.5 ms a step, 30.0 % of the step",
+        "31.0 %, 41.2 % of 165.2 TFLOP/s per GPU",
+        "120.5 ms per step, 30.0 % of the step",
         "in training 0.951 GB/s, alone 1.120 GB/s",
         "agrees to 2 %",
         "the card counts 0.6 % of acknowledgements",
@@ -105,7 +105,7 @@ def test_without_a_peak_there_is_no_share_of_it_and_the_reason_in_its_place() ->
     used = msgspec.structs.replace(SUMMARY.utilisation, mfu=None, hfu=None, denominator="the peak is not known")
     text = shown(msgspec.structs.replace(SUMMARY, utilisation=used), width=200)
     assert line(text, "MFU,", "HFU") == ["-:", *["the", "peak", "is", "not", "known"]]
-    assert "51.2 a GPU for the model" in text
+    assert "51.2 per GPU for the model" in text
 
 
 def test_a_run_of_which_nothing_is_known_shows_why_and_no_empty_table() -> None:

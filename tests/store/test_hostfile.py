@@ -55,7 +55,7 @@ def test_an_inventory_without_a_group_is_no_hostfile(tmp_path: Path) -> None:
 def test_a_wrong_line_of_an_inventory_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "inventory.ini"
     path.write_text(INVENTORY)
-    with pytest.raises(HostfileError, match=f"^{path}:2: the node '10.0.0.9' stands on line 2 already"):
+    with pytest.raises(HostfileError, match=f"^{path}:2: duplicate node '10.0.0.9' \\(line 2\\)"):
         load_hostfile(Path(f"{path}:gpu"))
 
 

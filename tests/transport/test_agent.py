@@ -114,7 +114,7 @@ def test_an_agent_that_went_without_a_word_is_lost() -> None:
 def test_what_is_not_a_record_is_the_nodes_failure_and_no_defect_of_ours(lie: bytes) -> None:
     error = failure([lie])
     assert isinstance(error, NodeFailed)
-    assert "it answered what is not a record" in error.message
+    assert "malformed response" in error.message
     assert error.message.isprintable()
 
 

@@ -1,6 +1,6 @@
 """A training that needs no torch: one process records the steps of all workers. Run as a program by the tests.
 
-Arguments: the number of steps (0: without end), seconds a step, and a file that says how many times it was started.
+Arguments: the number of steps (0: without end), seconds per step, and a file that says how many times it was started.
 """
 
 from __future__ import annotations

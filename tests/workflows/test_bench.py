@@ -186,7 +186,7 @@ def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, context: RunConte
     assert json.loads((tmp_path / "runs" / "b" / "run.json").read_text())["status"] == "stopped"
     stopped = load_bench(RunDirectory(tmp_path / "runs" / "b"))
     assert stopped is not None
-    assert stopped.verdict[0] == "the bench was broken off at two alone; left to measure: one, two together"
+    assert stopped.verdict[0] == "interrupted while measuring two alone; not measured yet: one, two together"
 
 
 def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
@@ -203,9 +203,9 @@ def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
     context.observe = look
     found = bench(launch_of("one", "two", torch=torch), ("alone", "together"), context)
     assert seen == {
-        "b-alone-0": ("running", "the bench goes on with one alone; left to measure: two alone; one, two together"),
-        "b-alone-1": ("running", "the bench goes on with two alone; left to measure: one, two together"),
-        "b-together": ("running", "the bench goes on with one, two together"),
+        "b-alone-0": ("running", "still measuring one alone; not measured yet: two alone; one, two together"),
+        "b-alone-1": ("running", "still measuring two alone; not measured yet: one, two together"),
+        "b-together": ("running", "still measuring one, two together"),
     }
     assert found.left == ()
     assert load_bench(RunDirectory(tmp_path / "runs" / "b")) == found
@@ -230,8 +230,8 @@ def bench_until(root: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "broken_off", "states"),
     [
-        ("[1/2] one alone", "one alone; left to measure: two alone; one, two together", ["waiting", "waiting"]),
-        ("[2/2] two alone", "two alone; left to measure: one, two together", ["ended", "waiting"]),
+        ("[1/2] one alone", "one alone; not measured yet: two alone; one, two together", ["waiting", "waiting"]),
+        ("[2/2] two alone", "two alone; not measured yet: one, two together", ["ended", "waiting"]),
         ("one, two together", "one, two together", ["ended", "ended"]),
     ],
 )
@@ -246,6 +246,6 @@ def test_a_controller_that_is_killed_loses_nothing_that_was_measured(
     assert [node.state for node in stored.run.nodes] == states
     found = load_bench(stored.directory)
     assert found is not None
-    assert found.verdict[0] == f"the bench was broken off at {broken_off}"
+    assert found.verdict[0] == f"interrupted while measuring {broken_off}"
     measured = [test.alone for node in found.nodes for worker in node.workers for test in worker.tests]
     assert [speed is not None and speed.value > 0 for speed in measured] == [True] * states.count("ended")

@@ -53,7 +53,7 @@ def test_a_cell_is_trained_for_its_figures_alone_with_what_it_sets(tmp_path: Pat
         assert isinstance(what.job, LlamaFactoryJob)
         assert not what.job.keeps_output
         assert (what.job.config["max_steps"], what.job.config["save_strategy"]) == (8, "no")
-        # One thread a worker in all cells, or a lone worker would compute otherwise.
+        # One thread per worker in all cells, or a lone worker would compute otherwise.
         assert what.options.environment.env == {"OMP_NUM_THREADS": "1"}
         assert what.execute.kind == "sweep"
     first, last = nodes.launches[0], nodes.launches[-1]
@@ -123,7 +123,7 @@ def test_what_keeps_the_first_cells_from_beginning_ends_the_sweep(tmp_path: Path
         nodes.sweep(sweep_of(BATCHES))
     assert caught.value is error
     assert len(nodes.order) == 2
-    # It is no word against the cells: once it is mended, they are measured.
+    # It is no word against the cells: once it is fixed, they are measured.
     assert set(states_of(nodes.grid()).values()) == {"waiting"}
     with pytest.raises(type(error)):
         nodes.sweep(sweep_of({BATCH: (1,)}))
@@ -170,7 +170,7 @@ def test_a_node_that_cannot_be_reached_ends_it_at_the_second_cell_in_a_row(tmp_p
         nodes.sweep(sweep_of(METHODS))
     assert (caught.value.exit_code, caught.value.hint) == (
         3,
-        "once it can be reached, the same command goes on where it stopped",
+        "once it can be reached, the same command resumes where it stopped",
     )
     states = states_of(nodes.grid())
     # One alone fails; the two are tried again by whoever goes on.
@@ -209,7 +209,7 @@ def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path)
     with pytest.raises(Interrupted) as caught:
         nodes.sweep(sweep_of(BATCHES))
     assert caught.value.message == "interrupted; 3 cells: 1 measured, 2 waiting"
-    assert "the same command goes on where it stopped" in (caught.value.hint or "")
+    assert "the same command resumes where it stopped" in (caught.value.hint or "")
     assert nodes.tables == 1
     run = RunDirectory.open(tmp_path, "last").read("run.json", Run)
     assert run is not None

@@ -100,7 +100,7 @@ def test_a_run_that_had_run_out_of_memory_is_a_result(killed: Elsewhere) -> None
 def test_a_run_that_went_on_is_stopped_and_measured_under_another_name(killed: Elsewhere) -> None:
     run_id = leave(killed, 10.0, status="running")
     killed.sweep(ASKED)
-    assert f"run {run_id} was cut off: seeing that nothing of it goes on" in killed.said
+    assert f"run {run_id} was cut off: making sure that nothing of it is still running" in killed.said
     assert killed.order == ["1-node-batch2-try2", "1-node-batch4"]
     left = RunDirectory(killed.runs / run_id).read("run.json", Run)
     assert left is not None
@@ -128,7 +128,7 @@ def test_a_run_that_had_trained_for_its_time_is_taken(killed_by_time: Elsewhere,
     ("trained_s", "cause", "why"),
     [
         (29, "lease_expired", "a: it had trained for 29.0 s of its 30.0 s"),
-        (1, "stopped", "a: it stored too few steps to tell how long it trained"),
+        (1, "stopped", "a: it stored too few steps to know how long it trained"),
         (40, "exited", "a: nobody stopped it there (exited)"),
         (40, "supervisor_lost", "a: nobody stopped it there (supervisor lost)"),
     ],

@@ -109,7 +109,7 @@ def test_every_cell_is_measured_and_nothing_stays_on_the_node(tmp_path: Path) ->
     for cell in swept.record.cells:
         summary = stored[cell.run_ids[0]].summary
         assert summary is not None
-        assert (summary.steps, summary.rule) == (20, "the first 5 of 20 steps are warm-up and do not count")
+        assert (summary.steps, summary.rule) == (20, "the first 5 of 20 steps are warm-up, excluded")
     assert here.left_on_node() == []
 
 

@@ -100,7 +100,7 @@ def test_a_cell_whose_runs_were_removed_says_so(tmp_path: Path) -> None:
 def test_a_run_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
     directory = store_sweep(tmp_path)
     run = RunDirectory(tmp_path / CELLS[0].record.run_ids[0])
-    with pytest.raises(UsageError, match="is no sweep"):
+    with pytest.raises(UsageError, match="is not a sweep"):
         build_table(run, tmp_path)
     assert load_table(run) is None
     build_table(directory, tmp_path)

@@ -28,7 +28,7 @@ _WRITE = selectors.EVENT_WRITE
 _MAX_LINE_BYTES = 200
 # What is said to who knows the token.
 _ANSWER = b"multinode\n"
-# What the caller sends after the word `whole`: more than fits into one packet of any network card.
+# What the caller sends after the word `whole`: more than fits into one packet of any NIC.
 _WHOLE_BYTES = 1 << 16
 # What goes to and fro after the word `ping`.
 _PING_BYTES = 8

@@ -1,4 +1,4 @@
-"""Network cards and ports of RDMA cards, InfiniBand and RoCE: their state, their counters, and what these grew by.
+"""NICs and ports of RDMA cards, InfiniBand and RoCE: their state, their counters, and what these grew by.
 
 Which files count is `multinode_cards`' to say, which reads them in the training itself.
 """

@@ -1,8 +1,8 @@
 """The verb `diagnose`: what each worker of a run that hangs is doing right now, where it stands, and what NCCL tells.
 
 NCCL's RAS service is asked, and dumps of PyTorch's flight recorder are listed. Reads only, but for the signal that an
-instrumented worker registered to show its stacks. Who is to blame is not for a node to say: that takes the answers of
-all.
+instrumented worker registered to show its stacks. Which rank is behind is not for a node to say: that takes the
+answers of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Meter of cards: what had passed the node's network cards and RDMA ports when a step ended, by the kernel's counters.
+"""Meter of cards: what had passed the node's NICs and RDMA ports when a step ended, by the kernel's counters.
 
 Of the node's first worker alone. Which cards there are to look at is told by $MULTINODE_IFNAMES.
 """

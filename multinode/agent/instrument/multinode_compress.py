@@ -102,7 +102,7 @@ class _Compression:
         if why is None:
             try:
                 self._senders[module] = self._register(module)
-            except Exception as error:  # noqa: BLE001 - a training does not stop for want of compression
+            except Exception as error:  # noqa: BLE001 - a training does not stop where compression fails
                 why = "%s %s" % (type(error).__name__, error)
         if why is not None:
             self.tell(why)

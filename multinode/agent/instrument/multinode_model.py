@@ -190,7 +190,7 @@ def _tf32() -> bool:
 
 
 def _accumulation(seen: _Seen) -> Optional[int]:
-    """Micro-batches a step, as the Trainer or accelerate was told; None where it was neither."""
+    """Micro-batches per step, as the Trainer or accelerate was told; None where it was neither."""
     for trainer in reversed(list(seen.trainers)):
         return int(trainer.args.gradient_accumulation_steps)
     state = sys.modules.get("accelerate.state")

@@ -1,4 +1,4 @@
-"""The lease: how long a run goes on without word from the controller. Time is CLOCK_BOOTTIME: it counts suspension."""
+"""The lease: how long a run survives without its controller. Time is CLOCK_BOOTTIME: it counts suspension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of the node itself: network cards, processors, memory, kernel log, read in the caller's own loop.
+"""Samples of the node itself: NICs, processors, memory, kernel log, read in the caller's own loop.
 
 Never raises: what fails is noted once in the samples, and the job goes on. GPUs are in gpu_sampler.
 """
@@ -124,7 +124,7 @@ class NodeSampler:
 
     Args:
         run: whose samples; they go to samples/node.jsonl.
-        ifnames: the network cards to read; RDMA ports that are active are read as well.
+        ifnames: the NICs to read; RDMA ports that are active are read as well.
         interval_s: from one sample of the cards to the next.
         spared: children of the caller that are none of the job's.
 

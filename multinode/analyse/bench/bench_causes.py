@@ -82,8 +82,8 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
     if worker.gpu_holders:
         yield LikelyCause(
             cause="other_load",
-            sentence=f"before the measurement it was held by {', '.join(worker.gpu_holders)}",
-            hint="see whose it is, and whether it may go: nvidia-smi",
+            sentence=f"before the measurement it was used by {', '.join(worker.gpu_holders)}",
+            hint="see whose process it is, and whether it may be ended: nvidia-smi",
         )
     if gpu is None:
         return
@@ -91,7 +91,7 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
         if one.share(gpu) >= _THROTTLED:
             yield LikelyCause(
                 cause=one.cause,
-                sentence=f"{one.what} held its clocks down for {one.share(gpu):.0%} of the time",
+                sentence=f"its clocks were throttled by {one.what} for {one.share(gpu):.0%} of the time",
                 hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
             )
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
@@ -114,8 +114,8 @@ def shared_processors(case: Case) -> LikelyCause | None:
     return LikelyCause(
         cause="shared_processors",
         sentence=f"all {worker.node_cores or worker.cores} cores that {case.node} sees were busy, and its own workers "
-        f"had {got:.1f} of {own}",
-        hint="nodes that are parts of one machine have its cores only once: compare them alone",
+        f"used {got:.1f} of {own}",
+        hint="nodes on one machine share its cores: compare them alone",
     )
 
 
@@ -123,14 +123,14 @@ def _threads(case: Case) -> Iterator[LikelyCause]:
     if case.me.device != "cpu":
         return
     for name, hint in (
-        ("threads", f"OMP_NUM_THREADS decides: set env.OMP_NUM_THREADS= alike for every node, {case.node} included"),
+        ("threads", f"set env.OMP_NUM_THREADS= in the hostfile to the same for every node, {case.node} included"),
         ("cores", f"see what its workers may run on: ssh {case.node} nproc; a cpuset or taskset takes cores away"),
     ):
         mine, theirs = getattr(case.me, name), known_median(getattr(peer, name) for peer in case.peers)
         if mine is not None and theirs is not None and mine < _FEWER_CORES * theirs:
             yield LikelyCause(
                 cause="threads",
-                sentence=f"{case.node} computes with {mine} {name} where {case.they} had {theirs:g}",
+                sentence=f"{case.node} uses {mine} {name}, {case.they} {theirs:g}",
                 hint=hint,
             )
 
@@ -139,8 +139,8 @@ def _holders(case: Case) -> Iterator[LikelyCause]:
     if case.me.gpu_holders and not any(peer.gpu_holders for peer in case.peers):
         yield LikelyCause(
             cause="other_load",
-            sentence=f"before the measurement its GPU was held by {', '.join(case.me.gpu_holders)}",
-            hint=f"see whose it is, and whether it may go: ssh {case.node} nvidia-smi",
+            sentence=f"before the measurement its GPU was used by {', '.join(case.me.gpu_holders)}",
+            hint=f"see whose process it is, and whether it may be ended: ssh {case.node} nvidia-smi",
         )
 
 
@@ -149,10 +149,10 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
     theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
-    beside = f" where they had {theirs:.1f} of those of {case.they}" if theirs is not None else ""
+    beside = f", {theirs:.1f} of those of {case.they}" if theirs is not None else ""
     yield LikelyCause(
         cause="other_load",
-        sentence=f"other processes had {mine:.1f} of {case.node}'s {case.me.node_cores} cores{beside}",
+        sentence=f"other processes used {mine:.1f} of {case.node}'s {case.me.node_cores} cores{beside}",
         hint=f"see what else runs there: ssh {case.node} top",
     )
 
@@ -165,7 +165,7 @@ def _unlike(case: Case, cause: str) -> Iterator[LikelyCause]:
         if mine is not None and None not in theirs and mine not in theirs:
             yield LikelyCause(
                 cause=cause,
-                sentence=f"{case.node} has {words}{mine} where {case.they} had {', '.join(sorted(map(str, theirs)))}",
+                sentence=f"{case.node} has {words}{mine}, {case.they} {', '.join(sorted(map(str, theirs)))}",
                 hint=hint.format(node=case.node),
             )
 
@@ -173,11 +173,11 @@ def _unlike(case: Case, cause: str) -> Iterator[LikelyCause]:
 _UNLIKE = {
     "device": (
         {"name": ""},
-        "in one training the slower device sets the pace: train on like ones, or give it less work",
+        "in one training the slower device sets the pace: train on equal devices, or give it less work",
     ),
     "software": (
         {"torch": "torch ", "cuda": "torch built with CUDA ", "capability": "kernels for "},
-        "bring the training environment of {node} to that of the others, and measure again",
+        "install the same versions on {node} as on the others, and measure again",
     ),
 }
 

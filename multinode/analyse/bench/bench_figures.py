@@ -162,9 +162,9 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that is not as fast as it should be: it all in a sentence, and what differs, the likeliest first."""
+    """A device that is not as fast as it should be: a sentence once it is worded, and what differs, likeliest first."""
 
-    text: str
+    text: str = ""
     likely_causes: tuple[LikelyCause, ...] = msgspec.field(name="clues")
 
 
@@ -220,7 +220,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         phases: that were made, in this order.
         nodes: in node-rank order.
-        slow: nodes and workers slower than their like, the slowest first.
+        slow: nodes and workers slower than their peers, the slowest first.
         verdict: what there is to say first, a sentence each.
         notes: how it was measured.
         left: what was not measured when this was stored, in order, and the first of it perhaps under way; empty of a

@@ -110,9 +110,9 @@ def sheet_of(device: str, name: str | None, key: TestKey) -> Sheet:
         key: the test.
     """
     if key.kind == "bus":
-        return Sheet(peak_reason="what a bus carries depends on card, slot and processor: no data sheet has it")
+        return Sheet(peak_reason="the bandwidth of a bus depends on GPU, slot and CPU: no data sheet has it")
     if device != "cuda":
-        return Sheet(peak_reason="no data sheets of processors are known here")
+        return Sheet(peak_reason="no data sheets of CPUs are known here")
     peak = peak_of(name or "")
     if peak is None:
         return Sheet(peak_reason=f"no data sheet of {name or 'this GPU'} is known here")

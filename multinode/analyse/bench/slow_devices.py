@@ -18,7 +18,6 @@ from multinode.analyse.bench.bench_work import KINDS
 from multinode.analyse.stats.estimate import Estimate, ratio
 from multinode.analyse.telemetry.likely_causes import LikelyCause
 from multinode.core.measure.benchmark import PHASES
-from multinode.units import format_list
 
 __all__ = ["SLOW_BELOW", "find_below_sheet", "find_drops", "find_slow", "with_peers"]
 
@@ -33,13 +32,13 @@ _LARGE_ROWS = 4096
 _USUAL = {
     "matmul": LikelyCause(
         cause="usual",
-        sentence="usual reasons are a power limit below the card's own, heat, clocks that were set by hand, a GPU that "
+        sentence="usual reasons are a power limit below the GPU's own, heat, clocks that were set by hand, a GPU that "
         "others use, and a torch that was built without kernels for it",
         hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
     ),
     "memory": LikelyCause(
         cause="usual",
-        sentence="usual reasons are memory clocks that were set by hand, error correction of cards that have it as an "
+        sentence="usual reasons are memory clocks that were set by hand, error correction of GPUs that have it as an "
         "option, and a GPU that others use",
         hint="nvidia-smi -q -d CLOCK,ECC on the node while bench runs",
     ),
@@ -74,7 +73,7 @@ def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
 
 
 def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
-    """Nodes and workers slower than their like, the slowest first; a node whose workers all are is named as a whole.
+    """Nodes and workers slower than their peers, the slowest first; a node whose workers all are is named as a whole.
 
     Args:
         nodes: as `with_peers` marked them.
@@ -187,8 +186,6 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
         for cause in find_causes(case):
             causes.setdefault(cause.cause, cause)
     found = tuple(causes.values())
-    who = first.node.node if whole else f"worker {first.worker.rank} of {first.node.node}"
-    reach = "reach" if "," in they else "reaches"
     return Slow(
         node=first.node.node,
         rank=None if whole else first.worker.rank,
@@ -196,15 +193,6 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
         peers=they,
         cause=_cause(found),
         likely_causes=found,
-        text=f"{who} is slow: {_told(worst)} of what {they} {reach}; {_because(found)}",
-    )
-
-
-def _told(ratios: _Ratios) -> str:
-    """`0.31 in matrix products and 0.33 in memory (alone)`."""
-    return "; ".join(
-        f"{format_list([f'{ratio:.2f} in {KINDS[kind]}' for kind, ratio in kinds.items()])} ({phase})"
-        for phase, kinds in ratios.items()
     )
 
 
@@ -228,13 +216,11 @@ def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause,
     names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
     ratio = statistics.median(ratio for _, ratio, _ in members)
     causes = members[0][2]
-    verb = "reaches" if len(names) == 1 else "reach"
     return Drop(
         nodes=names,
         ratio=ratio,
         cause=cause,
         likely_causes=causes,
-        text=f"while all workers measure, {_names(names)} {verb} {ratio:.2f} of the speed alone; {_because(causes)}",
     )
 
 
@@ -247,26 +233,18 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
     best, test, share = max(members, key=lambda one: one[2])
-    names = tuple(each.name for each, _, _ in members)
     causes = (*sensor_causes(best.worker), _USUAL[kind])
-    fastest = max((speed.value for speed in test.speeds), default=0.0)
     return BelowSheet(
         device=device,
         label=test.label,
         of_peak=share,
-        workers=names,
+        workers=tuple(each.name for each, _, _ in members),
         likely_causes=causes,
-        text=f"{device} of {_names(names)} reaches at most {share:.0%} of its data sheet: {test.label} "
-        f"{fastest:.4g} of {test.peak:.4g} {test.unit}; {causes[0].sentence}",
     )
 
 
 def _cause(causes: Sequence[LikelyCause]) -> str:
     return causes[0].cause if causes else "unknown"
-
-
-def _because(causes: Sequence[LikelyCause]) -> str:
-    return f"likely because {causes[0].sentence}" if causes else "nothing that was recorded says why"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
         p95_us: as `time_us`, the 95th percentile.
         cv: likewise the coefficient of variation, standard deviation over mean; 0 of a single iteration.
         transfer_us: median over iterations of the fastest worker's time: what is left without waiting for others.
-        algbw_gb_per_s: size over time, 1e9 bytes a second.
+        algbw_gb_per_s: size over time, 1e9 bytes per second.
         busbw_gb_per_s: algbw times the collective's factor.
         num_wrong: elements whose value was not exact, summed over the workers; None where they were not verified.
         tcp_gb_per_s: what raw TCP reached in turns with it; None where it took none.

@@ -139,7 +139,7 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
 
 
 def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
-    """Bytes that a node's network card sends in these, and receives as many.
+    """Bytes that a node's NIC sends in these, and receives as many.
 
     A ring over all n workers enters and leaves a node once, however many workers it has, so the card carries what one
     worker sends: factor(op, n) x S. (NCCL's tree over k nodes has factor(op, k), which is less by 1/2 to 1 in (n-1)/n.)
@@ -160,7 +160,7 @@ def card_time_s(size_bytes: float, goodput_gb_per_s: float) -> float:
 
     Args:
         size_bytes: what it sends.
-        goodput_gb_per_s: payload that it carries in one direction, 1e9 bytes a second.
+        goodput_gb_per_s: payload that it carries in one direction, 1e9 bytes per second.
     """
     return size_bytes / (goodput_gb_per_s * _BYTES_PER_GB)
 

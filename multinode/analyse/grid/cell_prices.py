@@ -104,7 +104,7 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
             for rank, price in enumerate(own)
         )
     if told > _MOST_PRICE:
-        raise UnknownError(f"a price of {told:g} cannot be true")
+        raise UnknownError(f"a price of {told:g} is implausible")
     return told
 
 
@@ -201,7 +201,7 @@ def _taken(rows: Sequence[CellRow], prices: Prices) -> Iterator[str]:
 
 
 class _Offer(NamedTuple):
-    """A cell whose whole job is timed: how long it takes and what it costs, infinitely much where that is not known."""
+    """A cell whose full run is timed: how long it takes and what it costs, infinitely much where that is not known."""
 
     row: CellRow
     time: Estimate
@@ -215,13 +215,13 @@ class _Offer(NamedTuple):
 
 
 def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
-    """The cheapest cell whose whole job ends by the deadline; of equal ones the one that ends first.
+    """The cheapest cell whose full run ends by the deadline; of equal ones the one that ends first.
 
-    Of cells whose whole jobs are different jobs none is the cheapest.
+    Of cells whose full runs are different jobs none is the cheapest.
 
     Args:
         table: with prices.
-        deadline_s: how long the whole job may take.
+        deadline_s: how long the full run may take.
     """
     timed = [
         _Offer(row, row.whole_s, math.inf if row.whole_cost is None else row.whole_cost)
@@ -237,7 +237,7 @@ def _choice(table: CellTable, timed: Sequence[_Offer], deadline_s: float) -> tup
     rows = [offer.row for offer in timed]
     if other := other_job(rows):
         name = next(iter((*differing(rows), *untold(rows))), "label")
-        told = f"Cells {other}, so that their whole jobs are not the same one, and none is the cheapest"
+        told = f"Cells {other}, so that their full runs are not the same one, and none is the cheapest"
         return None, f"{told}: --where {name}=... shows those of one."
     early = [offer for offer in timed if offer.time.value <= deadline_s]
     offers = [offer for offer in early if offer.cost < math.inf]
@@ -245,7 +245,7 @@ def _choice(table: CellTable, timed: Sequence[_Offer], deadline_s: float) -> tup
         return None, _why_none(table, timed, early, deadline_s)
     currencies = {offer.row.currency for offer in offers}
     if len(currencies) > 1:
-        named = " and ".join(sorted(currency or "a currency that is not told" for currency in currencies))
+        named = " and ".join(sorted(currency or "an unknown currency" for currency in currencies))
         return None, f"Prices are in {named}: which cell is the cheapest is unknown."
     offers.sort(key=lambda offer: (offer.cost, offer.time.value))
     said = [_best(offers), _spread(offers, deadline_s), _without_price(len(early) - len(offers))]
@@ -257,7 +257,7 @@ def _best(offers: Sequence[_Offer]) -> str:
     takes = format_duration(best.time.value)
     equal = [other for other in offers[1:] if math.isclose(other.cost, best.cost, rel_tol=_EQUAL)]
     if not equal:
-        return f"{best.row.label} is the cheapest in time: the whole job costs {best.words} and takes {takes}."
+        return f"{best.row.label} is the cheapest in time: the full run costs {best.words} and takes {takes}."
     also = ", ".join(other.row.label for other in equal)
     return f"{best.row.label} is the cheapest in time, with {also}: each costs {best.words}; it takes least, {takes}."
 
@@ -285,7 +285,7 @@ def _why_none(table: CellTable, timed: Sequence[_Offer], early: Sequence[_Offer]
     if not timed:
         reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
         reason = next(filter(None, reasons), "none was measured")
-        return f"How long the whole job takes is known of no cell: {reason}."
+        return f"How long the full run takes is known of no cell: {reason}."
     fastest = min(timed, key=lambda offer: offer.time.value)
     takes = format_duration(fastest.time.value)
     return f"No cell ends within {format_duration(deadline_s)}: the fastest, {fastest.row.label}, takes {takes}."

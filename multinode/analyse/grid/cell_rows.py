@@ -1,7 +1,7 @@
 """Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
 
 `make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
-`with_full_run` how long the user's whole job would take in each. Prices beyond the hostfile's are `cell_prices`'.
+`with_full_run` how long the user's full run would take in each. Prices beyond the hostfile's are `cell_prices`'.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> FullRun:
-        """The user's whole job, as far as one of the runs knows it."""
+        """The user's full run, as far as one of the runs knows it."""
         return FullRun.first_of(run.workload.whole for run in self.runs if run.workload is not None)
 
 
@@ -135,13 +135,13 @@ def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
     told = side.missing | {
         "network_share": side.missing.get("exposed_share", ""),
         "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
-        "peak_memory_gib": "no worker told its memory",
-        "device": "the nodes did not tell what they compute on",
+        "peak_memory_gib": "no worker reported its memory",
+        "device": "the nodes did not report their devices",
         "price_purchase": "not every node has a price: price_purchase= in the hostfile",
         **dict.fromkeys(_UTILISATION, no_peak),
     }
     unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
-    return {name: told[name] or "not every repeat told it" for name in unknown if name in told}
+    return {name: told[name] or "not every repeat has it" for name in unknown if name in told}
 
 
 _CPU = "CPU"
@@ -237,7 +237,7 @@ def _agreed(values: Iterable[T]) -> T | None:
 def with_full_run(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
 ) -> tuple[tuple[CellRow, ...], str]:
-    """The rows of one sweep with the time of the whole job, at the rate of their steady state; and the rule in words.
+    """The rows of one sweep with the time of the full run, at the rate of their steady state; and the rule in words.
 
     Args:
         rows: of one sweep.
@@ -265,7 +265,7 @@ def with_full_run(
 def _asked(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
 ) -> tuple[Sequence[float], str]:
-    """How many samples the whole job trains, by row, and the rule in a sentence.
+    """How many samples the full run trains, by row, and the rule in a sentence.
 
     Raises:
         UnknownError: that is not known.
@@ -274,8 +274,8 @@ def _asked(
         own = _worker_batch(rows, worker_batch, workers)
         samples = float(steps * own * workers)
         return [samples] * len(rows), (
-            f"The whole job is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples a worker on "
-            f"{workers:,} workers), at the rate of the steps that count."
+            f"The full run is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples per worker on "
+            f"{workers:,} workers), at the rate of the measured steps."
         )
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
@@ -283,7 +283,7 @@ def _asked(
     counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
     times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
     size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
-    return counts, f"The whole job is {times} of the data set{size}, at the rate of the steps that count."
+    return counts, f"The full run is {times} of the data set{size}, at the rate of the measured steps."
 
 
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:

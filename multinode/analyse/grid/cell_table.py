@@ -35,8 +35,8 @@ __all__ = ["Look", "SweptCells", "combine", "look_at", "make_table", "relative_t
 
 _IMPORTED = "Imported rows were measured elsewhere, by rules that are not known here."
 _CURRENCIES = "Prices are in "
-# How the notes begin that follow from the rows alone.
-_GENERAL = (BATCH_WORDS, "Rows differ in ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
+# How the notes begin that follow from the rows alone; `tell` is of earlier releases.
+_GENERAL = (BATCH_WORDS, "Rows differ in ", "Rows do not all have ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
 
 
 class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ def _rule(summaries: Sequence[Summary]) -> str:
     if len(rules) <= 1:
         return next(iter(rules), "")
     dropped, made = _span(one.steps - one.steady_steps for one in summaries), _span(one.steps for one in summaries)
-    return f"the first steps of each run are warm-up and do not count: {dropped} of {made}"
+    return f"the first steps of each run are warm-up, excluded: {dropped} of {made}"
 
 
 def _span(counts: Iterable[int]) -> str:
@@ -171,7 +171,7 @@ def _general(rows: Sequence[CellRow]) -> list[str]:
         said.append(f"Rows {work}: {_so(fast)}.")
     if any(row.source == "imported" for row in rows):
         said.append(_IMPORTED)
-    paid = [currency or "a currency that is not told" for currency in currencies(rows)]
+    paid = [currency or "an unknown currency" for currency in currencies(rows)]
     if len(paid) > 1:
         said.append(f"{_CURRENCIES}{format_list(paid)}: what is paid in one is no measure of the other.")
     return said
@@ -207,7 +207,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         sort: name of a value to sort by, the least first; with `-` before it the greatest.
         where: conditions such as `method=lora` and `nodes>=2`; rows that meet all of them are shown.
         prices: of devices and nodes; None takes those that the rows have.
-        deadline_s: by when the whole job has to end, for the cheapest cell; None does not ask.
+        deadline_s: by when the full run has to end, for the cheapest cell; None does not ask.
     """
 
     baseline: str | None = None

@@ -57,21 +57,21 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
         nodes: how many; `workers_per_node` on each, `world_size` in all; None is unknown.
         global_batch: samples of an optimizer step, of all workers (HF: total train batch size).
         samples_per_s: of all workers, over the steady state; `tokens_per_s` likewise, padding counted.
-        tgs: tokens a second and worker.
+        tgs: tokens per second and worker.
         tokens_per_sample: padded length, on average.
         model_tflops: TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again.
         mfu: of the device's peak; `hfu` with what is computed again.
         step_time_ms: of an optimizer step; `step_spread` of the steps of the repeat that scattered most.
         network_share: of the step, exposed communication.
         peak_memory_gib: of the worker that needed most, on its GPU, else resident in its process.
-        whole_s: time of the user's whole job at this rate.
+        whole_s: time of the user's full run at this rate.
         energy_j_per_sample: of all GPUs.
         price_per_hour: of its nodes together, or of its GPUs; `price_purchase` to buy them.
         currency: of its prices, one word; None where nobody told it, as the hostfile does not.
         filed_prices: which of the two a prices file gave, by name; another file's come in their place.
-        whole_cost: of the whole job by the hour.
+        whole_cost: of the full run by the hour.
         samples_per_money: samples for a unit of money by the hour.
-        samples_per_s_per_purchase: samples a second for a unit of money that the devices cost.
+        samples_per_s_per_purchase: samples per second for a unit of money that the devices cost.
         cost_per_million_tokens: by the hour.
         relative: samples_per_s over the table's baseline's.
         disturbances: other load and thermals that were seen, a sentence each.
@@ -124,7 +124,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cheapest cell that ends the whole job in time.
+    """The cheapest cell that ends the full run in time.
 
     Attributes:
         label: the cell's; None where none ends in time or none has a price.
@@ -271,14 +271,14 @@ def other_work(rows: Sequence[CellRow]) -> str:
     """In what the rows' samples are other work: `differ in model and stage`; empty where they are alike."""
     known, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
     parts = [f"differ in {format_list(known)}"] if known else []
-    return " and ".join([*parts, f"do not all tell their {format_list(unknown)}"] if unknown else parts)
+    return " and ".join([*parts, f"do not all have their {format_list(unknown)}"] if unknown else parts)
 
 
 def other_job(rows: Sequence[CellRow]) -> str:
-    """In what the rows' whole jobs are other jobs: their samples, or how many there are; empty where they are alike.
+    """In what the rows' full runs are other jobs: their samples, or how many there are; empty where they are alike.
 
     Args:
-        rows: whose whole job is timed.
+        rows: whose full run is timed.
     """
     work = other_work(rows)
     if work:

@@ -128,9 +128,9 @@ _SAME = (
         ),
     ),
     (_TOKENS_PER_S, _Way("samples/s x tokens / samples", ("samples_per_s", "tokens"), ("dataset_samples",))),
-    (_TOKENS_PER_S, _Way("samples/s x tokens a sample", ("samples_per_s", "tokens_per_sample"))),
+    (_TOKENS_PER_S, _Way("samples/s x tokens per sample", ("samples_per_s", "tokens_per_sample"))),
     (
-        _Way("tokens a sample", ("tokens_per_sample",)),
+        _Way("tokens per sample", ("tokens_per_sample",)),
         _Way("tokens / samples", ("tokens",), ("dataset_samples",)),
     ),
     (_Way("tokens/s of a GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),

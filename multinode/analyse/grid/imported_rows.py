@@ -58,7 +58,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "reason": reason,
             "settings": Settings(**settings),
             "contradictions": _contradictions(row),
-            "missing": dict.fromkeys(unknown, "the table does not tell it") if state == MEASURED else {},
+            "missing": dict.fromkeys(unknown, "it is not in the table") if state == MEASURED else {},
         }
     )
 

@@ -67,11 +67,11 @@ def _stopped(_: Sequence[NodeDiagnosis], ranks: Sequence[_Rank]) -> StallCause |
     first = found[0]
     if first.state == "t":
         cause = "held by a debugger (state t)"
-        hint = f"end the debugger, or let it go on; it traces pid {_pid(first)} on {first.node.node}"
+        hint = f"end the debugger, or resume the process; it traces pid {_pid(first)} on {first.node.node}"
     else:
         cause = "stopped (state T): somebody sent {} SIGSTOP".format("it" if len(found) == 1 else "them")
         pids = " ".join(str(_pid(one)) for one in found if one.node is first.node)
-        hint = f"let it go on, on {first.node.node}: kill -CONT {pids}"
+        hint = f"resume it, on {first.node.node}: kill -CONT {pids}"
     return _blame(ranks, found, f"{_are(found)} {cause}", hint)
 
 
@@ -82,7 +82,7 @@ def _launcher_stopped(nodes: Sequence[NodeDiagnosis], _: Sequence[_Rank]) -> Sta
                 return StallCause(
                     message=f"the launcher on {node.node} ({process.command}, pid {process.pid}) is stopped (state T): "
                     "somebody sent it SIGSTOP",
-                    hint=f"let it go on, on {node.node}: kill -CONT {process.pid}",
+                    hint=f"resume it, on {node.node}: kill -CONT {process.pid}",
                     node=node.node,
                     node_rank=node.node_rank,
                 )
@@ -242,7 +242,7 @@ def _unexplained(ranks: Sequence[_Rank]) -> StallCause:
     reason = next((one.process.stack_missing for one in unknown if one.process and one.process.stack_missing), None)
     why = f" ({_names(unknown)} could not show a stack: {reason})" if reason else ""
     return StallCause(
-        message=f"no rank is told to be behind by its state, its stack or its steps{why}",
+        message=f"no rank is behind by its state, its stack or its steps{why}",
         hint="what each process does is in stall.json",
     )
 
@@ -309,7 +309,7 @@ def _busy(one: _Rank) -> str:
     process = one.process
     if process is None or process.cpu_s is None or not process.looked_s:
         return ""
-    return ", computing" if process.cpu_s / process.looked_s >= _SPINS else ", idle"
+    return ", using CPU" if process.cpu_s / process.looked_s >= _SPINS else ", idle"
 
 
 def _are(found: Sequence[_Rank]) -> str:

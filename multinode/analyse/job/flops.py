@@ -45,8 +45,8 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     it whole. `tests/analyse/test_flops.py` reproduces the first two.
 
     Attributes:
-        model_tflops: TFLOP/s a GPU that the training needs.
-        hardware_tflops: TFLOP/s a GPU that are computed.
+        model_tflops: TFLOP/s per GPU that the training needs.
+        hardware_tflops: TFLOP/s per GPU that are computed.
         mfu: the first over the peak in the precision that ran; None where the peak is not known.
         hfu: the second, likewise.
         denominator: the peak in words, or why there is none.
@@ -104,11 +104,11 @@ def flops_per_token(
 
 
 def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:
-    """What a speed means in TFLOP/s a GPU, and as a share of the peak.
+    """What a speed means in TFLOP/s per GPU, and as a share of the peak.
 
     Args:
         flops: of one token.
-        tgs: tokens a second and GPU. Padding is no token: what is computed for it counts as lost.
+        tgs: tokens per second and GPU. Padding is no token: what is computed for it counts as lost.
         peak_tflops: of the GPU, or the mean of them (`mean_peak`); None where it is not known.
         denominator: the peak in words, or why there is none.
     """

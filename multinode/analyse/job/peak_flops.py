@@ -1,4 +1,4 @@
-"""Peaks of GPUs, by the name that NVML gives one: FLOPs of dense matrices, and bytes a second of its memory.
+"""Peaks of GPUs, by the name that NVML gives one: FLOPs of dense matrices, and bytes per second of its memory.
 
 They hold at the boost clock; bf16 (fp16 has the same, and is all that there is before Ampere) and tf32 are summed in
 fp32. Shares are of the peak in the precision that ran. Of a GPU or a figure that the table does not have nothing is
@@ -77,7 +77,7 @@ def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str
     mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
     source = f"mean of {mixed}" if len(found) > 1 else next(source for _, source in found.values())
     summed = "" if dtype == "fp32" else " with fp32 accumulation"
-    return mean, f"{mean:g} TFLOP/s a GPU, dense {dtype}{summed} ({source})"
+    return mean, f"{mean:g} TFLOP/s per GPU, dense {dtype}{summed} ({source})"
 
 
 def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: str, memory_gb_per_s: float) -> Peak:

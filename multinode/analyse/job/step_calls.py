@@ -114,7 +114,7 @@ def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall
 
     Args:
         once: of the job without gradient accumulation.
-        twice: of the same job with two micro-batches a step: what has become more, every micro-batch sends.
+        twice: of the same job with two micro-batches per step: what has become more, every micro-batch sends.
     """
     first, second = (_counts(messages) for messages in (once, twice))
     calls = []

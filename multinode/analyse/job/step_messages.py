@@ -190,7 +190,7 @@ def messages_to_test(
 
 
 def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | None]) -> float | None:
-    """Communication of one step if nothing hid behind the computation, in us: the sum of what its calls take alone.
+    """Communication of one step without overlap with compute, in us: the sum of what its calls take alone.
 
     Args:
         step: what a step sends.

@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dataset: names, with commas between; `synthetic` for synthetic data.
         strategy: as configured: `DDP`, `ZeRO-2`, ...
         per_device_batch: samples of a worker's micro-batch.
-        accumulation: micro-batches a step.
+        accumulation: micro-batches per step.
         sequence_length: the longest sample in tokens (`cutoff_len`).
         packing: whether several samples share a row.
         precision: `fp32`, `bf16` or `fp16`.
@@ -96,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FullRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's whole job, of which a short run was a part.
+    """The user's full run, of which a short run was a part.
 
     Attributes:
         steps: optimizer steps that it asks for (`max_steps`); None where it asks for epochs.

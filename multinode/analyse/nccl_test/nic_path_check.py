@@ -1,12 +1,12 @@
-"""NicPathCheck: by the counters of their cards, which way the bytes of a collective took from node to node.
+"""NicPathCheck: by the counters of their NICs, which way the bytes of a collective took from node to node.
 
-Compares what passed each card with what the algorithm moves. What the counters are is `core.samples`' matter, what an
-algorithm moves that of `algorithms`.
+Compares what passed each NIC with what the algorithm moves. What the counters are is `core.samples`' matter, what an
+algorithm moves that of `algorithms`; the words are `report.nccl_test.scan_words`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -15,7 +15,6 @@ from multinode.analyse.collectives.algorithms import Layout, NodeFlow, algorithm
 from multinode.analyse.telemetry.cards import LOOPBACK, Carried, is_rdma, payload
 from multinode.analyse.traffic.card_bytes import LEAST_BYTES_A_WORKER, find_carrier
 from multinode.core.run.samples import CollectiveSample
-from multinode.units import format_list, format_size
 
 __all__ = ["CardLoad", "MessagePath", "NicPathCheck", "Way", "check_nic_path"]
 
@@ -27,7 +26,6 @@ _TRIFLE = 0.05
 _SAME_FIT = 0.002
 # Barriers, ARP and keepalives are in the window as well.
 _LEAST_WINDOW_BYTES = 1 << 20
-_PER_CENT = 100
 
 
 class Way(StrEnum):
@@ -61,6 +59,21 @@ class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
     others: dict[str, Carried] = {}
     way: Way | None = None
 
+    @property
+    def gap(self) -> Carried:
+        """How far what passed it is from what was expected, in each direction."""
+        return _gap(self.passed or Carried(), self.expected or Carried())
+
+    @property
+    def lacks_sending(self) -> bool:
+        """Whether more is missing of what was to be sent than of what was to be received."""
+        return _lacks_sending(self.passed or Carried(), self.expected or Carried())
+
+    @property
+    def detour(self) -> str | None:
+        """The interface over which the missing bytes went; None where no counter explains it."""
+        return _find_other(self.passed or Carried(), self.expected or Carried(), self.others)
+
 
 class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
     """The path of one message.
@@ -85,7 +98,7 @@ class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ok: whether all that could be judged took the cards of the data plane; None where nothing could be, or
             counters neither confirm it nor show another way.
-        sentences: the findings in words, the gravest first.
+        sentences: the findings in words, the gravest first; empty until the report is worded.
         messages: in the order in which they were measured.
     """
 
@@ -95,7 +108,7 @@ class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over_rdma(self) -> bool:
-        """Whether RDMA ports carried what the cards did not."""
+        """Whether the bytes went over RDMA ports."""
         return any(load.way is Way.RDMA for message in self.messages for load in message.loads)
 
 
@@ -137,7 +150,7 @@ def check_nic_path(
     )
     ways = {load.way for message in messages for load in message.loads if load.way is not None}
     ok = False if Way.OTHER in ways else True if ways == {Way.CARD} else None
-    return NicPathCheck(ok=ok, sentences=tuple(_sentences(messages, backend)), messages=messages)
+    return NicPathCheck(ok=ok, messages=messages)
 
 
 class _Models:
@@ -269,71 +282,3 @@ def _lacks_sending(seen: Carried, expected: Carried) -> bool:
     """Whether more is missing of what was to be sent, or as much: a few bytes of difference decide nothing."""
     less = (expected.received - seen.received) - (expected.sent - seen.sent)
     return less <= _AGREES * expected.busier
-
-
-def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
-    loads = [load for message in messages for load in message.loads]
-    for way in (Way.OTHER, Way.RDMA, Way.UNSEEN, Way.DIFFERS):
-        nodes: dict[str, list[str]] = {}
-        for message, load in _largest(messages, way).values():
-            nodes.setdefault(_word(way, message, load), []).append(load.node)
-        yield from (f"{format_list(names)} {text}" for text, names in nodes.items())
-    judged = [load for load in loads if load.way is not None]
-    if judged and all(load.way is Way.CARD for load in judged):
-        names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
-        within = _PER_CENT * max(load.deviation or 0.0 for load in judged)
-        yield f"Each node's card ({names}) carried what {backend} moves for these collectives, within {within:.2g} %."
-    elif not judged and loads:
-        yield "No message was large enough, or too little is known, to tell by counters which cards carried it."
-    if backend == "nccl":
-        yield from _name_algorithms(messages)
-
-
-def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[MessagePath, CardLoad]]:
-    """By node, its largest message that took this way."""
-    largest: dict[str, tuple[MessagePath, CardLoad]] = {}
-    for message in sorted(messages, key=lambda one: one.size_bytes):
-        largest.update({load.node: (message, load) for load in message.loads if load.way is way})
-    return largest
-
-
-def _word(way: Way, message: MessagePath, load: CardLoad) -> str:
-    """What is to be said of a node, less its name."""
-    seen, expected = load.passed or Carried(), load.expected or Carried()
-    call = f"{message.collective} of {format_size(message.size_bytes)}"
-    if way is Way.DIFFERS:
-        gap = _gap(seen, expected)
-        sends = gap.sent >= gap.received
-        return (
-            f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} an iteration ({call}) over "
-            f"{load.ifname}, where the algorithm moves {_size(expected.one_way(sends=sends))}: other traffic passed "
-            "it, or the backend took another algorithm."
-        )
-    sends = _lacks_sending(seen, expected)
-    verb, should = "sent" if sends else "received", _size(expected.one_way(sends=sends))
-    other = _find_other(seen, expected, load.others)
-    if other is None:
-        return f"{verb} {should} an iteration ({call}), and no counter saw it."
-    text = f"{verb} {_size(load.others[other].one_way(sends=sends))} of {should} an iteration ({call}) over"
-    if way is Way.RDMA:
-        return f"{text} the RDMA port {other}: the counters of {load.ifname} do not see RDMA."
-    return (
-        f"{text} {other}, not over {load.ifname}: the kernel's routes to the other nodes lead there, or the backend "
-        f"was told to use {other}."
-    )
-
-
-def _name_algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
-    """What ran of each collective that may run in several ways, at its largest size that tells."""
-    told = {
-        message.collective: message
-        for message in sorted(messages, key=lambda one: one.size_bytes)
-        if message.algorithm is not None and len(algorithms_of("nccl", message.collective)) > 1
-    }
-    for message in told.values():
-        size = format_size(message.size_bytes)
-        yield f"NCCL made the {message.collective} of {size} as a {message.algorithm}, by what passed the cards."
-
-
-def _size(size_bytes: float) -> str:
-    return format_size(round(size_bytes)) if size_bytes < 1 << 20 else f"{size_bytes / (1 << 20):.1f} MiB"

@@ -1,7 +1,7 @@
-"""Speeds between pairs of nodes, and who is to blame for the slow ones: a node, one of its directions, or a cable.
+"""Speeds between pairs of nodes, and what explains the slow ones: a node, one of its directions, or a cable.
 
 `blame_pairs` is told which pairs are slow; `find_odd` decides that too, against the other pairs and the links.
-Measures nothing and prints nothing.
+Measures nothing; the words are `report.nccl_test.scan_words`'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.core.run.samples import StreamResult
-from multinode.units import format_rate
 
 __all__ = [
     "Blame",
@@ -122,15 +121,25 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
         nodes: whom it concerns: one node, or sender and receiver; none where it is all of them.
         best_gbit_per_s: the fastest of the streams concerned; None where none ran.
         usual_gbit_per_s: median of the streams that are well; where none is, what the links carry.
-        hint: what to look at.
+        due_gbit_per_s: what the links carry, where it falls short of that and not only of the others.
+        error: of streams that did not run, why.
+        text: it in words; likewise `hint`, what to look at. Empty until the report is worded.
     """
 
     kind: str
     nodes: tuple[str, ...]
     best_gbit_per_s: float | None = None
     usual_gbit_per_s: float | None = None
-    text: str
-    hint: str
+    due_gbit_per_s: float | None = None
+    error: str | None = None
+    text: str = ""
+    hint: str = ""
+
+    @property
+    def figures(self) -> dict[str, float | str]:
+        """What a sentence about it needs."""
+        names = ("best_gbit_per_s", "usual_gbit_per_s", "due_gbit_per_s", "error")
+        return {name: figure for name in names if (figure := getattr(self, name)) is not None}
 
     def covers(self, source: str, target: str) -> bool:
         """Whether the stream from `source` to `target` is one of those concerned."""
@@ -263,24 +272,12 @@ class _Field:
         slow = self.slow()
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
-        if self._speeds[best] < self._least_of_due(best):
-            measure = f"where {format_rate(self._dues[best])} would be its due"
-        else:
-            measure = f"where {format_rate(self._usual * self._dues.get(best, 1.0))} is usual"
-        text, hint = _TOLD[blame.kind]
-        words = {
-            "node": blame.nodes[0] if blame.nodes else "",
-            "peer": blame.nodes[-1] if blame.nodes else "",
-            "best": format_rate(self._speeds[best]),
-            "measure": measure,
-        }
         return Odd(
             kind=blame.kind,
             nodes=blame.nodes,
             best_gbit_per_s=self._speeds[best],
             usual_gbit_per_s=usual,
-            text=text.format_map(words),
-            hint=hint.format_map(words),
+            due_gbit_per_s=self._dues[best] if self._speeds[best] < self._least_of_due(best) else None,
         )
 
     def _least_of_usual(self, pair: Pair) -> float:
@@ -292,34 +289,6 @@ class _Field:
         if due is None:
             return 0.0
         return least_of_due(due, _CPU_BOUND_GBIT if due >= _CPU_BOUND_GOODPUT_GBIT else due)
-
-
-_TOLD = {
-    "node": (
-        "{node} sends and receives no more than {best}, whoever the peer is, {measure}",
-        "cable, plug or switch port of {node}, or other traffic on it; on {node}: ip -s link; tc -s qdisc",
-    ),
-    "sends": (
-        "{node} sends no more than {best}, whoever the peer is, {measure}, and receives well",
-        "a traffic shaper or other traffic on {node}; there: tc -s qdisc; ip -s link",
-    ),
-    "receives": (
-        "{node} receives no more than {best}, whoever the peer is, {measure}, and sends well",
-        "lost packets, a policer, or other traffic to {node}; there: ip -s link; nstat -az TcpRetransSegs on its peers",
-    ),
-    "cable": (
-        "between {node} and {peer} a stream reaches {best} at most, either way, {measure}",
-        "cable, card or switch port of {node} or {peer}, or what lies between; on both: ip -s link; change one cable",
-    ),
-    "one-way": (
-        "from {node} to {peer} a stream reaches {best}, {measure}",
-        "what {node} sends is shaped, or lost on the way to {peer}; on {node}: tc -s qdisc; on {peer}: ip -s link",
-    ),
-    "all": (
-        "no stream between the nodes reaches more than {best}, {measure}",
-        "the switch they share, other traffic on it, or processors too busy to keep up: measure on a quiet network",
-    ),
-}
 
 
 def _find_odd(
@@ -387,20 +356,13 @@ def _blame_each(slow: Sequence[Pair]) -> Iterator[Blame]:
 def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
     """Streams that did not run: told once for a node whose streams all failed, else one by one."""
     left = [one for one in tried if one.gbit_per_s is None]
-    hint = "a firewall, or a node that went away: multinode check"
     if len(tried) > 1 and len(left) == len(tried):
-        yield Odd(kind="failed", nodes=(), text=f"no stream between the nodes ran: {_reason(left[0])}", hint=hint)
+        yield Odd(kind="failed", nodes=(), error=left[0].error)
         return
     for name in dict.fromkeys(name for one in left for name in (one.source, one.target)):
         mine = [one for one in tried if name in (one.source, one.target)]
         if len(mine) > _PAIR and all(one in left for one in mine):
             left = [one for one in left if one not in mine]
-            text = f"no stream to or from {name} ran: {_reason(mine[0])}"
-            yield Odd(kind="failed", nodes=(name,), text=text, hint=hint)
+            yield Odd(kind="failed", nodes=(name,), error=mine[0].error)
     for one in left:
-        text = f"the stream from {one.source} to {one.target} did not run: {_reason(one)}"
-        yield Odd(kind="failed", nodes=(one.source, one.target), text=text, hint=hint)
-
-
-def _reason(one: PairSpeed) -> str:
-    return one.error or "no reason is known"
+        yield Odd(kind="failed", nodes=(one.source, one.target), error=one.error)

@@ -160,7 +160,7 @@ _CARD_WORDS = {
     "link_gbit_per_s": "{card} now negotiates {now}, was {before}",
     "mtu": "{card} now has an MTU of {now}, was {before}",
     "duplex": "{card} now runs in {now} duplex, was {before}",
-    "driver": "{card} is now made by {now}, was by {before}",
+    "driver": "{card} is now of driver {now}, was {before}",
 }
 _NODE_WORDS = {
     "ifname": "{node} now uses {now}, was {before}",
@@ -192,7 +192,7 @@ def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> 
     """Changes of nodes that both have; what is the same for all of them is said once."""
     both = [name for name in new if name in old]
     if both != (was := [name for name in old if name in new]):
-        yield f"the nodes stand in another order now: {', '.join(both)}, was {', '.join(was)}"
+        yield f"the order of the nodes is now {', '.join(both)}, was {', '.join(was)}"
     for field, words in (_CARD_WORDS | _NODE_WORDS).items():
         changed: dict[str, tuple[str, str]] = {}
         for name in both:
@@ -202,10 +202,10 @@ def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> 
                 changed[name] = (_value(field, values[0]), _value(field, values[1]))
         if len(changed) == len(both) > 1 and len(set(changed.values())) == 1:
             (one,) = set(changed.values())
-            yield words.format(node="every node", card="the card of every node", before=one[0], now=one[1])
+            yield words.format(node="every node", card="the NIC of every node", before=one[0], now=one[1])
             continue
         for name, (value, value_now) in changed.items():
-            card = f"{name}'s {new[name].ifname or 'card'}"
+            card = f"{name}'s {new[name].ifname or 'NIC'}"
             yield words.format(node=name, card=card, before=value, now=value_now)
 
 
@@ -288,7 +288,7 @@ def _message(row: CollectiveRow) -> str:
 
 def _text(rows: Sequence[RowChange], compared: int) -> str:
     if not compared:
-        return "The two sweeps have no message in common."
+        return "The two scans have no message in common."
     if not rows:
         return f"No speed changed beyond the noise of both ({compared} messages compared)."
     said = [f"{len(rows)} of {compared} messages changed"]
@@ -297,8 +297,8 @@ def _text(rows: Sequence[RowChange], compared: int) -> str:
         if some:
             most = max(some, key=lambda one: abs(one.change))
             size = format_size(most.size_bytes)
-            said.append(f"{len(some)} {way}, most of all {most.collective} {size} ({most.change:+.0%})")
+            said.append(f"{len(some)} {way}, most: {most.collective} {size} ({most.change:+.0%})")
     wrong = len(rows) - sum(map(len, ways.values()))
     if wrong:
-        said.append(f"{wrong} in its values alone")
+        said.append(f"{wrong} only in its values")
     return f"{'; '.join(said)}."

@@ -1,7 +1,7 @@
 """judge_scan: evidence -> Verdict: whether a size scan is what the network gives, and who or what to look at if not.
 
-Wrong values come before any speed. A cause is told only where its own evidence shows, and never of a scan that is well,
-unless it is wrong in itself; each is one small function.
+Wrong values come before any speed. A cause needs evidence of its own, and a scan that is well has none but what is
+wrong in itself; each is one small function. Codes and figures: the words are `report.nccl_test.scan_words`'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
 from multinode.core.cluster.facts import Interface
-from multinode.units import format_list, format_rate, format_size, goodput_gb_per_s
+from multinode.units import goodput_gb_per_s
 
 __all__ = ["Cause", "Evidence", "SizeShare", "Verdict", "card_ceilings", "judge_scan"]
 
@@ -49,11 +49,6 @@ _ODD_NEEDS = 3
 _SMALL_FACTOR = 10.0
 _SMALL_LEAST_US = 5000.0
 
-_SOCKETS_HINT = (
-    "measure before setting: NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=4; their product is at most 64, and more can "
-    "be far slower"
-)
-
 
 class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the network one large message used.
@@ -61,7 +56,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         card_gb_per_s: what passed the busiest card one way.
         busbw_gb_per_s: as nccl-tests has it.
-        share_of_ceiling: of what TCP can carry over the slowest link; None where its rate is not known.
+        share_of_ceiling: of the TCP line rate of the slowest link; None where its rate is not known.
         share_of_tcp: of what raw TCP reached around the ring; None where it was not tried.
         usual_share: the share of a link that the backend gets for this collective where all is well.
         fill: of the lesser of the two and of `usual_share`, less the time that a small message takes as well; None
@@ -82,13 +77,19 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One explanation.
 
     Attributes:
-        text: what was seen and what it means, a sentence without its full stop.
-        hint: what to look at or to try.
+        code: which of those that `report.nccl_test.scan_words` has words for; empty in a scan of an earlier release.
+        figures: what was seen, each with its unit in its name, and names of nodes or collectives.
+        by_node: the figure of each node concerned.
+        text: what was seen and what it means, a sentence without its full stop; likewise `hint`, what to look at or to
+            try. Empty until the report is worded.
         nodes: where, as far as the evidence tells.
     """
 
-    text: str
-    hint: str
+    code: str = ""
+    figures: dict[str, float | str] = {}
+    by_node: dict[str, float] = {}
+    text: str = ""
+    hint: str = ""
     nodes: tuple[str, ...] = ()
 
 
@@ -96,13 +97,20 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be said of a size scan.
 
     Attributes:
-        text: one or two plain sentences.
+        status: `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `inconclusive` or
+            `empty` (nothing was measured by all workers); empty in a scan of an earlier release.
+        text: one line, empty until the report is worded.
+        over_rdma: whether the collectives went by RDMA.
+        worst: of the largest size of each collective, the one that fills the network least.
         nodes: names to look at, the likeliest first.
         causes: likewise; empty where there is nothing to fix.
         shares: how much of the network every large message used.
     """
 
-    text: str
+    status: str = ""
+    text: str = ""
+    over_rdma: bool = False
+    worst: SizeShare | None = None
     nodes: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
     shares: tuple[SizeShare, ...] = ()
@@ -216,7 +224,9 @@ def judge_scan(seen: Evidence) -> Verdict:
     """Hold the largest size of each collective against raw TCP and the link."""
     causes = _find_causes(seen)
     return Verdict(
-        text=_text(seen, causes),
+        status=_status(seen),
+        over_rdma=seen.over_rdma,
+        worst=seen.worst,
         nodes=tuple(dict.fromkeys(name for cause in causes for name in cause.nodes)),
         causes=causes,
         shares=seen.shares,
@@ -250,153 +260,79 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
     )
 
 
-def _text(seen: Evidence, causes: tuple[Cause, ...]) -> str:
+def _status(seen: Evidence) -> str:
     if any(row.num_wrong for row in seen.rows):
-        return f"{causes[0].text}."
+        return "wrong_values"
     if seen.path.ok is False:
-        return f"This says nothing of the network that was meant. Look first: {causes[0].text}."
+        return "wrong_path"
     if seen.worst is None:
-        return "No size was measured by all workers."
-    measured = _measured(seen, seen.worst)
-    if causes:
-        # Where the scan is well, something beside it may not be.
-        look = "Look at this all the same" if seen.is_well else "Look first"
-        return f"{measured}. {look}: {causes[0].text}."
-    return f"{measured}. Nothing to mend." if seen.is_well else f"{measured}."
-
-
-def _measured(seen: Evidence, worst: SizeShare) -> str:
-    what = f"{worst.collective} of {format_size(worst.size_bytes)}"
-    if len({share.collective for share in seen.shares}) > 1:
-        what += ", which fills it least,"
-    speed = f"{worst.card_gb_per_s:.3g} GB/s"
+        return "empty"
     if seen.layout.nodes == 1:
-        return (
-            f"{what} reaches {worst.busbw_gb_per_s:.3g} GB/s of busbw between workers of one node: no network was used"
-        )
-    if seen.collective_is_slow is None:
-        return f"{what} moves {speed} through a card; neither a link's rate nor raw TCP is known to hold it against"
-    shares = []
-    if worst.share_of_ceiling is not None:
-        best = "its line rate" if seen.over_rdma else "what TCP can carry"
-        shares.append(f"{worst.share_of_ceiling:.0%} of {best}")
-    if worst.share_of_tcp is not None:
-        shares.append(f"{worst.share_of_tcp:.0%} of what raw TCP reached")
-    network = f"a {format_rate(seen.link_gbit_per_s)} link" if seen.link_gbit_per_s else "this network"
-    if worst.usual_share < 1:
-        network += f" to {seen.backend}, which sends and receives large messages in turns on a connection"
+        return "one_node"
     if seen.is_well:
-        return f"This is what {network} gives: {' and '.join(shares)} ({what} moves {speed} through a card)"
-    return f"{what} moves {speed} through a card of {network}: {' and '.join(shares)}"
+        return "ok"
+    return "inconclusive" if seen.collective_is_slow is None else "slow"
 
 
 def _find_causes(seen: Evidence) -> tuple[Cause, ...]:
     """Whatever the evidence shows, the likeliest first: what is wrong for certain, then the network, then the nodes."""
     causes = [cause for find in _IN_ORDER if not (seen.over_rdma and find in _OF_TCP) for cause in find(seen)]
     if not causes and seen.tcp_is_slow:
-        return (
-            Cause(
-                text=f"raw TCP is slow as well, {seen.tcp_gb_per_s:.3g} GB/s at the slowest place of the ring: the "
-                "network, not the collective",
-                hint="cables, the switch, other traffic on it: multinode check --bandwidth; on every node ip -s link",
-            ),
-        )
+        return (Cause(code="slow_tcp", figures={"tcp_gb_per_s": seen.tcp_gb_per_s or 0.0}),)
     if not causes and seen.collective_is_slow:
-        known = "rdma" if seen.over_rdma else "no_tcp" if seen.tcp_gb_per_s is None else "tcp"
-        return (_SLOW_FOR_NO_REASON[known],)
+        known = "slow_rdma" if seen.over_rdma else "no_tcp" if seen.tcp_gb_per_s is None else "slow_collective"
+        return (Cause(code=known),)
     return tuple(causes)
-
-
-_SLOW_FOR_NO_REASON = {
-    "rdma": Cause(
-        text="the traffic goes by RDMA and does not fill the link: the port, its switch, the way from GPU to card",
-        hint="ibstat, and ib_write_bw between the nodes; GPUDirect: NCCL_DEBUG=INFO tells GDRDMA or not",
-    ),
-    "no_tcp": Cause(
-        text="whether the network or the collective is slow, raw TCP would tell, and it was not tried",
-        hint="multinode check --bandwidth",
-    ),
-    "tcp": Cause(
-        text="raw TCP is fine, so cables and switch are: the collective loses it on the nodes",
-        hint="processors and workers of each node while it runs: top; the backend's own log: NCCL_DEBUG=INFO",
-    ),
-}
 
 
 def _wrong_values(seen: Evidence) -> Iterator[Cause]:
     wrong = [row for row in seen.rows if row.num_wrong]
     if wrong:
-        count = sum(row.num_wrong or 0 for row in wrong)
         where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in wrong))
         yield Cause(
-            text=f"{count} values were wrong ({where}): no speed counts until they are right",
-            hint="measure once more; if it stays: one version of NCCL and of the driver on all nodes, memory "
-            "(nvidia-smi -q -d ECC) and the kernel's log (dmesg) on each",
+            code="wrong_values", figures={"count": sum(row.num_wrong or 0 for row in wrong), "collectives": where}
         )
 
 
 def _wrong_path(seen: Evidence) -> Iterator[Cause]:
     if seen.path.ok is False:
-        said = " ".join(seen.path.sentences).rstrip(". ")
-        yield Cause(
-            text=said or "the traffic did not take the cards that it should",
-            hint="name the interface in the hostfile (ifname=), and set no NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
-        )
+        yield Cause(code="wrong_path")
 
 
 def _half_duplex(seen: Evidence) -> Iterator[Cause]:
     half = tuple(name for name, card in seen.cards.items() if card.duplex == "half")
     if half and not seen.is_well:
-        yield Cause(
-            text=f"the card of {format_list(half)} runs in half duplex: it cannot send and receive at once",
-            hint="card and switch port must both negotiate: sudo ethtool -s INTERFACE autoneg on; else the cable",
-            nodes=half,
-        )
+        yield Cause(code="half_duplex", nodes=half)
 
 
 def _odd_pairs(seen: Evidence) -> Iterator[Cause]:
     for one in seen.odd or find_odd_in_ring(seen.tcp.ring, card_ceilings(seen.cards)):
-        yield Cause(text=one.text, hint=one.hint, nodes=one.nodes)
+        yield Cause(code=f"odd_{one.kind.replace('-', '_')}", figures=one.figures, nodes=one.nodes)
 
 
 def _slower_link(seen: Evidence) -> Iterator[Cause]:
     links = {name: card.speed_gbit_per_s for name, card in seen.cards.items() if card.speed_gbit_per_s}
     most = max(links.values(), default=0.0)
-    slow = {name: format_rate(link) for name, link in links.items() if link < most}
+    slow = {name: link for name, link in links.items() if link < most}
     if slow and len(slow) <= len(links) / 2:
-        rates = format_list([f"{name} negotiated {rate}" for name, rate in slow.items()])
-        yield Cause(
-            text=f"{rates} where others have {format_rate(most)}: every collective goes at the pace of the slowest",
-            hint="cable or switch port: sudo ethtool INTERFACE tells what the card and its partner advertise",
-            nodes=tuple(slow),
-        )
+        yield Cause(code="slower_link", figures={"link_gbit_per_s": most}, by_node=slow, nodes=tuple(slow))
 
 
 def _mixed_mtu(seen: Evidence) -> Iterator[Cause]:
-    mtus = {name: card.mtu for name, card in seen.cards.items() if card.mtu}
-    most = max(mtus.values(), default=0)
+    mtus = {name: float(card.mtu) for name, card in seen.cards.items() if card.mtu}
+    most = max(mtus.values(), default=0.0)
     small = {name: mtu for name, mtu in mtus.items() if mtu < most}
     if small and not seen.is_well:
-        which = format_list([f"{name} is {mtu}" for name, mtu in small.items()])
-        yield Cause(
-            text=f"the MTU of {which} where others have {most}: large packets may be lost",
-            hint="the same MTU on every card and on the switch: sudo ip link set dev INTERFACE mtu 1500",
-            nodes=tuple(small),
-        )
+        yield Cause(code="mixed_mtu", figures={"mtu_bytes": most}, by_node=small, nodes=tuple(small))
 
 
 def _one_connection(seen: Evidence) -> Iterator[Cause]:
     one, many = slowest_gb_per_s(seen.tcp.one), slowest_gb_per_s(seen.tcp.several)
     if not one or not many or one >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
-    why = "one processor core" if seen.is_fast_link else "one processor core or by small socket buffers"
-    yield Cause(
-        text=f"one TCP connection reaches {one:.3g} GB/s and several together {many:.3g} GB/s: a single connection is "
-        f"bound by {why}",
-        hint=_SOCKETS_HINT
-        if seen.backend == "nccl" and seen.is_fast_link
-        else "a larger MTU, a faster core, or socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem",
-    )
+    code = "one_connection_fast" if seen.is_fast_link else "one_connection"
+    figures = {"one_gb_per_s": one, "several_gb_per_s": many}
+    yield Cause(code=f"{code}_nccl" if seen.backend == "nccl" and seen.is_fast_link else code, figures={**figures})
 
 
 def _straggler(seen: Evidence) -> Iterator[Cause]:
@@ -406,31 +342,19 @@ def _straggler(seen: Evidence) -> Iterator[Cause]:
     last = min(waits, key=lambda name: waits[name])
     others = statistics.median(share for name, share in waits.items() if name != last)
     if others - waits[last] >= _WAIT_NOTICED:
-        yield Cause(
-            text=f"the others wait {others:.0%} of the time, and {last} {waits[last]:.0%}: they wait for {last}",
-            hint=f"other work on {last}, or throttled processors or GPUs: top; nvidia-smi -q -d PERFORMANCE",
-            nodes=(last,),
-        )
+        yield Cause(code="straggler", figures={"others": others, "share": waits[last]}, nodes=(last,))
 
 
 def _busy(seen: Evidence) -> Iterator[Cause]:
     busy = {name: used for name, used in seen.busy_percent_by_node.items() if used >= _BUSY_PERCENT}
     if busy and not seen.is_well:
-        figures = ", ".join(f"{name} {used:.0f}%" for name, used in busy.items())
-        yield Cause(
-            text=f"the processors are busy while the sweep runs ({figures}): TCP needs them too",
-            hint="top tells what runs there; fewer workers a node, or a larger MTU, need less of them",
-            nodes=tuple(busy),
-        )
+        yield Cause(code="busy_cpus", by_node=busy, nodes=tuple(busy))
 
 
 def _sockets(seen: Evidence) -> Iterator[Cause]:
     fine = seen.tcp_gb_per_s is not None and not seen.tcp_is_slow
     if seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow:
-        yield Cause(
-            text="raw TCP is fine and NCCL does not fill it: at such speeds it may need more sockets",
-            hint=_SOCKETS_HINT,
-        )
+        yield Cause(code="few_sockets")
 
 
 def _far_apart(seen: Evidence) -> Iterator[Cause]:
@@ -439,19 +363,10 @@ def _far_apart(seen: Evidence) -> Iterator[Cause]:
         return
     for (source, target), trip in trips.items():
         if len(trips) >= _ODD_NEEDS and trip >= max(_ODD_ROUND_TRIP_US, _ODD_ROUND_TRIPS * usual):
-            yield Cause(
-                text=f"a round trip from {source} to {target} takes {_ms(trip)}, where {_ms(usual)} is usual: small "
-                "messages wait for it",
-                hint=f"the way between the two, and what else uses it: on {source}, tracepath -n to {target}'s address",
-                nodes=(source, target),
-            )
+            figures = {"round_trip_ms": trip / 1000, "usual_ms": usual / 1000}
+            yield Cause(code="odd_round_trip", figures={**figures}, nodes=(source, target))
     if usual > _LAN_ROUND_TRIP_US:
-        yield Cause(
-            text=f"a round trip between the nodes takes {_ms(usual)}, far more than a switch needs: small messages "
-            "are bound by it",
-            hint="a VPN, a wireless link or a router between them, or a power-saving card: tracepath -n to a peer's "
-            "address",
-        )
+        yield Cause(code="long_round_trip", figures={"round_trip_ms": usual / 1000})
 
 
 def _slow_start(seen: Evidence) -> Iterator[Cause]:
@@ -463,9 +378,13 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
     needed_us = message_steps(seen.backend, row.collective, seen.layout) * trip_us / 2
     if row.time_us >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
         yield Cause(
-            text=f"{row.collective} of {format_size(row.size_bytes)} takes {_ms(row.time_us)}, where round trips need "
-            f"{_ms(needed_us)}: the workers wait, and not for the wire",
-            hint="processors shared with others or saving power: top; cpupower frequency-info",
+            code="slow_start",
+            figures={
+                "collective": row.collective,
+                "size_bytes": row.size_bytes,
+                "time_ms": row.time_us / 1000,
+                "needed_ms": needed_us / 1000,
+            },
         )
 
 
@@ -474,11 +393,7 @@ def _tcp_limit(seen: Evidence) -> Iterator[Cause]:
     link = seen.link_gbit_per_s or 0.0
     is_limit = tcp and ceiling and not seen.tcp_is_slow and tcp < _TCP_LIMIT_SHARE * ceiling
     if is_limit and link >= _TCP_LIMIT_LINK_GBIT:
-        yield Cause(
-            text=f"raw TCP itself gives {tcp:.3g} GB/s of {ceiling:.3g} GB/s: it rarely passes 3 to 5 GB/s, "
-            "whatever the link",
-            hint="only RDMA (RoCE, InfiniBand) gets more out of such cards: multinode check tells which have it",
-        )
+        yield Cause(code="tcp_limit", figures={"tcp_gb_per_s": tcp or 0.0, "ceiling_gb_per_s": ceiling or 0.0})
 
 
 _OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_limit})
@@ -499,7 +414,3 @@ _IN_ORDER: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
     _slow_start,
     _tcp_limit,
 )
-
-
-def _ms(time_us: float) -> str:
-    return f"{time_us / 1000:.3g} ms"

@@ -35,7 +35,7 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         points: sizes in bytes and measured times in microseconds, by size.
         alpha_us: of the fit t = alpha + size / bandwidth: what every message costs, never below zero.
-        bandwidth_gb_per_s: of the fit, 1e9 bytes a second; None where the times do not grow with size.
+        bandwidth_gb_per_s: of the fit, 1e9 bytes per second; None where the times do not grow with size.
         residuals: of the fit, by point: (fitted - measured) / measured.
         method: what predicts: the fit, or, where it is off by more than 5 % at any point, interpolation.
     """

@@ -39,8 +39,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step of a training sends, and what that takes by the size scan.
 
     Attributes:
-        step_us: what they take one after the other, as if nothing hid behind the computation; None where a time could
-            not be told.
+        step_us: what they take one after the other, without overlap with compute; None where a time is unknown.
         notes: where the truth is known to differ.
     """
 
@@ -115,7 +114,7 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def levels(self) -> dict[str, float]:
         """Bounds of busbw, in GB/s, by their names."""
-        levels = {"what TCP can carry over the link": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s}
+        levels = {"TCP line rate": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s}
         return {name: level for name, level in levels.items() if level is not None}
 
 
@@ -137,7 +136,7 @@ def summarise_scan(
     samples: Mapping[int, Sequence[Sample]],
     directory: str,
 ) -> ScanReport:
-    """All that can be told of a collective test that has run.
+    """The report of a collective test that has run.
 
     Args:
         plan: with the test in it.
@@ -150,7 +149,7 @@ def summarise_scan(
         TypeError: the plan is of another job.
     """
     if not isinstance(plan.test, CollectiveTest):
-        raise TypeError(f"run {plan.run_id} is no collective test")
+        raise TypeError(f"run {plan.run_id} is not a collective test")
     layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
     measured = list(_measured(plan, samples))
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]

@@ -52,7 +52,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         nodes: in node-rank order; of a worker that began anew, what came since.
         recorded: steps that were recorded, those included that are not here.
         steps: by the step's number, ascending, the records of it by rank.
-        counted: the numbers of the steps that count, ascending; those in `steps` that have a time.
+        counted: the numbers of the measured steps, ascending; those in `steps` that have a time.
         rule: which those are, in words.
     """
 
@@ -70,12 +70,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_steps(self) -> list[dict[int, StepSample]]:
-        """Of the steps that count, the records by rank."""
+        """Of the measured steps, the records by rank."""
         return [self.steps[number] for number in self.counted]
 
 
 def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
-    """Sort what was recorded, and choose the steps that count.
+    """Sort what was recorded, and choose the measured steps.
 
     A node is believed about its own workers alone: a step of a rank that is not on it is passed over. Where a worker's
     steps began anew (its launcher started it again, or a script trains twice), what came before is left out.

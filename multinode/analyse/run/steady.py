@@ -16,10 +16,10 @@ _SHARE_DROPPED = 1 / 3
 
 
 class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps that count.
+    """The measured steps.
 
     Attributes:
-        first: index of the first step that counts.
+        first: index of the first measured step.
         rule: why, in words.
     """
 
@@ -41,7 +41,7 @@ def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
         while first < most and step_times_us[first] > limit:
             first += 1
     return SteadyState(
-        first=first, count=total - first, rule=f"the first {first} of {total} steps are warm-up and do not count"
+        first=first, count=total - first, rule=f"the first {first} of {total} steps are warm-up, excluded"
     )
 
 

@@ -66,7 +66,7 @@ def grown_in(readings: Iterable[Reading], span: Span) -> Growth:
 
 
 def peak_in(readings: Iterable[Reading], span: Span) -> float:
-    """The highest rate a second between two readings that are at least 50 ms apart.
+    """The highest rate per second between two readings that are at least 50 ms apart.
 
     Raises:
         UnknownError: as `grown_in`.

@@ -1,6 +1,6 @@
-"""Exposure: how long each worker waited in communication that no computation hid, in each step that counts. Pure.
+"""Exposure: how long each worker waited in exposed communication, in each measured step. Pure.
 
-Chooses the best source there is, and the steps that can be told; what the waits mean is `step_split`'s and
+Chooses the best source there is, and the steps in which it is known; what the waits mean is `step_split`'s and
 `stragglers`' business.
 """
 
@@ -25,9 +25,9 @@ __all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
 # the training's own rhythm (a loader that refills its queue), and stays.
 _LONG = 3
 _RARE = 20
-# Counters and step times are taken at different moments: only what exceeds the step by more than this cannot be true.
+# Counters and step times are taken at different moments: only what exceeds the step by more than this is implausible.
 _CREDIBLE_EXCESS = 1.1
-_TRACE_TELLS = "a trace tells (--trace)"
+_TRACE_TELLS = "a trace shows it (--trace)"
 
 
 class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of one worker.
 
     Attributes:
-        exposed_us: how long the worker waited in communication that nothing hid, at most the step; None is unknown.
+        exposed_us: how long the worker waited in exposed communication, at most the step; None is unknown.
         ddp: DDP's counters of it, where the source is `ddp`.
     """
 
@@ -60,14 +60,14 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps that can be told.
+    """The steps whose exposure is known.
 
     Attributes:
         source: `ddp` (DDP's counters), `device` (waits of the computing stream), `host` (blocked in collectives),
             `alone` (one worker: there is nothing to exchange), or None: not known.
         steps: by rank, all workers in each, ascending; those that the source does not tell are left out.
         device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
-        accumulation: micro-batches a step by rank, where the framework says so.
+        accumulation: micro-batches per step by rank, where the framework says so.
         reason: why there is no source.
         rule: which steps those are, in words.
     """
@@ -100,10 +100,10 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_exposure(observed: Observed) -> Exposure:
-    """Choose the best source, and the steps that count, that all workers recorded, and that it tells."""
+    """Choose the best source, and the measured steps, that all workers recorded, and that it tells."""
     whole = [step for number in observed.counted if (step := _whole_step(observed, number)) is not None]
     if not whole:
-        return Exposure(reason="no step that counts was recorded by all workers")
+        return Exposure(reason="no measured step was recorded by all workers")
     usual = _without_rare(whole)
     models = last_models(observed)
     devices = {model.device for model in models.values()}
@@ -172,7 +172,7 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
             raise UnknownError("no worker timed how long it was blocked in collectives")
         return "host", told
     if evidence.device == "cuda":
-        raise UnknownError(f"the host's clock does not tell how long a GPU waits; {_TRACE_TELLS}")
+        raise UnknownError(f"the host's clock does not show how long a GPU waits; {_TRACE_TELLS}")
     raise UnknownError("the workers do not say whether they train on CPUs or GPUs")
 
 
@@ -189,13 +189,11 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
         return told
     if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
         raise UnknownError(f"too few of the collectives beside DDP's own were timed; {_TRACE_TELLS}")
-    raise UnknownError(
-        f"no step that counts has DDP's counters of all workers, with figures that can be true; {_TRACE_TELLS}"
-    )
+    raise UnknownError(f"no measured step has plausible DDP counters of all workers; {_TRACE_TELLS}")
 
 
 def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
-    """The steps in which every worker's exposure is told and can be true."""
+    """The steps in which every worker's exposure is known and plausible."""
     told = []
     for step in steps:
         values = {rank: exposed(worker) for rank, worker in step.items()}
@@ -211,7 +209,7 @@ def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None])
 
 
 def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
-    """What the counters say; None where they are missing, or cannot be true of this step."""
+    """What the counters say; None where they are missing, or implausible for this step."""
     told = evidence.records[worker.record.rank, worker.record.step].ddp
     if not told:
         return None
@@ -226,7 +224,7 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
 
 def _rule(observed: Observed, rare: int, told: int) -> str:
     counted = len(observed.counted)
-    rule = f"{told} of the {counted} steps that count" if told < counted else f"the {counted} steps that count"
+    rule = f"{told} of the {counted} measured steps" if told < counted else f"the {counted} measured steps"
     if rare:
         rule += f" ({rare} took over {_LONG} times the median and {'is' if rare == 1 else 'are'} left out)"
     return rule

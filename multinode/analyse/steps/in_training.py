@@ -122,10 +122,10 @@ def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int)
 
 
 def _by_counters(observed: Observed) -> InTraining:
-    """A step's buckets over the span of the worker that waited least, the median of the steps that count."""
+    """A step's buckets over the span of the worker that waited least, the median of the measured steps."""
     steps = _counters(observed)
     if not steps:
-        raise UnknownError("no DDP counters in the steps that count, and only a window of the profiler (--trace) tells")
+        raise UnknownError("no DDP counters in the measured steps, only a window of the profiler (--trace) shows it")
     if any(model.settings.get("comm_hooks") for model in last_models(observed).values()):
         raise UnknownError("a communication hook changes what DDP sends: its buckets are not what travels")
     whole = [list(workers.values()) for workers in steps.values() if len(workers) == observed.world_size]
@@ -138,7 +138,7 @@ def _by_counters(observed: Observed) -> InTraining:
 
 
 def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
-    """Of the steps that count, by rank: several where there are several DDP modules, or micro-batches reduced alone."""
+    """Of the measured steps, by rank: several where there are several DDP modules, or micro-batches reduced alone."""
     counted = set(observed.counted)
     steps: dict[int, dict[int, list[DdpSample]]] = {}
     for node in observed.nodes:

@@ -1,6 +1,6 @@
-"""Step split: where the time of a step goes, for each worker and for all of them. Pure; who is to blame is not said.
+"""Step split: where the time of a step goes, for each worker and for all of them. Pure; it judges nobody.
 
-What was exposed, and in which steps that can be told, is `exposure`'s.
+What was exposed, and in which steps that is known, is `exposure`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["StepSplit", "WorkerSplit", "split_steps", "transfers_us"]
 
 _SOURCES = {
     "ddp": "communication is exposed where DDP's counters say that the backward pass did not overlap it",
-    "device": "communication is exposed while the GPU's computing stream waited for it, by CUDA events",
+    "device": "communication is exposed while the GPU's compute stream waited for it, by CUDA events",
     "host": "communication is exposed while the worker was blocked in it",
 }
 
@@ -29,7 +29,7 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: global rank.
         compute_ms: forward and backward computation.
-        exposed_ms: communication that no computation hid, less the wait for stragglers.
+        exposed_ms: exposed communication, less the wait for stragglers.
         wait_ms: of its exposed communication what it waited for slower workers: its own less the least of all workers
             in that step.
         data_ms: waiting for batches; of a GPU's step likewise `optimizer_ms`: by the host's clock, as far as the GPU
@@ -58,7 +58,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
         device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
         mean: the mean over the workers, `rank` -1.
         workers: by rank.
-        comm_ms: span of communication a step, hidden or not, the least of all workers; None where it is not known.
+        comm_ms: span of communication per step, hidden or not, the least of all workers; None where it is not known.
         missing: reason by name of every part that is None.
         rule: how it was told, in words, to stand beside the figures.
     """
@@ -81,7 +81,7 @@ def transfers_us(exposure: Exposure) -> list[float | None]:
 
 
 def split_steps(exposure: Exposure) -> StepSplit:
-    """Split the steps that can be told; in each, what the worker waited that waited least is transfer."""
+    """Split the steps whose exposure is known; in each, what the worker waited that waited least is transfer."""
     if not exposure.steps:
         return StepSplit(missing=dict.fromkeys((*_PARTS, "overlap", "comm_ms"), exposure.reason))
     transfers = transfers_us(exposure)
@@ -202,20 +202,20 @@ def _missing(exposure: Exposure, mean: WorkerSplit, comm_ms: float | None) -> di
         "compute_ms": exposure.reason or _why_no_compute(exposure),
         "data_ms": "no wait for a batch was seen: another loader than torch's; it is part of the rest",
         "optimizer_ms": "no step of an optimizer was seen; it is part of the rest",
-        "host_ms": f"it is the rest, and computing is not known: {exposure.reason or _why_no_compute(exposure)}",
+        "host_ms": f"it is the rest, and compute is unknown: {exposure.reason or _why_no_compute(exposure)}",
         "overlap": "one worker has no communication" if exposure.source == "alone" else _ONLY_DDP,
     }
     found = {name: reason for name, reason in reasons.items() if getattr(mean, name) is None}
     return found if comm_ms is not None else found | {"comm_ms": exposure.reason or _ONLY_DDP}
 
 
-_ONLY_DDP = "what computation hides is counted by DDP alone; a trace tells (--trace)"
+_ONLY_DDP = "only DDP counts overlapped communication; a trace shows it (--trace)"
 
 
 def _why_no_compute(exposure: Exposure) -> str:
     if exposure.device == "cpu":
         return "no forward pass, or no backward pass, of this training was seen"
-    return "only DDP's counters, with the number of micro-batches a step, tell how long a GPU computes without a trace"
+    return "without a trace, only DDP's counters and the number of micro-batches show how long a GPU computes"
 
 
 def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
@@ -228,5 +228,5 @@ def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
     if exposure.device != "cpu":
         rule += "; data and optimizer are by the host's clock, "
         known = mean.compute_ms is not None
-        rule += "at most what computing and communication leave" if known else "and the GPU may compute meanwhile"
+        rule += "at most what compute and communication leave" if known else "and the GPU may compute meanwhile"
     return rule

@@ -128,7 +128,7 @@ def find_stragglers(
 
 
 def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:
-    """What nodes wait for each other in the steps that can be told."""
+    """What nodes wait for each other in the steps whose exposure is known."""
     groups = [ranks for _, ranks in _groups(observed)]
     if exposure.source is None or len(groups) < 2:  # noqa: PLR2004 - a peer
         return Waiting()
@@ -222,8 +222,8 @@ def _nothing_differs(case: _Case) -> str:
     compared = _name_compared(case)
     slower = f"{said}; " if (said := _compute_longer(case)) else ""
     if not compared:
-        return f"{slower}nothing else that {case.node} recorded of itself can be compared with {case.they}"
-    return f"{slower}nothing else that was compared with {case.they} differs enough: {', '.join(compared)}"
+        return f"{slower}nothing else that was recorded of {case.node} can be compared with {case.they}"
+    return f"{slower}no difference from {case.they} explains it; compared: {', '.join(compared)}"
 
 
 def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
@@ -320,7 +320,7 @@ def _compute_longer(case: _Case) -> str:
     theirs = known_median(worker.compute_ms for worker in case.theirs)
     if mine is None or theirs is None or mine - theirs < _EXPLAINS * case.late_ms:
         return ""
-    return f"{_workers(case)} computed {mine:.0f} ms a step where {case.they} computed {theirs:.0f} ms"
+    return f"{_workers(case)} computed {mine:.0f} ms per step, {case.they} {theirs:.0f} ms"
 
 
 def _both_know(case: _Case, knows: Callable[[NodeUse], bool]) -> bool:
@@ -336,9 +336,9 @@ def _more_work(case: _Case) -> Iterator[LikelyCause]:
     if busy_ms * (1 - theirs / max(mine)) >= _EXPLAINS * case.late_ms:
         yield LikelyCause(
             cause="work",
-            sentence=f"{_workers(case)} had {max(mine):.0f} {case.work_unit} a step where {case.they} had {theirs:.0f}",
-            hint="give every worker as much: the same batch size on every node, and samples of like length together "
-            "(group_by_length) or packed (packing)",
+            sentence=f"{_workers(case)} had {max(mine):.0f} {case.work_unit} per step, {case.they} {theirs:.0f}",
+            hint="give every worker the same amount of work: the same batch size on every node, and samples of similar "
+            "length together (group_by_length) or packed (packing)",
         )
 
 
@@ -348,8 +348,7 @@ def _data(case: _Case) -> Iterator[LikelyCause]:
     if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
         yield LikelyCause(
             cause="data",
-            sentence=f"{_workers(case)} waited {mine:.0f} ms a step for batches where {case.they} waited "
-            f"{theirs:.0f} ms",
+            sentence=f"{_workers(case)} waited {mine:.0f} ms per step for batches, {case.they} {theirs:.0f} ms",
             hint=f"look at where {case.node} reads its data, and how fast: ssh {case.node} iostat -x 1 5; more loader "
             "workers (dataloader_num_workers) hide a slow disk",
         )
@@ -362,15 +361,14 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     # A GPU's host has cores to spare: fewer say something only where there are none left.
     if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
         return
-    when = " while it computed" if case.on_cpu else ""
-    why = f", and {use.cpu_busy_percent:.0f} % of its processors' time is taken" if crowded else ""
+    when = " during compute" if case.on_cpu else ""
+    why = f", and its CPUs are {use.cpu_busy_percent:.0f} % busy" if crowded else ""
     yield LikelyCause(
         cause="cpu",
-        sentence=f"{case.node}'s job used {_figure(mine)} cores{when} where {_figure(theirs)} were used on "
-        f"{case.they}{why}",
-        hint=f"see who else computes there: ssh {case.node} top -b -n 1"
+        sentence=f"{case.node}'s job used {_figure(mine)} cores{when}, {_figure(theirs)} on {case.they}{why}",
+        hint=f"see what else runs there: ssh {case.node} top -b -n 1"
         if crowded
-        else f"see whether the job may use fewer processors on {case.node}: a cgroup, taskset, OMP_NUM_THREADS",
+        else f"see whether the job may use fewer cores on {case.node}: a cgroup, taskset, OMP_NUM_THREADS",
     )
 
 

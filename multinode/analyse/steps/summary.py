@@ -33,7 +33,7 @@ __all__ = ["Comm", "Summary", "summarise"]
 
 # A node may note without end.
 _MOST_NOTES = 20
-_NO_LENGTH = "only the Trainer tells how many samples its data set has, and one that streams has no number"
+_NO_LENGTH = "only the Trainer reports the number of samples of its data set, and a streamed one has none"
 # The reasons of the split that are of communication, by their names here.
 _IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
 
@@ -43,7 +43,7 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         bytes_per_step: asked for by the calls, expected of the backend, counted by the card.
-        exposed_ms: what no computation hid, waiting for stragglers left out; of the worker that waited least.
+        exposed_ms: exposed communication, waiting for stragglers left out; of the worker that waited least.
         exposed_share: of the step.
         overlap: part of the communication that computation hid.
         in_training_gb_per_s: busbw of the training's own all-reduces.

@@ -1,4 +1,4 @@
-"""Throughput: samples and tokens a second over the steps that count. Pure.
+"""Throughput: samples and tokens per second over the measured steps. Pure.
 
 Which steps count is `steady`'s; what the figures mean for a GPU is `flops`'.
 """
@@ -35,7 +35,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s: nominal, of all workers together.
         tokens_per_s: likewise, padding counted as the device computes it.
         effective_tokens_per_s: likewise without padding.
-        tgs: tokens a second and worker (GPU), padding counted; `effective_tgs` without.
+        tgs: tokens per second and worker (GPU), padding counted; `effective_tgs` without.
         tokens_per_sample: padded length of a sample, on average.
         attention_length: tokens of the sequence that the mean token is in, and attends to: the sum of the squares of
             lengths over the sum of lengths, without padding where that is known.
@@ -77,8 +77,8 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
 _SAMPLES = _Work(field="samples", meaning="how many samples a step has")
 _TOKENS = _Work(field="tokens", meaning="how many tokens a step has")
 _TOO_LATE = (
-    "a GPU tells some steps late how many of its tokens are no padding, which takes over "
-    f"{_LEAST_LATE_STEPS} steps that count"
+    "a GPU reports some steps late how many of its tokens are padding, which takes over "
+    f"{_LEAST_LATE_STEPS} measured steps"
 )
 _EFFECTIVE = _Work(
     field="effective_tokens",
@@ -101,7 +101,7 @@ _COUNTED = (
 
 
 def measure_throughput(observed: Observed) -> Throughput:
-    """The throughput over the steps that count; a worker without figures leaves the whole without."""
+    """The throughput over the measured steps; a worker without figures leaves the whole without."""
     steps, world = observed.counted_steps, max(1, observed.world_size)
     reasons: dict[str, str] = {}
     samples, tokens, effective = (
@@ -149,7 +149,7 @@ def _attention_length(records: Iterable[StepSample]) -> float | None:
 
 
 def all_steps_samples_per_s(observed: Observed) -> float | None:
-    """Samples a second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
+    """Samples per second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
     rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
     return rate.per_s if rate is not None else None
 
@@ -164,7 +164,7 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         counts: list[int | None] = [getattr(record, work.field) for record in records]
         known = [count for count in counts if count is not None]
         if not records:
-            raise UnknownError(f"rank {rank} recorded no step that counts")
+            raise UnknownError(f"rank {rank} recorded no measured step")
         if len(known) < len(counts):
             raise UnknownError(f"the training does not say {work.meaning} (rank {rank})")
         if work.comes_late and rank in on_gpu:

@@ -58,7 +58,7 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workers: by rank.
-        comm_ms: transfer a step: what the worker spent that waited least, as `WorkerTrace.comm_ms`.
+        comm_ms: transfer per step: what the worker spent that waited least, as `WorkerTrace.comm_ms`.
         exposed_ms: likewise.
         overlap: of that worker.
         busbw_gb_per_s: of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce.
@@ -142,7 +142,7 @@ def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> flo
     if not reductions:
         raise UnknownError("no all-reduce ran in the window")
     if any(span.size_bytes is None for span in reductions.values()):
-        raise UnknownError("the trace does not tell the sizes of its all-reduces")
+        raise UnknownError("the trace does not contain the sizes of its all-reduces")
     transfers = []
     carried = 0.0
     for key, span in reductions.items():
@@ -185,10 +185,10 @@ def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
 def _agreement(worker: WorkerTrace, device: str, split: StepSplit | None) -> str:
     mean = split.mean if split else None
     if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
-        shown = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms a step in the window"
-        return f"Exposed communication: {shown}; nothing tells what it is outside of it."
+        shown = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms per step in the window"
+        return f"Exposed communication: {shown}; it is unknown outside of it."
     both = (
-        f"Exposed communication a step: {worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms in the window, "
+        f"Exposed communication per step: {worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms in the window, "
         f"{mean.exposed_ms:.1f} ms of {mean.step_ms:.1f} ms by the counters"
     )
     apart = abs(worker.exposed_ms - mean.exposed_ms) / mean.step_ms

@@ -115,7 +115,7 @@ def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
     models = last_models(observed).values()
     names = [model.device_name for model in models if model.device == "cuda" and model.device_name]
     if len(names) < observed.world_size or not names:
-        return None, "not every worker tells on which GPU it computes" if names else "no worker computes on a GPU"
+        return None, "not every worker reported its GPU" if names else "no worker computes on a GPU"
     dtypes = {work.precision or _precision(model) for model in models}
     dtype = dtypes.pop()
     if dtype is None or dtypes:

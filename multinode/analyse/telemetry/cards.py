@@ -1,4 +1,4 @@
-"""Cards: what each network card and RDMA port of a node counted, and what it carried in a span. Pure.
+"""Cards: what each NIC and RDMA port of a node counted, and what it carried in a span. Pure.
 
 The one reader of cards' counters. Rates come from the records that read a card more often in the span: the sampler's,
 or those of the steps.
@@ -96,7 +96,7 @@ class CardRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One network card or RDMA port.
+    """One NIC or RDMA port.
 
     Attributes:
         in_gbit_per_s: as counted, headers and all, mean over the window; likewise `out_gbit_per_s`.
@@ -175,7 +175,7 @@ def use_of_cards(node: ObservedNode, span: Span | None) -> tuple[tuple[CardUse, 
 
     Args:
         node: what it recorded.
-        span: of the steps that count; None leaves out what is of that span.
+        span: of the measured steps; None leaves out what is of that span.
     """
     missing: dict[str, str] = {}
     sampled: dict[str, Counters] = {
@@ -264,7 +264,7 @@ def _gbit_in(counters: Counters, span: Span) -> tuple[float, float]:
 def _gbit(bytes_per_s: float) -> float:
     rate = bytes_per_s * _GBIT_PER_BYTE
     if rate > _ABSURD_GBIT:
-        raise UnknownError("no card carries as much as it counted")
+        raise UnknownError("no NIC carries as much as it counted")
     return rate
 
 

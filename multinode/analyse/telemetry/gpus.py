@@ -1,4 +1,4 @@
-"""GPU use: what each GPU of a node did while the steps that count ran, by NVML's samples. Pure."""
+"""GPU use: what each GPU of a node did while the measured steps ran, by NVML's samples. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def use_of_gpus(node: ObservedNode, span: Span) -> tuple[tuple[GpuUse, ...], dic
 
     Args:
         node: what it recorded.
-        span: of the steps that count.
+        span: of the measured steps.
     """
     gpus: dict[int, list[GpuSample]] = {}
     for sample in node.of(GpuSample):
@@ -77,7 +77,7 @@ def _use(samples: Sequence[GpuSample], span: Span, missing: dict[str, str]) -> G
     name = f"gpu {samples[0].index}"
     within = [one for one in samples if span.start_ns <= one.mono_ns <= span.end_ns]
     if not within:
-        missing[name] = "not sampled while the steps that count ran"
+        missing[name] = "not sampled while the measured steps ran"
         return None
     pcie, reduced = _pcie(within)
     return GpuUse(

@@ -55,22 +55,20 @@ _PROCESSORS = (
         more=0.1,
         beyond=0.02,
         cause="cpu",
-        beside="{node} had used up its cgroup's processor limit{limit} for {mine:.0%} of the time where {they} had for "
-        "{theirs:.0%}",
-        unlike="{node} had used up its cgroup's processor limit{limit} for {mine:.0%} of the time where {they} had no "
-        "limit to be seen",
-        hint="raise the processor limit of the job on {node}: CPUQuota= of systemd, --cpus of docker, limits.cpu of a "
+        beside="CPU throttled (cgroup) on {node}{limit} for {mine:.0%} of the time, on {they} for {theirs:.0%}",
+        unlike="CPU throttled (cgroup) on {node}{limit} for {mine:.0%} of the time, no limit on {they}",
+        hint="raise the CPU limit of the job on {node}: CPUQuota= of systemd, --cpus of docker, limits.cpu of a "
         "pod, --cpus-per-task of Slurm",
-        alone="its cgroup held its processors back for {mine:.0%} of the time",
+        alone="CPU throttled (cgroup) for {mine:.0%} of the time",
     ),
     _Condition(
         figure="cpu_steal_percent",
         more=5,
         beyond=2,
         cause="cpu",
-        beside="the hypervisor took {mine:.0f} % of {node}'s processor time where it took {theirs:.0f} % on {they}",
-        hint="{node} shares its processors with other virtual machines: give it dedicated ones, or do without it",
-        alone="its hypervisor took {mine:.0f}% of its processor time for others",
+        beside="CPU steal {mine:.0f} % on {node}, {theirs:.0f} % on {they}",
+        hint="{node} shares its CPUs with other virtual machines: give it dedicated ones, or leave it out",
+        alone="CPU steal {mine:.0f}%",
     ),
 )
 _REST = (
@@ -78,19 +76,19 @@ _REST = (
         figure="cpu_iowait_percent",
         more=10,
         cause="disk",
-        beside="processors of {node} waited for a disk {mine:.0f} % of the time where {they} waited {theirs:.0f} %",
+        beside="iowait {mine:.0f} % on {node}, {theirs:.0f} % on {they}",
         hint="see which disk it is: ssh {node} iostat -x 1 5",
     ),
     _Condition(
         figure="retransmitted_share",
         beyond=0.001,
-        alone="{mine:.2%} of the TCP segments that it sent were sent again",
+        alone="TCP retransmits: {mine:.2%} of the segments that it sent",
     ),
 )
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds a GPU's clocks down: a word in NVML's names of the reasons, and ours for it."""
+    """What throttles a GPU's clocks: a word in NVML's names of the reasons, and ours for it."""
 
     cause: str
     reason: str
@@ -98,7 +96,7 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
     def share(self, gpu: GpuUse) -> float:
-        """Part of the time in which it held the clocks down."""
+        """Part of the time in which it throttled the clocks."""
         return max((share for reason, share in gpu.throttle.items() if self.reason in reason), default=0.0)
 
 
@@ -107,7 +105,7 @@ THROTTLES = (
         cause="gpu_heat",
         reason="thermal",
         what="heat",
-        hint="cool it: fans, dust, the cards beside it; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
+        hint="cool it better: fans, dust, the GPUs next to it; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
     ),
     Throttle(
         cause="gpu_power",
@@ -147,9 +145,9 @@ def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
     if left is not None and left_there is not None and left < _LITTLE_MEMORY_GIB <= left_there:
         yield LikelyCause(
             cause="memory",
-            sentence=f"{node} had {left:.2f} GiB of memory left where {they} had {left_there:.2f} GiB",
-            hint=f"see what takes it, and whether it swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; what "
-            "a container may use `free` does not know, multinode check does",
+            sentence=f"{node} had {left:.2f} GiB of memory left, {they} {left_there:.2f} GiB",
+            hint=f"see what uses it, and whether it swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; what "
+            "a container may use is not in `free`, but in multinode check",
         )
 
 
@@ -199,7 +197,7 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
         if held >= held_there + _THROTTLED_MORE:
             yield LikelyCause(
                 cause=one.cause,
-                sentence=f"{one.what} held a GPU of {node} back for {held:.0%} of the time, those of {they} for "
+                sentence=f"clocks of a GPU of {node} throttled ({one.what}) for {held:.0%} of the time, of {they} for "
                 f"{held_there:.0%}{degrees}",
                 hint=one.hint.format(node=node),
             )
@@ -207,17 +205,16 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
         most = f" of {slowest.sm_clock_max_mhz:.0f}" if slowest.sm_clock_max_mhz is not None else ""
         yield LikelyCause(
             cause="gpu_clocks",
-            sentence=f"GPU {slowest.index} of {node} ran at {clock:.0f}{most} MHz where {they} ran at "
-            f"{clock_there:.0f} MHz",
-            hint=f"see what holds its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
+            sentence=f"GPU {slowest.index} of {node} ran at {clock:.0f}{most} MHz, {they} at {clock_there:.0f} MHz",
+            hint=f"see what throttles its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
         )
     wide = next((gpu for gpu in peers if gpu.pcie is not None and not gpu.pcie_reduced), None)
     narrow = next((gpu for gpu in gpus if wide is not None and gpu.is_narrower(wide)), None)
     if wide is not None and narrow is not None:
         yield LikelyCause(
             cause="pcie",
-            sentence=f"GPU {narrow.index} of {node} had PCIe {narrow.pcie} where {they} had {wide.pcie}",
-            hint="reseat the card, or give it a slot with all lanes; see "
+            sentence=f"GPU {narrow.index} of {node} had PCIe {narrow.pcie}, {they} {wide.pcie}",
+            hint="reseat the GPU, or give it a slot with all lanes; see "
             f"ssh {node} nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
         )
 
@@ -231,14 +228,14 @@ def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float,
     if use.cpu_busy_percent is not None and use.job_cores is not None and cores:
         others = use.cpu_busy_percent - 100 * use.job_cores / cores
         if others > _OTHERS_PERCENT:
-            words = f"other processes kept {others:.0f}% of its {cores} processors busy beside the training"
+            words = f"other processes used {others:.0f}% of its {cores} CPU cores"
             yield "load", others, words
     for gpu in use.gpus:
         if gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C:
-            yield f"heat {gpu.index}", gpu.temperature_c, f"its GPU {gpu.index} was {gpu.temperature_c:.0f} C hot"
+            yield f"heat {gpu.index}", gpu.temperature_c, f"its GPU {gpu.index} reached {gpu.temperature_c:.0f} C"
         for reason, part in gpu.throttle.items():
             if part >= _THROTTLED and any(one.reason in reason for one in THROTTLES):
-                words = f"{reason} held the clocks of its GPU {gpu.index} down for {part:.0%} of the time"
+                words = f"clocks of its GPU {gpu.index} throttled ({reason}) for {part:.0%} of the time"
                 yield f"{reason} {gpu.index}", part, words
 
 

@@ -1,4 +1,4 @@
-"""Machine use: what each node's cards, processors, memory and GPUs did while the steps that count ran. Pure.
+"""Machine use: what each node's cards, processors, memory and GPUs did while the measured steps ran. Pure.
 
 Cards are `cards`', GPUs `gpus`'. What is not known is None, and `missing` says why.
 """
@@ -32,14 +32,14 @@ _MEANS = {
     "cpu_steal_percent": "steal_percent",
     "job_cores": "job_cores",
 }
-_UNSAMPLED = "not sampled while the steps that count ran"
+_UNSAMPLED = "not sampled while the measured steps ran"
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One node over the window of the steps that count.
+    """One node over the window of the measured steps.
 
     Attributes:
-        cards: the network cards that were sampled.
+        cards: the NICs that were sampled.
         cpu_busy_percent: of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`.
         job_cores: cores that the job used, mean.
         quota_cores: processors that its cgroup allows; None is no limit, or unknown.
@@ -73,7 +73,7 @@ class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs of a run together.
 
     Attributes:
-        power_w: drawn while the steps that count ran.
+        power_w: drawn while the measured steps ran.
         j_per_sample: energy of a sample, in J.
         reason: why one of them is None; else empty.
     """
@@ -84,7 +84,7 @@ class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
-    """The node's use, from the end of its last warm-up step to the end of its last step that counts, by its own clock.
+    """The node's use, from the end of its last warm-up step to the end of its last measured step, by its own clock.
 
     Args:
         node: what it recorded.
@@ -132,7 +132,7 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
     j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
     if j_per_sample is None and power_w is not None and samples_per_s:
         j_per_sample = power_w / samples_per_s
-    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU tells what it draws"
+    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU reports its power"
     return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)
 
 
@@ -166,19 +166,19 @@ def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
 
 
 def _span(node: ObservedNode, observed: Observed) -> Span:
-    """From the first to the last step that counts of those that the node recorded."""
+    """From the first to the last measured step of those that the node recorded."""
     own = [number for number in observed.counted if _ends(node, observed.steps[number])]
     if not own:
-        raise UnknownError("none of its workers recorded a step that counts")
+        raise UnknownError("none of its workers recorded a measured step")
     before = max((number for number in observed.steps if number < observed.counted[0]), default=None)
     begins = _ends(node, observed.steps[before]) if before is not None else []
     # Where no warm-up was recorded: when the first of the node's workers began with the first step.
     start_ns = max(begins, default=None) if begins else _begin_of(node, observed.steps[own[0]])
     if start_ns is None:
-        raise UnknownError(f"when step {own[0]}, its first that counts, began is not known")
+        raise UnknownError(f"when step {own[0]}, the first measured one, began is not known")
     end_ns = max(_ends(node, observed.steps[own[-1]]))
     if not 0 <= start_ns < end_ns:
-        raise UnknownError(f"what its clock showed at the ends of the steps up to {own[-1]} cannot be true")
+        raise UnknownError(f"the times of its clock at the ends of the steps up to {own[-1]} are implausible")
     return Span(start_ns=start_ns, end_ns=end_ns)
 
 

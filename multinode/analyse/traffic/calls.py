@@ -55,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         op: as CallCount has it; likewise `size_bytes` and `source`.
-        count: a step, on average over the steps that count.
+        count: a step, on average over the measured steps.
     """
 
     op: str
@@ -111,7 +111,7 @@ def asked_factor(op: str, ranks: int) -> float:
 
 
 def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
-    """By rank, the mean step of each worker that recorded what it called in a step that counts."""
+    """By rank, the mean step of each worker that recorded what it called in a measured step."""
     ranks = frozenset(rank for node in observed.nodes for rank in node.ranks)
     devices = {rank: model.device for rank, model in last_models(observed).items() if model.device}
     # Who does not say it trains on what the others train on.

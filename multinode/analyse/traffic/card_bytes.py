@@ -79,7 +79,7 @@ class _Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_node_cards(observed: Observed) -> tuple[NodeCards, ...]:
-    """Each node's cards, from the last warm-up step's end to that of the last step that counts."""
+    """Each node's cards, from the last warm-up step's end to that of the last measured step."""
     return tuple(_read_node(node, _window(observed)) for node in observed.nodes)
 
 
@@ -99,7 +99,7 @@ def find_carrier(others: Mapping[str, Carried], lack: float, *, sends: bool, lea
 
 
 def _window(observed: Observed) -> list[dict[int, StepSample]]:
-    """The steps that count, and before them the last one that does not: the window begins where it ends."""
+    """The measured steps, and before them the last one that does not: the window begins where it ends."""
     if not observed.counted:
         return []
     first, last = observed.counted[0], observed.counted[-1]
@@ -127,7 +127,7 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
         rdma = ()
     mine = [rates[name] for name in (node.ifname, *rdma) if name in rates]
     card = series.get(node.ifname)
-    no_counters = f"no counters of {node.ifname} were recorded in the steps that count"
+    no_counters = f"no counters of {node.ifname} were recorded in the measured steps"
     return NodeCards(
         node=node.name,
         ifname=node.ifname,
@@ -202,4 +202,4 @@ def _without(rates: dict[str, Carried], names: Iterable[str]) -> dict[str, Carri
 
 def _no_name(rates: dict[str, Carried]) -> str:
     most = max(_without(rates, ()).items(), key=lambda item: item[1].both, default=None)
-    return "its card of the data plane is not known" + (f"; {most[0]} carried most" if most else "")
+    return "its NIC of the data plane is unknown" + (f"; {most[0]} carried most" if most else "")

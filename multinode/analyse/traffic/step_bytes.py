@@ -44,7 +44,7 @@ class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
         nodes: nodes that they are on.
         backend: of the group, `nccl` or `gloo`; None is unknown.
         size_bytes: S of one call.
-        count: calls a step, on average over the steps that count.
+        count: calls per step, on average over the measured steps.
         source: as CallCount has it.
     """
 
@@ -58,7 +58,7 @@ class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one optimizer step, one way; medians or means over the steps that count.
+    """Bytes of one optimizer step, one way; medians or means over the measured steps.
 
     Attributes:
         calls: what the busiest worker asked to be sent: factor(op, ranks) x S, busbw's factors.
@@ -89,7 +89,7 @@ class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTraffic:
-    """What the steps that count communicate, a step.
+    """What the measured steps communicate, a step.
 
     Calls of less than 1 KiB and barriers are listed, but no figure waits for an algorithm that is not known for them.
     The card's figure is raw: what passes it when nothing trains is not subtracted, but told where it is over 1 %.
@@ -197,7 +197,7 @@ def _why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
         carried = share.carried[node].one_way(sends=sends)
         if abs(carried - asked) > _ASKED_GAP / 2 * max(flows.most, asked_all):
             reason = "; ".join(_why_share(share, node, carried, asked))
-            sentences.append(f"{share.op}: {_size(asked)} asked for, {_size(carried)} expected at a card: {reason}.")
+            sentences.append(f"{share.op}: {_size(asked)} asked for, {_size(carried)} expected at a NIC: {reason}.")
     return sentences
 
 
@@ -207,7 +207,7 @@ def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterato
         yield f"its {workers} are on one node, and it stays there"
         return
     if share.groups[node] > 1:
-        yield f"{share.groups[node]} groups of {workers} share the card"
+        yield f"{share.groups[node]} groups of {workers} share the NIC"
     if share.backend == "gloo" and share.op == "reduce_scatter":
         yield "gloo makes a reduce_scatter as an all-reduce, and sends twice as much"
     elif share.backend == "gloo" and share.op == "broadcast":
@@ -216,7 +216,7 @@ def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterato
         yield "every worker of a node sends its parts to the other nodes, and those for its own node stay there"
     elif share.groups[node] <= 1:
         more = "more than once" if carried > asked else "less often than a worker sends"
-        yield f"{share.backend}'s way through {workers} on {share.spans} nodes passes a card {more}"
+        yield f"{share.backend}'s way through {workers} on {share.spans} nodes passes a NIC {more}"
 
 
 class _Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,7 +249,7 @@ def _why_card_differs(
     if len(observed.nodes) == 1:
         return [
             *notes,
-            "All workers are on one node: their calls stay there, and its card counts other traffic.",
+            "All workers are on one node: their calls stay there, and its NIC counts other traffic.",
         ]
     if flows is None or not read:
         return notes
@@ -258,7 +258,7 @@ def _why_card_differs(
         return [*notes, _explain_silence(observed, gaps)]
     if any(abs(gap.beyond) > _CARD_GAP * flows.most for gap in gaps):
         if flows.most < LEAST_BYTES_A_WORKER * observed.world_size:
-            return [*notes, f"{_size(flows.most)} a step are too few to be told from headers and other traffic."]
+            return [*notes, f"{_size(flows.most)} per step are too few to distinguish from headers and other traffic."]
         other = _other_manner(observed, calls, cards, flows.most)
         notes.extend([other] if other else _by_node(gaps, flows.most))
     return notes
@@ -268,10 +268,10 @@ def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
     """Of calls of which none crosses from node to node."""
     most = max(gaps, key=lambda gap: gap.seen)
     if most.seen < LEAST_BYTES_A_WORKER * observed.world_size:
-        return "No call crosses from node to node: what the cards counted is other traffic."
+        return "No call crosses from node to node: what the NICs counted is other traffic."
     return (
         f"unexplained: no call that crosses from node to node was seen, and {most.cards.ifname} of {most.cards.node} "
-        f"{_verb(most)} {_size(most.seen)} a step: other traffic, or collectives of compiled code, which are not seen."
+        f"{_verb(most)} {_size(most.seen)} per step: other traffic, or collectives of compiled code, not recorded."
     )
 
 
@@ -282,11 +282,11 @@ def _about_counters(cards: Sequence[NodeCards]) -> Iterator[str]:
     rdma = [node for node in cards if node.rdma]
     if rdma:
         names = format_list([node.node for node in rdma], 2, "more nodes")
-        yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are counted with the card."
+        yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are counted with the NIC."
 
 
 def _about_idle(cards: Sequence[NodeCards]) -> Iterator[str]:
-    """Where what passes a card without the training is more than a trifle."""
+    """Where what passes a NIC without the training is more than a trifle."""
     for node in cards:
         if node.idle is not None and node.carried is not None:
             idle = node.idle.busier
@@ -324,7 +324,7 @@ def _other_manner(
             misfit = max(abs(gap.beyond) for gap in _gaps(flows, cards)) / most
             tried.append((misfit, f"all-reduces as a {algorithm.name} and the protocol {protocol}"))
     misfit, words = min(tried)
-    return f"What the cards counted fits NCCL with {words}, within {100 * misfit:.2g} %." if misfit <= _FITS else None
+    return f"NIC counters match NCCL with {words}, within {100 * misfit:.2g} %." if misfit <= _FITS else None
 
 
 def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
@@ -342,23 +342,23 @@ def _explain_lack(gap: _Gap) -> str:
     other = find_carrier(node.others, -gap.beyond, sends=gap.sends)
     if other is not None:
         carried = node.others[other].one_way(sends=gap.sends)
-        text = f"{node.node} {verb} {_size(carried)} a step over {other}, and {_size(gap.seen)}"
+        text = f"{node.node} {verb} {_size(carried)} per step over {other}, and {_size(gap.seen)}"
         if is_rdma(other):
             return f"{text} over {node.ifname}, which does not count RDMA."
         return (
             f"{text} of the {_size(gap.expected)} expected over {node.ifname}: the kernel's routes to the other nodes "
-            f"lead to {other}, or the backend was told to use it."
+            f"lead to {other}, or the backend is set to use it."
         )
     return (
         f"unexplained: {node.ifname} of {node.node} {verb} {_size(gap.seen)} of the {_size(gap.expected)} expected a "
-        "step, and no other card the rest; neither RDMA without counters nor the memory that nodes of one machine "
+        "step, and no other NIC the rest; neither RDMA without counters nor the memory that nodes of one machine "
         "share would be seen."
     )
 
 
 def _explain_excess(gap: _Gap) -> str:
     node = gap.cards
-    text = f"{node.ifname} of {node.node} {_verb(gap)} {_size(gap.seen)} a step for {_size(gap.expected)} expected"
+    text = f"{node.ifname} of {node.node} {_verb(gap)} {_size(gap.seen)} per step for {_size(gap.expected)} expected"
     if node.idle is not None and node.idle.one_way(sends=gap.sends) >= _MOST * gap.beyond:
         return f"{text}: so much passes it before the training begins, too."
     if node.typical is not None:

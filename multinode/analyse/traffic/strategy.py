@@ -110,7 +110,7 @@ def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped
 
 def _silent(silence: str, card_bytes: float | None) -> str:
     if card_bytes is not None and card_bytes > _UNSEEN_BYTES:
-        return f"unknown: {silence}, it seems; but a card carried {card_bytes / 1e6:.1f} MB a step"
+        return f"unknown: {silence}, it seems; but a NIC carried {card_bytes / 1e6:.1f} MB per step"
     return f"no communication: {silence}"
 
 

@@ -18,6 +18,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         check: the check's name, as in the matrix.
         message: what is wrong and why it breaks the training.
         hint: the exact command or hostfile key that fixes it.
+        by_hand: whether it concerns only launches that multinode does not make.
     """
 
     severity: str
@@ -25,3 +26,4 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     message: str
     hint: str | None = None
+    by_hand: bool = False

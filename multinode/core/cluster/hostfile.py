@@ -125,11 +125,11 @@ class NodeList:
         """One more, of this line.
 
         Raises:
-            WrongLine: it is there already, or there are too many.
+            WrongLine: it exists already, or there are too many.
         """
         if node.name in self._lines:
             raise WrongLine(
-                f"the node {node.name!r} stands on line {self._lines[node.name]} already",
+                f"duplicate node {node.name!r} (line {self._lines[node.name]})",
                 "one line a node; several workers on it are slots=2",
             )
         if len(self._nodes) >= MAX_NODES:
@@ -156,7 +156,7 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
         HostfileError: `source:line: what is wrong and what was expected`.
     """
     found = NodeList(source)
-    # Not splitlines(): that also splits at form feeds and their like, which no editor counts as lines.
+    # Not splitlines(): that also splits at form feeds and similar characters, which no editor counts as lines.
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
     counts = _count_slots(lines)
     for number, line in enumerate(lines, start=1):
@@ -320,7 +320,7 @@ def split_words(line: str) -> list[str]:
         raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
     if odd is not None:
-        raise WrongLine(f"the character U+{ord(odd):04X} stands in it", "only printable characters, spaces and tabs")
+        raise WrongLine(f"invalid character U+{ord(odd):04X}", "only printable characters, spaces and tabs")
     return [part for word in _words(line) for part in shlex.split(word[0])]
 
 

@@ -197,7 +197,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     for text in texts:
         key, values = _parse_axis(text)
         if key in axes:
-            raise JobError(f"--grid {key} is given twice", hint=f"all values of a key stand in one: {_EXAMPLE}")
+            raise JobError(f"--grid {key} is given twice", hint=f"give all values of a key in one: {_EXAMPLE}")
         axes[key] = values
     return axes
 

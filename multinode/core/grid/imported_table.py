@@ -191,7 +191,7 @@ def _read(cells: Sequence[Cell], ignored: Mapping[str, str]) -> dict[str, _Value
         if column is None:
             continue
         if column.column.name in titles:
-            told = f"{_shown(titles[column.column.name])} and {_shown(cell.title)} tell the same"
+            told = f"{_shown(titles[column.column.name])} and {_shown(cell.title)} say the same"
             raise TableError(told, cell.line, "keep one, or --ignore the other")
         titles[column.column.name] = cell.title
         if cell.text.strip():
@@ -218,7 +218,7 @@ def _value(cell: Cell, column: ImportedColumn) -> _Value:
     text = cell.text.strip()
     odd = next((char for char in text if not char.isprintable()), None)
     if odd is not None:
-        raise TableError(f"{cell.title}: the character U+{ord(odd):04X} stands in it", cell.line)
+        raise TableError(f"{cell.title}: invalid character U+{ord(odd):04X}", cell.line)
     if text.lower() in NONE:
         return None
     if column.is_measured and text.lower() in OUT_OF_MEMORY:

@@ -194,7 +194,7 @@ def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation:
     Args:
         config: the JSON.
         per_device_batch: samples of a worker's micro-batch.
-        accumulation: micro-batches a step.
+        accumulation: micro-batches per step.
         workers: of all nodes.
     """
     wanted = {

@@ -75,7 +75,7 @@ _NULLS = frozenset({"null", "Null", "NULL", "~"})
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
-    """Made-up data in place of a data set.
+    """Synthetic data in place of a data set.
 
     Attributes:
         rows: samples, at the least; None is as many as the training's steps take on the workers that there are.
@@ -224,8 +224,8 @@ def describe_job(job: Job) -> str:
         return " ".join(job.argv[:1])
     name = job.config_path.rsplit("/", 1)[-1]
     how = [str(job.config[key]) for key in ("stage", "finetuning_type") if key in job.config]
-    made_up = ", made-up data" if job.synthetic is not None else ""
-    return f"{name} ({' '.join(['LLaMA-Factory', *how])}{made_up})"
+    synthetic = ", synthetic data" if job.synthetic is not None else ""
+    return f"{name} ({' '.join(['LLaMA-Factory', *how])}{synthetic})"
 
 
 def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]:

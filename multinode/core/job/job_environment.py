@@ -61,7 +61,7 @@ def parse_job_environment(variables: Iterable[str], prelude: str | None, environ
 
 
 def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Sequence[int]) -> JobEnvironment:
-    """One thread a worker for runs that are to be compared, unless the user or the hostfile says how many.
+    """One thread per worker for runs that are to be compared, unless the user or the hostfile says how many.
 
     torchrun gives each of several workers one thread of OpenMP, and one that is alone on its node as many as there are
     cores: the same worker would compute differently (torch.distributed.run, `OMP_NUM_THREADS`).

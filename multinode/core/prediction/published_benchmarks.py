@@ -56,7 +56,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast some workers were: exactly one of step time, samples a second, and the time that all samples took.
+    """How fast some workers were: exactly one of step time, samples per second, and the time that all samples took.
 
     Attributes:
         step_time_ms: of an optimizer step.
@@ -78,7 +78,7 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         title: for people.
         gradient_bytes: of one element on the wire; else 4 under DDP, and as the precision has it under the others.
         per_device_batch: samples of a worker's micro-batch.
-        accumulation: micro-batches a step.
+        accumulation: micro-batches per step.
         overlap: whether gradients are reduced while others are computed.
         tokens_per_sample: padded.
         samples: of the whole training, all epochs; for `runtime_s`.

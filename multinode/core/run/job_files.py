@@ -52,7 +52,7 @@ def _llamafactory_files(job: LlamaFactoryJob) -> JobFiles:
     needed = job_paths(job)
     models = [path for key in _MODELS for path in _names(job.config.get(key)) if path in needed]
     folder = job.config.get("dataset_dir", "data")
-    # Made-up data travel with the plan, and are prepared in the run's directory.
+    # Synthetic data travel with the plan, and are prepared in the run's directory.
     keys = _DATASETS if job.synthetic is None else ()
     datasets = [name for key in keys for name in _names(job.config.get(key))]
     return JobFiles(

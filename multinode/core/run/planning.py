@@ -391,7 +391,7 @@ def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -
     if not profile:
         raise UsageError(
             f"{option} needs the instrumentation, which --no-profile leaves out",
-            hint="leave --no-profile out: what it records also tells whether gradients were compressed",
+            hint="leave --no-profile out: what it records also shows whether gradients were compressed",
         )
     sender = _sender(job, engine)
     if sender is not None:

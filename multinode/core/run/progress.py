@@ -69,7 +69,7 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, wait=self.wait or sample)
 
     def exposed_us(self, source: str, *, host_waits: bool) -> float | None:
-        """Communication that nothing hid, waiting for stragglers included; None where the source does not tell it.
+        """Exposed communication, waiting for stragglers included; None where the source does not tell it.
 
         Args:
             source: `ddp`, DDP's counters and what passed in calls beside it, which they do not count; `device`, waits
@@ -141,7 +141,7 @@ _OVER_LINK = 1.05
 
 
 class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One network card, now.
+    """One NIC, now.
 
     Attributes:
         in_gbit_per_s: between the last two samples; likewise `out_gbit_per_s`.
@@ -168,7 +168,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         recent_us: the last step times of its first worker, oldest first.
         samples_per_step: of all its workers; None is unknown.
         loss: last one logged; NaN where it was no finite number.
-        cards: its network cards, by name.
+        cards: its NICs, by name.
         net_in_gbit_per_s: of the busiest card between its last two samples; `net_out_gbit_per_s` likewise. A bond and
             its cards count the same bytes, so they are not added up.
         device: what they compute on, `cpu` or `cuda`; None is unknown.
@@ -220,7 +220,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Nominal samples a second of this node's workers, over the recent steps."""
+        """Nominal samples per second of this node's workers, over the recent steps."""
         took_us = sum(self.recent_us)
         if self.samples_per_step is None or took_us <= 0:
             return None
@@ -228,7 +228,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tgs(self) -> float | None:
-        """Tokens a second and worker, padding counted, over the recent steps."""
+        """Tokens per second and worker, padding counted, over the recent steps."""
         told = [worker.tokens_and_time for worker in self.workers.values()]
         tokens, took_us = (sum(numbers) for numbers in zip(*told, strict=True)) if told else (0, 0.0)
         return tokens / took_us * 1e6 if tokens and took_us > 0 else None

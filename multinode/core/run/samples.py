@@ -79,7 +79,7 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         trainable: those of them that have gradients.
         dtypes: parameters by the name of their dtype (`bfloat16`).
         trainable_dtypes: likewise of the trainable ones.
-        accumulation: micro-batches a step, where the framework says.
+        accumulation: micro-batches per step, where the framework says.
         dataset_samples: samples of the training's data set, of all workers together, where the Trainer says.
         device: `cpu` or `cuda`; `device_name` the GPU's name.
         mixed_precision: in which accelerate multiplies matrices: `no`, `bf16`, `fp16` or `fp8`; None where it does not
@@ -329,8 +329,8 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         phases_us: host time of this step by what it was spent on, the innermost alone: `data` (waiting for a batch),
             `forward`, `backward`, `optimizer`, `comm` (blocked in a collective). The rest is nobody's.
         traffic: the number of the TrafficSample that says what this step called.
-        cards: by network card (or RDMA port), its counters at the step's end, since the card came up; of a node's first
-            worker, ten times a second at the most.
+        cards: by NIC (or RDMA port), its counters at the step's end, since the card came up; of a node's first
+            worker, ten times per second at the most.
         peak_memory_bytes: allocated on the GPU so far, else resident in the worker's process; once a second at most.
         peak_reserved_bytes: reserved on the GPU by torch's allocator so far, allocated or not; likewise.
     """
@@ -388,7 +388,7 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
-    """Counters of a network card, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up.
+    """Counters of a NIC, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up.
 
     `carrier_changes` counts how often its link went or came; of an RDMA port how often it went, and `link_recoveries`
     how often it was recovered from errors. `symbol_errors`, of an RDMA port, are errors on its physical lanes.
@@ -510,7 +510,7 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
         count: elements, as nccl-tests counts them: of one worker's share where there are shares.
         times_us: every timed iteration, in order.
         num_wrong: elements whose value was not exact; None where they were not verified.
-        cards: by network card, what passed it while `card_iters` iterations ran; of a node's first worker only.
+        cards: by NIC, what passed it while `card_iters` iterations ran; of a node's first worker only.
         card_iters: iterations that `cards` covers.
         index: of the message in the request.
     """

@@ -1,4 +1,4 @@
-"""Made-up data for a LLaMA-Factory training: every sample has exactly `cutoff_len` tokens, and no data set is read.
+"""Synthetic data for a LLaMA-Factory training: every sample has exactly `cutoff_len` tokens, and no data set is read.
 
 Pre-training (`stage: pt`) cuts the tokens of a batch of lines into blocks of cutoff_len; the lines are few, travel with
 the plan, and dataset_info.json repeats them. Owns what is asked of LLaMA-Factory for that (0.9.x).
@@ -94,7 +94,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
     _refuse(job)
     if rows is None and _count(job, "max_steps", 0) == 0:
         raise JobError(
-            f"{job.config_path}: made-up data have no epochs to be counted by, and it sets no max_steps",
+            f"{job.config_path}: synthetic data have no epochs to be counted by, and it sets no max_steps",
             hint="--set max_steps=50",
         )
     kept = {key: value for key, value in job.config.items() if key not in {*_DATA, *_BESIDES}}

@@ -1,4 +1,4 @@
-"""Plausible: which figures of a node can be true at all. Nodes are not trusted; what cannot be is as good as missing.
+"""Plausible: which figures of a node are plausible at all. Nodes are not trusted; the others are as good as missing.
 
 Knows bounds alone; whether figures agree with each other is for who compares them.
 """

@@ -61,7 +61,7 @@ def parse_rounded(text: str, *, scale: float = 1.0) -> Rounded:
         scale: what its unit is in ours.
 
     Raises:
-        ValueError: it is no number above zero, or none that can be true.
+        ValueError: it is no number above zero, or an implausible one.
     """
     if not _NUMBER.fullmatch(text) or not _LEAST <= Decimal(text) <= _MOST:
         raise ValueError(f"{text!r} is no figure above 0")
@@ -76,7 +76,7 @@ def parse_count(text: str) -> Rounded:
     """A number of things, at least one; `64.0` of a spreadsheet is 64.
 
     Raises:
-        ValueError: it is none, or none that can be true.
+        ValueError: it is none, or an implausible one.
     """
     if not _COUNT.fullmatch(text) or not 0 < int(text.partition(".")[0]) <= _MOST_COUNT:
         raise ValueError(f"{text!r} is no number of things")

@@ -95,7 +95,7 @@ def parse_yaml(text: str) -> Any:
         return loader.construct_document(root)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise YamlError(f"the character U+{error.character:04X} may not stand in YAML", line) from None
+        raise YamlError(f"invalid character U+{error.character:04X} in YAML", line) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         message = ", ".join(part for part in (error.context, error.problem) if part)
@@ -176,7 +176,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if isinstance(key, yaml.ScalarNode):
             name = (key.tag, key.value)
             if name in lines:
-                raise _wrong(f"the key {key.value!r} stands on line {lines[name]} already", key)
+                raise _wrong(f"duplicate key {key.value!r} (line {lines[name]})", key)
             lines[name] = key.start_mark.line + 1
 
 

@@ -132,7 +132,7 @@ def clear_faults(lab: Lab, node: str | None = None) -> tuple[Fault, ...]:
 
 
 def list_faults() -> tuple[Fault, ...]:
-    """What is in force, oldest first; nothing where no lab stands."""
+    """What is in force, oldest first; nothing where no lab is up."""
     return tuple(record.fault for record in _load_records()) if load_lab() is not None else ()
 
 

@@ -161,7 +161,7 @@ class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
         _check_address(self.address)
 
     def describe(self) -> str:
-        return f"a second card {_SECOND_IFNAME} with {self.address}"
+        return f"a second interface {_SECOND_IFNAME} with {self.address}"
 
     def check(self, lab: Lab) -> None:
         _check_new(lab, self.node, _SECOND_IFNAME, self.address)
@@ -202,7 +202,7 @@ class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
 
 
 def _check_card(ifname: str) -> None:
-    require(ifname in _CARDS, f"a node has no card {ifname!r}", f"its cards are {' and '.join(_CARDS)}")
+    require(ifname in _CARDS, f"a node has no interface {ifname!r}", f"its interfaces are {' and '.join(_CARDS)}")
 
 
 def _check_address(text: str) -> None:
@@ -216,7 +216,7 @@ def _check_address(text: str) -> None:
 
 
 def _check_new(lab: Lab, node: str, name: str, network: str) -> None:
-    """See that neither the interface nor the address is there already."""
+    """See that neither the interface nor the address exists."""
     taken = name in _interfaces(lab.node(node))
     require(not taken, f"{node} has an interface {name} already", "name another one, or clear its fault")
     address = network.partition("/")[0]

@@ -45,7 +45,7 @@ NO_GPU_HERE = Rule(
     message="no GPU was found here ({reason}), and {peer} has {count}: its workers would speak gloo where the others "
     "speak NCCL, and the first collective would hang",
     hint="on {node}: nvidia-smi. Without its answer the driver is missing or broken (a reboot after an update of it "
-    "mends most); in a container: start it with --gpus all. Or take the node out of the hostfile",
+    "fixes most); in a container: start it with --gpus all. Or take the node out of the hostfile",
 )
 NO_SUCH_GPU = Rule(
     "gpus",
@@ -81,7 +81,7 @@ MIXED_MODELS = Rule(
     "warning",
     catches="nodes with different models of GPU: the slowest sets the pace",
     message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest of them",
-    hint="train on nodes that are alike; gpus= in the hostfile chooses cards of a node, --nodes the first nodes",
+    hint="train on nodes that are alike; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
 MIXED_MEMORY = Rule(
     "gpus",
@@ -134,14 +134,14 @@ GPU_HELD = Rule(
     catches="another process is on a GPU that the job would use",
     message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
     "step of all nodes waits for the slowest",
-    hint="on {node}: nvidia-smi; wait for it, or choose other cards in the hostfile: gpus=",
+    hint="on {node}: nvidia-smi; wait for it, or choose other GPUs in the hostfile: gpus=",
 )
 GPU_FULL = Rule(
     "gpus",
     "error",
     catches="a GPU that the job would use has hardly any memory left",
     message="GPU {index} is full: {used} of its {total} are taken by {who}, and the job would run out of memory there",
-    hint="on {node}: nvidia-smi; wait for it, or choose other cards in the hostfile: gpus=",
+    hint="on {node}: nvidia-smi; wait for it, or choose other GPUs in the hostfile: gpus=",
 )
 LEFTOVER = Rule(
     "leftovers",
@@ -156,23 +156,23 @@ LEFTOVER_ON_GPU = Rule(
     "error",
     catches="processes of an earlier run that still hold a GPU which the job would use",
     message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
-    "too little memory there, or share the card",
+    "too little memory there, or share the GPU",
     hint="on {node}: kill -9 {pids!s}",
 )
 RUN_GOES_ON = Rule(
     "leftovers",
     "note",
-    catches="another run of ours is going on",
-    message="run {run} goes on ({nodes}): it shares cores, memory and network with the job",
+    catches="another run of multinode is still running",
+    message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
     hint="wait for its end, or stop it on all its nodes: multinode stop {run} (from another machine than the one that "
     "launched it: --hosts HOSTFILE)",
 )
 RUN_ON_GPU = Rule(
     "leftovers",
     "warning",
-    catches="another run of ours is going on, on GPUs that the job would use",
-    message="run {run} goes on here and holds GPU {gpus}: the job would share it",
-    hint="wait for its end, choose other cards in the hostfile (gpus=), or stop it on all its nodes: multinode stop "
+    catches="another run of multinode is still running, on GPUs that the job would use",
+    message="run {run} is still running here and holds GPU {gpus}: the job would share it",
+    hint="wait for its end, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes: multinode stop "
     "{run} (from another machine than the one that launched it: --hosts HOSTFILE)",
 )
 
@@ -277,7 +277,8 @@ def check_drivers(inspection: Inspection) -> Iterator[Case]:
         if found.gpu_query_s is not None and found.gpu_query_s > _SLOW_QUERY_S:
             yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(found.gpu_query_s))
         gpus = used.get(node.name, ())
-        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in found.env | node.env:
+        env = found.env | node.env | inspection.environment.env
+        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in env:
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
 
 

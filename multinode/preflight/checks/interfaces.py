@@ -24,9 +24,9 @@ NO_ROUTE = Rule(
 UNANSWERABLE_ROUTE = Rule(
     "interface",
     "error",
-    catches="a node sends to a peer from an address of another network, which the peer has no card in",
+    catches="a node sends to a peer from an address of another network, which the peer has no interface in",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
-    "has no card: the answers get lost, or a filter drops the packets (rp_filter), and the first collective hangs",
+    "has no interface: the answers get lost, or a filter drops the packets (rp_filter), and the first collective hangs",
     hint="on {node}: {command!s}",
 )
 OTHER_ROUTE = Rule(
@@ -34,7 +34,7 @@ OTHER_ROUTE = Rule(
     "warning",
     catches="asymmetric routes: a node listens on one interface and sends to its peers over another",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME settles "
-    "where a node listens, the kernel's route over which card it sends, so that half of the traffic takes the "
+    "where a node listens, the kernel's route over which interface it sends, so that half of the traffic takes the "
     "other network at its speed",
     hint="on {node}: {command!s}",
 )
@@ -42,9 +42,9 @@ SHARED_SUBNET = Rule(
     "interface",
     "warning",
     catches="two interfaces of a node are in one subnet",
-    message="{ifname} and {others} are both in {network}: the kernel answers for either address on either card and "
-    "sends over whichever comes first, so that traffic meant for {ifname} takes the other and connections time out",
-    hint="on {node}, put {others!s} into a subnet of its own or bond the cards{command!s}",
+    message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
+    "and sends over whichever comes first, so that traffic meant for {ifname} takes the other and connections time out",
+    hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{command!s}",
 )
 NCCL_WOULD_TAKE = Rule(
     "interface",
@@ -53,6 +53,7 @@ NCCL_WOULD_TAKE = Rule(
     message="left to itself, NCCL {version} would take {taken} on {nodes}, and {virtual} leads to no other node, or "
     "slowly: launches by hand may hang; those of multinode name the interface",
     hint="for launches by hand, on {nodes!s}: export NCCL_SOCKET_IFNAME=={ifname}",
+    by_hand=True,
 )
 NCCL_WILL_TAKE = Rule(
     "interface",
@@ -74,8 +75,8 @@ TUNNEL = Rule(
     "interface",
     "warning",
     catches="the data plane goes through a VPN or a tunnel",
-    message="its data plane, {ifname}, is a VPN or tunnel ({driver}): every packet is wrapped by the processor, large "
-    "ones may not fit, and gradients travel at a fraction of the card's speed",
+    message="its data plane, {ifname}, is a VPN or tunnel ({driver}): every packet is encapsulated by a CPU, large "
+    "ones may not fit, and gradients move at a fraction of the NIC's speed",
     hint="{way!s}",
 )
 NAME_MISLEADS = Rule(
@@ -86,6 +87,7 @@ NAME_MISLEADS = Rule(
     "gets to. Launches by hand are hit; those of multinode name the interface",
     hint="for launches by hand, on {nodes!s}: export GLOO_SOCKET_IFNAME={ifname}; or put the address of {ifname} "
     "before the name in /etc/hosts",
+    by_hand=True,
 )
 NAME_DECIDES = Rule(
     "hostname",

@@ -17,24 +17,24 @@ __all__ = ["check_link_health", "check_link_speeds", "check_link_up", "check_mtu
 LINK_DOWN = Rule(
     "link",
     "error",
-    catches="the data-plane card has no link: cable out, switch port off, interface down",
-    message="{ifname}, the interface of the training, is down: no worker can reach this node",
+    catches="the data-plane NIC has no link: cable out, switch port off, interface down",
+    message="{ifname}, the interface of the training, is down: the other nodes cannot reach this one",
     hint="on {node}: sudo ip link set dev {ifname} up; if it stays down, look at cable and switch port",
 )
 BELOW_CARD = Rule(
     "link",
     "warning",
-    catches="a card that negotiated less than it can: a bad cable, a slower switch port",
-    message="{ifname} runs at {speed}, and the card can do {best}: a cable, a plug or the switch port holds it back, "
-    "and every collective goes at the pace of the slowest link",
-    hint="see what both ends offer, on {node}: sudo ethtool {ifname}; try another cable and another switch port",
+    catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
+    message="{ifname} runs at {speed}, and the NIC supports {best}: a cable, a plug or the switch port limits it, and "
+    "every collective runs at the speed of the slowest link",
+    hint="see what both ends advertise, on {node}: sudo ethtool {ifname}; try another cable and another switch port",
 )
 BELOW_PEERS = Rule(
     "link",
     "warning",
     catches="a node with a slower link than the others",
-    message="{ifname} runs at {speed}, and {peer}'s link at {best}: every collective goes at the pace of this one",
-    hint="another cable, card or switch port for {node}; if it has a faster card, name it in the hostfile: ifname=",
+    message="{ifname} runs at {speed}, and {peer}'s link at {best}: every collective runs at the speed of this one",
+    hint="another cable, NIC or switch port for {node}; if it has a faster NIC, name it in the hostfile: ifname=",
 )
 HALF_DUPLEX = Rule(
     "link",
@@ -47,16 +47,16 @@ MTU_DIFFERS = Rule(
     "link",
     "warning",
     catches="different MTUs on the data plane: large packets get lost, or every node is slower than it could be",
-    message="{ifname} has an MTU of {mtu}, that of {peer} {expected}: small packets pass, and large ones may vanish "
-    "without a message",
+    message="{ifname} has an MTU of {mtu}, that of {peer} {expected}: small packets pass, and large ones may be lost "
+    "without an error",
     hint="on {node}: sudo ip link set dev {ifname} mtu {expected}; switches on the way must pass it too",
 )
 LINK_ERRORS = Rule(
     "link",
     "warning",
-    catches="a card that counts errors: a bad cable or plug",
-    message="{ifname} has counted {errors} errors in {packets} packets: TCP sends each again, and the link is slower "
-    "than it says",
+    catches="a NIC that counts errors: a bad cable or plug",
+    message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
+    "than its rate",
     hint="another cable or plug for {node}; whether the count still grows: ip -s link show {ifname}",
 )
 
@@ -64,58 +64,55 @@ SLOW_NODE = Rule(
     "link",
     "warning",
     catches="a node whose link carries much less than it negotiated, in both directions",
-    message="{ifname} sends and receives no more than {best}, where {ceiling} would be its due: every collective goes "
-    "at the pace of this node",
+    message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
+    "node",
     hint="cable, plug, switch port, or other traffic on {node}: ip -s link show {ifname}; sudo ethtool {ifname}; "
-    "measure on a quiet network once more: multinode check --bandwidth",
+    "measure again on a quiet network: multinode check --bandwidth",
 )
 SLOW_SENDER = Rule(
     "link",
     "warning",
     catches="a node that sends slowly and receives well",
-    message="{ifname} sends no more than {best}, where {ceiling} would be its due, and receives well: every collective "
-    "goes at the pace of this node",
+    message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
+    "speed of this node",
     hint="a traffic shaper or other traffic on {node}: tc -s qdisc show dev {ifname}; sudo ethtool -S {ifname}",
 )
 SLOW_RECEIVER = Rule(
     "link",
     "warning",
     catches="a node that receives slowly and sends well",
-    message="{ifname} receives no more than {best}, where {ceiling} would be its due, and sends well: every collective "
-    "goes at the pace of this node",
+    message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
+    "speed of this node",
     hint="lost packets, a policer, or other traffic to {node}: tc -s qdisc show dev {ifname}; sudo ethtool -S {ifname}",
 )
 SLOW_PAIR = Rule(
     "link",
     "warning",
     catches="two nodes between which the network is slow, while both are fast with others",
-    message="from {source} to {target} a stream reaches {best}, where {ceiling} would be its due: something between "
-    "the two holds it back",
-    hint="do they hang on different switches, with a slower link between them? On {source}: traceroute -n {addr}",
+    message="from {source} to {target} a stream reaches {best} of {ceiling}: something between the two limits it",
+    hint="are they on different switches, with a slower link between them? On {source}: traceroute -n {addr}",
 )
 SLOW_BETWEEN = Rule(
     "link",
     "warning",
     catches="two nodes between which the network is slow both ways",
-    message="between {source} and {target} a stream reaches {best} at most, either way, where {ceiling} would be its "
-    "due: the card, cable or switch port of one of the two, or what lies between them",
-    hint="on both: sudo ethtool {ifname}; ip -s link show {ifname}; change the cables of the two, one after the other, "
-    "and check again",
+    message="between {source} and {target} a stream reaches at most {best} of {ceiling}, either way: "
+    "the NIC, cable or switch port of one of the two, or what is between them",
+    hint="on both: sudo ethtool {ifname}; ip -s link show {ifname}; replace the cables of the two; check again",
 )
 ALL_SLOW = Rule(
     "link",
     "note",
-    catches="a network that carries less than its links promise, between all nodes",
-    message="no stream between the nodes reaches more than {best}, where {ceiling} would be its due: the switch, or "
-    "processors too busy to keep up",
-    hint="measure once more on quiet nodes, or with the job's own collectives: multinode nccl-test",
+    catches="a network that carries less than its links, between all nodes",
+    message="no stream between the nodes reaches more than {best} of {ceiling}: the switch, or CPUs that are too busy",
+    hint="measure again on idle nodes, or with the job's own collectives: multinode nccl-test",
 )
 ONE_CONNECTION = Rule(
     "link",
     "note",
     catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
-    message="one TCP connection reaches {best} at most, where the links carry {ceiling}: at such speeds it is bound by "
-    "a processor, and NCCL opens several",
+    message="one TCP connection reaches {best} at most, the links carry {ceiling}: at such speeds one CPU core is the "
+    "limit, and NCCL opens several",
     hint="what the collectives reach: multinode nccl-test",
 )
 

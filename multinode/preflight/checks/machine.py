@@ -34,7 +34,7 @@ SAME_MACHINE = Rule(
     "machine",
     "error",
     catches="one machine listed twice in the hostfile, under two names or addresses",
-    message="it is the same machine as {peer} (both are {hostname}): its workers would share cores and cards with "
+    message="it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with "
     "those of {peer}, NCCL refuses two workers on one GPU, and nothing between them is a network",
     hint="take one of the two lines out of the hostfile, and give the other as many slots= as the machine has GPUs",
 )
@@ -43,8 +43,8 @@ SHARED_MACHINE = Rule(
     "warning",
     catches="two containers of one machine as two nodes",
     message="it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its "
-    "cores, memory and network card; where both see the same GPU, NCCL takes them for two hosts and trains twice on it",
-    hint="give each container cards of its own (docker: --gpus device=0), or make one node of the machine",
+    "cores, memory and NIC; where both see the same GPU, NCCL takes them for two hosts and trains twice on it",
+    hint="give each container GPUs of its own (docker: --gpus device=0), or make one node of the machine",
 )
 BRIDGED_CONTAINER = Rule(
     "machine",

@@ -69,7 +69,7 @@ CACHE_NOT_SHARED = Rule(
     "shared",
     "warning",
     catches="data_shared_file_system: true without a shared file system",
-    message="data_shared_file_system is true, and neither {path} nor the dataset lies on a file system that the nodes "
+    message="data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes "
     "share (here: {filesystem}): the other nodes wait while the first worker prepares the data, find nothing of it, "
     "and then all of their workers prepare the same data at once",
     hint="--set data_shared_file_system=false",
@@ -78,7 +78,7 @@ CACHE_SHARED = Rule(
     "shared",
     "note",
     catches="prepared data on a shared file system, and every node prepares them again",
-    message="{path} lies on {device}, which all nodes share: each node prepares the data there again, at the same time",
+    message="{path} is on {device}, which all nodes share: each node prepares the data there again, at the same time",
     hint="let the first worker do it for all: --set data_shared_file_system=true",
 )
 

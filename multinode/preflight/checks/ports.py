@@ -23,63 +23,63 @@ MASTER_PORT_BLOCKED = Rule(
     "master-port",
     "error",
     catches="a firewall blocks MASTER_PORT alone",
-    message="{callers} cannot reach its port {port}, the rendezvous ({error}), and other ports of it can be reached: "
-    "a firewall blocks this one, and the rendezvous would hang",
-    hint="on {node}, let it in: sudo ufw allow proto tcp from {network} to any port {port}; or choose another port: "
+    message="{callers} cannot reach its port {port}, the rendezvous ({error}), while other ports can be reached: "
+    "probably a firewall rule for this port. The rendezvous would hang",
+    hint="on {node}, allow it: sudo ufw allow proto tcp from {network} to any port {port}; or choose another port: "
     "--master-port",
 )
 EPHEMERAL_BLOCKED = Rule(
     "ports",
     "error",
     catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
-    message="{callers} cannot reach its ports {ports} at {addr} ({error}): the rendezvous will work, and the first "
-    "collective will hang, because NCCL and gloo listen on any of the ephemeral ports",
-    hint="on {node} a firewall stands before them (see: sudo nft list ruleset; sudo iptables -S). Let the nodes in: "
+    message="{callers} cannot reach its ports {ports} at {addr} ({error}), ephemeral ports that were tried: NCCL and "
+    "gloo listen on such ports, so the rendezvous can work and the first collective would hang",
+    hint="usually a firewall on {node} (see: sudo nft list ruleset; sudo iptables -S). Allow the nodes: "
     "sudo ufw allow proto tcp from {network} to any port {first}:{last}; with iptables: sudo iptables -I INPUT -s "
-    "{network} -p tcp -j ACCEPT; with nft: take out the rule that the list shows",
+    "{network} -p tcp -j ACCEPT; with nft: delete the rule that the list shows",
 )
 UNREACHABLE = Rule(
     "ports",
     "error",
     catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
-    message="{callers} cannot reach it at {addr} on any port ({error}): no collective can work",
+    message="{callers} cannot reach it at {addr} on any port that was tried ({error}): collectives would hang or fail",
     hint="{way!s}",
 )
 CALLER_BLOCKED = Rule(
     "ports",
     "error",
     catches="a node cannot reach out: every other node is reached by all but this one",
-    message="it cannot reach {peers} ({error}), and others can: its own firewall or cable is in the way",
+    message="it cannot reach {peers} ({error}), and others can: probably its own firewall or cable",
     hint="on {node}, see: ip route get {addr}; sudo nft list ruleset; sudo iptables -S OUTPUT",
 )
 IMPOSTOR = Rule(
     "ports",
     "error",
-    catches="somebody else answers at a node's data-plane address",
-    message="what answers {callers} at {addr} is not it: two machines have this address, or a proxy or NAT stands "
-    "between",
-    hint="on {node}: ip address show; correct addr= or ifname= in the hostfile (arping -D finds a double address)",
+    catches="another machine answers at a node's data-plane address",
+    message="what answers {callers} at {addr} is another machine: two machines have this address, or there is a proxy "
+    "or NAT between them",
+    hint="on {node}: ip address show; correct addr= or ifname= in the hostfile (arping -D finds a duplicate address)",
 )
 LARGE_PACKETS_LOST = Rule(
     "link",
     "error",
-    catches="path MTU: small packets pass and large ones vanish without a message",
-    message="small packets from {callers} reach it at {addr}, large ones vanish (its card sends {mtu} bytes a packet): "
-    "the rendezvous will work and the first gradients will hang. A switch or tunnel on the way passes less",
-    hint="give every node the MTU that all of the path passes; on each node: sudo ip link set dev {ifname} mtu 1500",
+    catches="path MTU: small packets pass and large ones are lost without an error",
+    message="small packets from {callers} reach it at {addr}, large ones are lost (the MTU of its NIC is {mtu}): the "
+    "rendezvous would work and the first gradients hang. A switch or tunnel on the path probably has a smaller MTU",
+    hint="give every node the smallest MTU on the path; on each node: sudo ip link set dev {ifname} mtu 1500",
 )
 
 _LAST_PORT = 65535
 _USUAL_RANGE = (32768, 60999)
 _SHOWN_PORTS = 4
 _WAYS = {
-    "refused": "on {node} a firewall rejects it: sudo nft list ruleset; let the nodes in: "
+    "refused": "probably a firewall on {node} rejects it: sudo nft list ruleset; allow the nodes: "
     "sudo ufw allow proto tcp from {network}",
-    "timed out": "is {addr} the right address? On {node}: ip address show dev {ifname}. If it is, a firewall drops the "
-    "packets: sudo ufw allow proto tcp from {network}",
+    "timed out": "is {addr} the right address? On {node}: ip address show dev {ifname}. If it is, probably a firewall "
+    "drops the packets: sudo ufw allow proto tcp from {network}",
 }
 _NO_WAY = (
-    "the address is wrong, or a cable is out: on {caller}: ip route get {addr}; correct addr= or ifname= in the "
+    "the address is wrong, or a cable is unplugged: on {caller}: ip route get {addr}; correct addr= or ifname= in the "
     "hostfile"
 )
 

@@ -23,7 +23,7 @@ RDMA_ON_SOME = Rule(
 RDMA_IDLE = Rule(
     "rdma",
     "note",
-    catches="RDMA cards without an active port",
+    catches="RDMA NICs without an active port",
     message="the RDMA ports of {nodes} are not active ({ports}): NCCL passes them over and uses the network interface",
     hint="if it should be used: ibstat on {nodes!s} shows cable and subnet manager; else nothing needs to be done",
 )
@@ -40,7 +40,7 @@ LOCKED_MEMORY = Rule(
     "rdma",
     "warning",
     catches="a limit on locked memory where RDMA needs to lock its buffers",
-    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the card "
+    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the NIC "
     "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
     hint="docker: --ulimit memlock=-1; else on {node}, as root: "
     "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
@@ -56,7 +56,7 @@ def check_rdma(inspection: Inspection) -> Iterator[Case]:
     """RDMA is active on all nodes where NCCL runs, or on none."""
     nodes = [(node, found) for node, found in inspection.known if used_gpus(inspection, node, found)]
     # gloo knows no RDMA, and a single node no network.
-    if len(nodes) < 2 or all(_is_off(node, found) for node, found in nodes):  # noqa: PLR2004
+    if len(nodes) < 2 or all(_is_off(inspection, node, found) for node, found in nodes):  # noqa: PLR2004
         return
     having = [(node.name, _ports(found)) for node, found in nodes if _active(found)]
     if len(having) == len(nodes):
@@ -77,7 +77,7 @@ def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
     for node, found in inspection.known:
         locked = found.limits.get("locked_memory_bytes")
         # The kernel does not hold root to the limit; it does hold a container's root to it.
-        is_free = (found.user == "root" and found.container is None) or _is_off(node, found)
+        is_free = (found.user == "root" and found.container is None) or _is_off(inspection, node, found)
         on_gpus = bool(used_gpus(inspection, node, found))
         if locked is not None and locked < _LOCKED_BYTES and on_gpus and _active(found) and not is_free:
             yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
@@ -87,10 +87,10 @@ def _active(found: NodeFacts) -> bool:
     return any(port.state == "ACTIVE" for port in found.rdma)
 
 
-def _is_off(node: Node, found: NodeFacts) -> bool:
+def _is_off(inspection: Inspection, node: Node, found: NodeFacts) -> bool:
     """Whether NCCL has been told to leave RDMA alone; the environment wins over its files."""
     files = {name: value for values in found.nccl_files.values() for name, value in values.items()}
-    env = files | found.env | node.env
+    env = files | found.env | node.env | inspection.environment.env
     return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"
 
 

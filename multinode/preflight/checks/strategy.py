@@ -27,16 +27,16 @@ SENDS_TOO_MUCH = Rule(
     "strategy",
     "warning",
     catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow for it",
-    message="{name} sends {size} through each node's card in every optimizer step, which takes {time} at {link}; "
-    "{other} would send {other_size}, in {other_time} (an estimate: what hides behind computation is not taken off)",
+    message="{name} sends {size} through each node's NIC in every optimizer step, which takes {time} at {link}; "
+    "{other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 SENDS_MUCH = Rule(
     "strategy",
     "note",
     catches="communication that takes long in every step, and no way of sharing the model out that sends much less",
-    message="{name} sends {size} through each node's card in every optimizer step, which takes {time} at {link} (an "
-    "estimate: what hides behind computation is not taken off)",
+    message="{name} sends {size} through each node's NIC in every optimizer step, which takes {time} at {link} (an "
+    "estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 
@@ -152,7 +152,7 @@ def _link(inspection: Inspection) -> tuple[float, str] | None:
     if not speed > _LEAST_GBIT_PER_S:
         return None
     mtu = mtu if mtu is not None and mtu >= _LEAST_MTU else _ETHERNET_MTU
-    return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (what the slowest card negotiated)"
+    return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (what the slowest NIC negotiated)"
 
 
 def _sent(strategy: Strategy, load: TrafficInputs, layout: Layout, *, gloo: bool) -> float:

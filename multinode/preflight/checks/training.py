@@ -24,7 +24,7 @@ SPACE_IN_PATH = Rule(
     "error",
     catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
     message="{what} {path!r} has a space in it: LLaMA-Factory puts its path on torchrun's command line and splits that "
-    "at every space, so the workers would be told of a file that is not there",
+    "at every space, so the workers would get a path that does not exist",
     hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = Rule(
@@ -47,7 +47,7 @@ ZERO3_ON_CPU = Rule(
     "training",
     "error",
     catches="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
-    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for processors here: "
+    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: "
     "LLaMA-Factory loads the model before the workers have found each other, and DeepSpeed's check of the batch size "
     "fails for one worker",
     hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",

@@ -60,9 +60,10 @@ NAME_OVERRIDDEN = Rule(
     "variables",
     "note",
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to something else than multinode's launches set",
-    message="{name}={value} stands in {source} on {nodes}; multinode's launches set it to the data plane, launches by "
+    message="{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane, launches by "
     "hand use the preset",
     hint="{way!s}",
+    by_hand=True,
 )
 SETTINGS_DIFFER = Rule(
     "variables",
@@ -86,15 +87,16 @@ STRAY = Rule(
     catches="stray RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* and the like in a profile or in ~/.deepspeed_env",
     message="{source} on {nodes} has {names}, which changes a run behind its launcher's back: multinode keeps it from "
     "its jobs, launches by hand get it",
-    hint="on {nodes!s}, find it and take it out: {command!s}",
+    hint="on {nodes!s}, find it and remove it: {command!s}",
+    by_hand=True,
 )
-HOSTFILE_OVERRIDES = Rule(
+RANKS_OVERRIDDEN = Rule(
     "variables",
     "warning",
-    catches="the hostfile sets NODE_RANK, NNODES, MASTER_ADDR or the like, which multinode works out",
-    message="env.{name}={value} of the hostfile takes the place of what multinode works out for LLaMA-Factory: a wrong "
-    "one makes nodes wait for each other without an end",
-    hint="take env.{name}= out of the hostfile",
+    catches="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or the like, which multinode sets itself",
+    message="{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong one "
+    "the nodes wait for each other forever",
+    hint="remove {name} from {source!s}",
 )
 GPUS_HIDDEN = Rule(
     "variables",
@@ -116,6 +118,9 @@ GPUS_NOT_VISIBLE = Rule(
 
 _SESSION = "the environment of an SSH session"
 _HOSTFILE = "the hostfile"
+_OPTION = "--env"
+# What reaches a job that multinode launches, whatever its interface.
+_GIVEN = frozenset({_HOSTFILE, _OPTION})
 _DEEPSPEED_ENV = "~/.deepspeed_env"
 _NCCL = "NCCL_SOCKET_IFNAME"
 _GLOO = "GLOO_SOCKET_IFNAME"
@@ -142,7 +147,7 @@ _MUST_AGREE = (
 _MOST_SOCKETS = 64
 _WHOLE = re.compile(r"\s*\d{1,6}")
 # llamafactory_command sets these, and the hostfile's variables after them.
-_WORKED_OUT = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "RANK")
+_SET_BY_US = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "RANK")
 
 
 @launch_check
@@ -151,19 +156,19 @@ def check_interface_names(inspection: Inspection) -> Iterator[Case]:
     for node, found in inspection.known:
         ifname = inspection.place(node.name).ifname
         for name in (_NCCL, _GLOO) if found.interfaces else ():
-            source, value = _preset(node, found, name)
+            source, value = _preset(inspection, node, found, name)
             if value is None:
                 continue
             taken = _taken(found, name, value)
-            values = {"name": name, "source": source, "value": _shown(value)}
-            if source != _HOSTFILE and ifname is not None:
+            values = {"name": name, "source": source, "value": _shown_of(inspection, name, value)}
+            if source not in _GIVEN and ifname is not None:
                 if _is_read(inspection, name) and taken != (ifname,):
                     yield NAME_OVERRIDDEN.found(node.name, **values, way=_way(name, source))
                 continue
             meant = ifname if ifname != "lo" else None
             rule = _judge_name(name, value, taken, meant)
             if not _is_read(inspection, name):
-                rule = NAMES_NO_INTERFACE_YET if not taken and source == _HOSTFILE else None
+                rule = NAMES_NO_INTERFACE_YET if not taken and source in _GIVEN else None
             if rule is not None:
                 yield rule.found(
                     node.name,
@@ -180,7 +185,7 @@ def check_interface_names(inspection: Inspection) -> Iterator[Case]:
 def check_agreement(inspection: Inspection) -> Iterator[Case]:
     """NCCL reads the same settings on every node."""
     for name in _MUST_AGREE if _is_read(inspection, _NCCL) else ():
-        presets = {node.name: _preset(node, found, name) for node, found in inspection.known}
+        presets = {node.name: _preset(inspection, node, found, name) for node, found in inspection.known}
         source = next((source for source, _ in presets.values() if source), "")
         values = {node: value for node, (_, value) in presets.items()}
         for node, value, peer, expected in disagreements(values, majority=True):
@@ -194,7 +199,7 @@ def check_socket_counts(inspection: Inspection) -> Iterator[Case]:
     """NCCL is asked for no more sockets than it makes."""
     for node, found in inspection.known if _is_read(inspection, _NCCL) else ():
         threads, sockets = (
-            int(digits[0]) if (digits := _WHOLE.match(_preset(node, found, name)[1] or "")) else 0
+            int(digits[0]) if (digits := _WHOLE.match(_preset(inspection, node, found, name)[1] or "")) else 0
             for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
         )
         count = threads * sockets
@@ -213,10 +218,12 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
                 pattern = shlex.quote("|".join(map(re.escape, names)))
                 command = f"grep -nE {pattern} {_PROFILES if source == _SESSION else source}"
                 yield STRAY.found(node.name, names=listed(names), source=source, command=command)
-    for node in inspection.cluster.nodes if inspection.training is not None else ():
-        for name in _WORKED_OUT:
-            if name in node.env:
-                yield HOSTFILE_OVERRIDES.found(node.name, name=name, value=_shown(node.env[name]))
+    given = [(node.name, _HOSTFILE, node.env) for node in inspection.cluster.nodes]
+    for where, source, variables in (*given, (None, _OPTION, inspection.environment.env)):
+        for name in _SET_BY_US if inspection.training is not None else ():
+            if name in variables:
+                value = _shown_of(inspection, name, variables[name]) if source == _OPTION else _shown(variables[name])
+                yield RANKS_OVERRIDDEN.found(where, name=name, value=value, source=source)
 
 
 @launch_check
@@ -225,7 +232,7 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
     for node, found in inspection.known:
         names = accelerator_named(found.accelerator).visible
         name = next((one for one in names if one in found.env), None)
-        if name is None or name in node.env:
+        if name is None or name in node.env | inspection.environment.env:
             continue
         value, command = found.env[name], f"grep -n {name} {_PROFILES}"
         if node.gpus is not None:
@@ -250,10 +257,11 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
             )
 
 
-def _preset(node: Node, found: NodeFacts, name: str) -> tuple[str, str | None]:
+def _preset(inspection: Inspection, node: Node, found: NodeFacts, name: str) -> tuple[str, str | None]:
     """Where a variable is set beside multinode itself, and to what; who comes first, wins. None is nowhere."""
     files = found.nccl_files if name.startswith("NCCL_") else {}
-    for source, variables in {_HOSTFILE: node.env, _SESSION: found.env, **files}.items():
+    given = {_OPTION: inspection.environment.env, _HOSTFILE: node.env}
+    for source, variables in {**given, _SESSION: found.env, **files}.items():
         if name in variables:
             return source, variables[name]
     return "", None
@@ -285,13 +293,20 @@ def _is_read(inspection: Inspection, name: str) -> bool:
 
 
 def _way(name: str, source: str, ifname: str | None = None) -> str:
-    if source != _HOSTFILE:
-        return f"take it out: grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
+    if source not in _GIVEN:
+        return f"remove it: grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
     instead = ""
     if ifname:
         meant = " (the second = is NCCL's: this name exactly)" if name == _NCCL else ""
-        instead = f"; or write env.{name}={'=' if name == _NCCL else ''}{ifname}{meant}"
-    return f"take env.{name}=... out of the node's line in the hostfile, and multinode sets it{instead}"
+        option = "--env " if source == _OPTION else "env."
+        instead = f"; or write {option}{name}={'=' if name == _NCCL else ''}{ifname}{meant}"
+    where = "leave out --env {}" if source == _OPTION else "remove env.{}=... from the node's line in the hostfile"
+    return f"{where.format(name)}, and multinode sets it{instead}"
+
+
+def _shown_of(inspection: Inspection, name: str, value: str) -> str:
+    """What a variable is set to, unless it was forwarded by name alone: such a value is never shown."""
+    return "(forwarded)" if name in inspection.environment.forwarded else _shown(value)
 
 
 def _shown(value: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What a bench says: who is slow, the likely cause and what fixes it; then its tables, with best and worst below."""
+"""What a bench prints: who is slow, the likely cause and what fixes it; then its tables, with best and worst below."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.analyse.bench.bench_figures import BenchReport, BenchTest, BenchWorker, Speed
+from multinode.analyse.bench.bench_figures import Anomaly, BenchReport, BenchTest, BenchWorker, Speed
+from multinode.analyse.stats.estimate import Estimate
 from multinode.core.measure.benchmark import LAUNCH_US
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent
+from multinode.report.bench.bench_words import describe_anomaly, describe_outcome
+from multinode.report.render.screen import Part, labelled, paragraph
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
+from multinode.report.render.table import sheet_table
 
-__all__ = ["bench_lines", "bench_sheets"]
+__all__ = ["bench_lines", "bench_parts", "bench_sheets", "next_step"]
 
 # Of more rows the slowest are shown.
 _MOST_ROWS = 32
+_MOST_SMALL = 16
 # Below it, digits are counted from the first one that is none.
 _SMALL = 0.1
 _SLOW_NOTE = "! is slow: below 90 % of its peers, and the 95 % confidence interval of that share does not reach 1"
@@ -45,6 +50,101 @@ class _Row(msgspec.Struct, frozen=True):
         """Its median share of what its peers reach."""
         ratios = [speed.of_peers for speed in self.speeds if speed.of_peers is not None]
         return statistics.median(ratios) if ratios else 1.0
+
+
+def bench_parts(report: BenchReport, *, details: bool = False) -> Iterator[Part]:
+    """The screen: the verdict, a small table, causes with their fixes; `details` adds every table."""
+    headline, *others = _findings(report)
+    yield paragraph(headline[0], style="bold")
+    small = _small_sheet(report)
+    if small.rows:
+        yield ""
+        yield sheet_table(small)
+    rows = [*headline[1], *(row for text, causes in others for row in (("Also", text), *causes))]
+    if rows:
+        yield ""
+        yield labelled(rows)
+    if not details:
+        yield f"details: multinode show {report.run_id} --details"
+        return
+    for sheet in bench_sheets(report):
+        yield ""
+        yield sheet_table(sheet)
+    yield ""
+    yield from (paragraph(note) for note in report.notes)
+
+
+def next_step(report: BenchReport, given: str) -> str:
+    """The next command; `given` are the hostfile and the like, as they were typed."""
+    if report.anomalies:
+        return f"next: fix that, then: multinode bench{given}"
+    return f"next: multinode nccl-test{given}" if len(report.nodes) > 1 else f"next: multinode check{given}"
+
+
+_Rows = tuple[tuple[str, str], ...]
+
+
+def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
+    """What there is to say first, the gravest first, each with its likely cause and fix."""
+    said = {one.text for one in report.anomalies}
+    explained: set[str] = set()
+    found: list[tuple[str, _Rows]] = []
+    for one in report.anomalies:
+        found.append((describe_anomaly(one), () if _cause(one) in explained else _cause_rows(one)))
+        explained.add(_cause(one))
+    outcome = describe_outcome(report)
+    # Failures, and what is left to be measured.
+    others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in said | {outcome}]
+    last: list[tuple[str, _Rows]] = [(outcome, ())] if outcome else []
+    return others + found + last
+
+
+def _cause(one: Anomaly) -> str:
+    return one.likely_causes[0].cause if one.likely_causes else "unknown"
+
+
+def _cause_rows(one: Anomaly) -> _Rows:
+    """The likeliest cause; the others are in the page and in the JSON document."""
+    if not one.likely_causes:
+        return (("Cause", "unknown: nothing that was recorded explains it"),)
+    cause = one.likely_causes[0]
+    return (("Cause", cause.sentence), ("Fix", cause.hint))
+
+
+def _small_sheet(report: BenchReport) -> Sheet:
+    """A row per worker and phase: the fastest type of matrix product, and a copy in memory."""
+    tests = [test for worker in report.workers for test in worker.tests]
+    products = [test for test in tests if test.kind == "matmul" and test.speeds]
+    fastest = max(products, key=lambda test: max(speed.value for speed in test.speeds), default=None)
+    columns: dict[str, tuple[str, _Picks]] = {}
+    if fastest is not None:
+        columns[f"matmul {fastest.dtype}"] = ("TFLOP/s", (_of(kind="matmul", dtype=fastest.dtype),))
+    columns["copy"] = ("GB/s", (_of(kind="memory", name="copy"),))
+    rows = [
+        _Row(node.node, worker.rank, phase, tuple(_fastest(worker, phase, picks) for _, picks in columns.values()))
+        for node in report.nodes
+        for worker in node.workers
+        for phase in report.phases
+    ]
+    rows = [row for row in rows if row.speeds]
+    shown = rows if len(rows) <= _MOST_SMALL else sorted(rows, key=lambda row: row.standing)[:_MOST_SMALL]
+    marked = any(speed.slow for row in shown for speed in row.speeds)
+    left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
+    return Sheet(
+        title="",
+        columns=(*_WHERE, *(Column(name, unit) for name, (unit, _) in columns.items())),
+        rows=tuple(
+            (row.node, str(row.rank), row.phase, *(_measured(speed) for (speed,) in row.cells)) for row in shown
+        ),
+        notes=tuple(filter(None, ("! below 90 % of its peers" if marked else "", left_out))),
+    )
+
+
+def _measured(speed: Speed | None) -> str:
+    if speed is None:
+        return UNKNOWN
+    low, high = speed.interval or (speed.value, speed.value)
+    return f"{plus_minus(Estimate(value=speed.value, low=low, high=high))}{'!' if speed.slow else ''}"
 
 
 def bench_lines(report: BenchReport) -> list[str]:

@@ -1,28 +1,108 @@
-"""What a check prints: a matrix of nodes and checks, the findings by severity, and `next:`, the one next command."""
+"""What a check prints: counts, findings by severity with their fixes, what passed on each node, the next command."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
 from multinode.core.check.finding import SEVERITIES, Finding
+from multinode.report.render.screen import Part, labelled, paragraph
 from multinode.report.render.table import make_table
+from multinode.units import format_count, format_list
 
-__all__ = ["check_matrix", "findings_text", "next_step"]
+__all__ = ["check_parts", "next_step"]
 
 _MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
+_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _NOT_KNOWN = "[dim]-[/]"
 # So many nodes fit beside each other; more stand below each other, with the checks that found something.
 _MAX_COLUMNS = 8
+# Of more nodes, those of which as many checks passed share a line.
+_MAX_LINES = 8
 
 Nodes = Sequence[tuple[str, bool]]
 _Place = tuple[str | None, bool]
 
 
-def check_matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Table:
-    """Nodes (name, whether it was reached) and checks; what concerns all nodes is a column, or row, of its own."""
+def check_parts(
+    nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding], *, details: bool = False
+) -> Iterator[Part]:
+    """The screen of a check, without its next step.
+
+    Args:
+        nodes: name, and whether it was reached.
+        checks: names of all that were made.
+        findings: the worst first.
+        details: with the matrix of nodes and checks, and the findings about launches that multinode does not make.
+    """
+    shown = [finding for finding in findings if details or not finding.by_hand]
+    yield paragraph(_counts(nodes, checks, shown), style="bold")
+    for severity in SEVERITIES:
+        rows = [row for finding in shown if finding.severity == severity for row in _rows(finding)]
+        if rows:
+            yield ""
+            yield paragraph(f"{severity}s", style=_STYLES[severity])
+            yield labelled(rows)
+    yield ""
+    yield paragraph("passed", style="bold")
+    yield labelled(_passed(nodes, checks, findings))
+    if details:
+        yield ""
+        yield _matrix(nodes, checks, shown)
+        return
+    hidden = len(findings) - len(shown)
+    notes = f"{format_count(hidden, 'note')} on launches without multinode, " if hidden else ""
+    yield f"--details: {notes}table of nodes and checks"
+
+
+def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
+    """What to do next: fix the failures and check again, or launch; with the options that `check` was given."""
+    if not failures:
+        return f"next: multinode launch{for_launch}"
+    severities = Counter(finding.severity for finding in failures)
+    named = format_list([format_count(severities[name], name) for name in SEVERITIES if severities[name]])
+    return f"next: fix the {named} above, then: multinode check{given}"
+
+
+def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    named = [format_count(counts[name], name) for name in SEVERITIES if counts[name]]
+    where = f"{format_count(len(nodes), 'node')}, {format_count(len(checks), 'check')} each"
+    silent = sum(not reached for _, reached in nodes)
+    unreached = f"; {silent} not reached" if silent else ""
+    if counts["error"] or counts["warning"]:
+        return f"{', '.join(named)} ({where}{unreached})"
+    return f"OK: no errors or warnings{f', {named[0]}' if named else ''} ({where}{unreached})"
+
+
+def _rows(finding: Finding) -> Iterator[tuple[str, str]]:
+    yield finding.node or "all nodes", f"{finding.message} [{finding.check}]"
+    if finding.hint:
+        yield "", f"fix: {finding.hint}"
+
+
+def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """A line a node, or of many nodes a line for those of which as many checks passed."""
+    lines = {name: _passed_on(name, checks, findings) if reached else "not reached" for name, reached in nodes}
+    if len(nodes) <= _MAX_LINES:
+        yield from lines.items()
+        return
+    for line in dict.fromkeys(lines.values()):
+        alike = [name for name in lines if lines[name] == line]
+        yield format_count(len(alike), "node"), f"{line} ({format_list(alike, _MAX_LINES, 'more')})"
+
+
+def _passed_on(node: str, checks: Sequence[str], findings: Sequence[Finding]) -> str:
+    failed = {finding.check for finding in findings if finding.node in {node, None} and finding.severity != "note"}
+    count = sum(check not in failed for check in checks)
+    return f"{count} of {len(checks)} checks" if count < len(checks) else f"all {len(checks)} checks"
+
+
+def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Table:
+    """Nodes and checks; what concerns all nodes is a column, or row, of its own."""
     everywhere = [(None, True)] if any(finding.node is None for finding in findings) else []
     places: list[_Place] = [*nodes, *everywhere]
     table = make_table()
@@ -45,27 +125,6 @@ def check_matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding
         rest = [_MARKS[None] if reached else _NOT_KNOWN] if others else []
         table.add_row(_title(name), *(_mark((name, reached), check, findings) for check in shown), *rest)
     return table
-
-
-def findings_text(findings: Sequence[Finding]) -> str:
-    """Every finding with what fixes it."""
-    lines = []
-    for finding in findings:
-        where = f"{finding.node}: " if finding.node else ""
-        lines.append(f"{finding.severity}: {where}{finding.message} [{finding.check}]")
-        if finding.hint:
-            lines.append(f"  hint: {finding.hint}")
-    return "\n".join(lines)
-
-
-def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
-    """What to do next: fix the first failure and check again, or launch; with the options that `check` was given."""
-    if not failures:
-        return f"next: multinode launch{for_launch}"
-    first = failures[0]
-    fix = first.hint or first.message
-    where = f"{first.node}: " if first.node and first.node not in fix else ""
-    return f"next: {where}{fix}\nthen check again: multinode check{given}"
 
 
 def _title(name: str | None) -> str:

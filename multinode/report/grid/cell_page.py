@@ -108,11 +108,11 @@ def _is_alone(table: CellTable) -> bool:
 # What one looks at first: its name, the value of a row, and whether the most or the least is the best.
 _KEY_FIGURES = (
     ("most samples/s", "samples_per_s", 1),
-    ("most tokens/s a worker (TGS)", "tgs", 1),
+    ("most tokens/s per worker (TGS)", "tgs", 1),
     ("highest MFU", "mfu", 1),
     ("least memory of a worker (GiB)", "peak_memory_gib", -1),
     ("most samples for a unit of money", "samples_per_money", 1),
-    ("cheapest whole job", "whole_cost", -1),
+    ("cheapest full run", "whole_cost", -1),
 )
 
 

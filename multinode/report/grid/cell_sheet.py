@@ -399,4 +399,4 @@ def _left_out(rows: Sequence[CellRow], shown: Sequence[CellColumn]) -> Iterator[
     missing = [column for column in cell_columns(rows) if column.name not in names]
     if missing:
         told = (f"{column.title} ({column.unit})" if column.unit else column.title for column in missing)
-        yield f"For want of room not shown: {'; '.join(told)}."
+        yield f"columns hidden (terminal too narrow): {'; '.join(told)}"

@@ -19,10 +19,6 @@ __all__ = ["collective_table", "nccl_tests_text", "pair_table"]
 
 _COLUMNS = (
     ("size", "(B)"),
-    ("count", "(elements)"),
-    ("type", ""),
-    ("redop", ""),
-    ("root", ""),
     ("time", "(us)"),
     ("algbw", "(GB/s)"),
     ("busbw", "(GB/s)"),
@@ -44,8 +40,8 @@ _NAMES_WIDTH = 80
 def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
     """A row a size, a unit under every header.
 
-    `of link` is busbw as a share of what TCP can carry at the line rate of the slowest card, `of TCP` of what raw TCP
-    reached between the same cards in the same run.
+    `of link` is busbw as a share of the TCP line rate of the slowest NIC, `of TCP` of what raw TCP reached between the
+    same NICs in the same run.
     """
     table = make_table(title)
     for name, unit in _COLUMNS:
@@ -53,10 +49,6 @@ def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
     for row in rows:
         table.add_row(
             str(row.size_bytes),
-            str(row.count),
-            row.dtype,
-            row.redop,
-            "0" if row.collective == "broadcast" else "-1",
             f"{row.time_us:.2f}",
             f"{row.algbw_gb_per_s:.3f}",
             f"{row.busbw_gb_per_s:.3f}",

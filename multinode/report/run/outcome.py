@@ -1,9 +1,10 @@
-"""How runs ended: as the JSON document of `launch --json`, as one sentence, and as tables."""
+"""How runs ended: as the JSON document of `launch --json`, as a screen with the verdict first, and as tables."""
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,7 +17,10 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Failure, NodeRun, Run, Stall
 from multinode.report.render.escaping import sanitize
-from multinode.report.render.table import make_table
+from multinode.report.render.screen import Part, labelled, paragraph
+from multinode.report.render.sheet import percent
+from multinode.report.render.table import make_table, sheet_table
+from multinode.report.steps.summary_sheets import measured, step_sheet
 from multinode.units import format_duration
 
 __all__ = [
@@ -24,9 +28,10 @@ __all__ = [
     "RunsDocument",
     "failure_notes",
     "launch_document",
-    "launch_sentence",
-    "launch_verdict",
+    "next_step",
+    "run_parts",
     "run_table",
+    "run_verdict",
     "runs_document",
     "runs_table",
 ]
@@ -76,28 +81,96 @@ def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocumen
     )
 
 
-def launch_sentence(run: Run, summary: Summary) -> str:
-    """One sentence, and the rule beside the figures."""
+def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, details: bool = False) -> Iterator[Part]:
+    """The screen of a run: the verdict, where a step goes, who holds it up and what to do.
+
+    Args:
+        run: the run.
+        summary: its figures; None where there are none.
+        failure: with its first failure, unless that has been printed.
+        details: whether these follow.
+    """
+    summary = summary or Summary(run_id=run.run_id, steps=0, steady_steps=0, rule="")
+    yield paragraph(run_verdict(run, summary), style="bold")
+    sheet = step_sheet(summary)
+    if sheet.rows:
+        yield ""
+        yield sheet_table(sheet)
+    rows = [("Run", f"{run.run_id}, {run.job}"), *_steps_rows(summary)]
+    rows += [*(_failure_rows(run) if failure else ()), *_cause_rows(summary)]
+    yield ""
+    yield labelled(rows)
+    if not details:
+        yield f"details: multinode show {run.run_id} --details"
+
+
+def run_verdict(run: Run, summary: Summary) -> str:
+    """One line: how it ended, its speed, and what limits it."""
     took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
-    words = [f"{run.run_id} {run.status}{took}: {run.extent}"]
-    if summary.step_time_ms is not None:
-        words.append(
-            f"{summary.steps} steps, {summary.step_time_ms.median:.0f} ms each (p95 {summary.step_time_ms.p95:.0f})"
-        )
+    words = [f"{run.status}{took}"]
     if summary.samples_per_s is not None:
-        words.append(f"{summary.samples_per_s:.1f} samples/s")
-    if summary.first_loss is not None and summary.last_loss is not None:
-        words.append(f"loss {summary.first_loss:.3g} to {summary.last_loss:.3g}")
-    sentence = ", ".join(words)
-    return f"{sentence} ({summary.rule})" if summary.steps else sentence
+        words[0] += f": {measured(summary, 'samples_per_s', summary.samples_per_s)} samples/s"
+    words.append(run.extent)
+    limit = _limit(summary)
+    return ", ".join(words) + (f"; {limit}" if limit else "")
 
 
-def launch_verdict(summary: Summary) -> tuple[str, ...]:
-    """What holds the training up, and what to do about who the others wait for; nothing where that is not known."""
+def next_step(run: Run, summary: Summary | None) -> str | None:
+    """The next command; None where there is nothing to do."""
+    if run.first_failure is not None:
+        return f"next: multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}"
+    kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
+    if run.status != "succeeded" or kind is None:
+        return None
+    return {"network": f"next: multinode advise {run.run_id}", "straggler": "next: multinode bench"}.get(kind)
+
+
+def _limit(summary: Summary) -> str:
     found = summary.bottleneck
-    lines = [found.sentence] if found is not None and found.kind != "unknown" else []
-    lines += [f"the others wait for {late.node}: {late.hint}" for late in summary.stragglers if late.hint]
-    return tuple(sanitize(line) for line in lines)
+    if found is None:
+        return ""
+    share = f"{found.share:.0%} of a step" if found.share is not None else "most of a step"
+    worst = max(summary.stragglers, key=lambda one: one.late_ms, default=None)
+    return {
+        "network": f"network-bound: {share} is exposed communication",
+        "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
+        "data": f"input-bound: {share} is waiting for data",
+        "host": f"host-bound: {share} is neither compute nor communication nor data",
+        "compute": f"compute-bound: {share} is compute" if found.share is not None else "no bottleneck found",
+        "no_communication": "no gradient synchronisation detected: each worker trains a model of its own",
+    }.get(found.kind, "")
+
+
+def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
+    failure = run.first_failure
+    if failure is None:
+        return
+    at = ""
+    if failure.time_s is not None:
+        at = f" ({format_duration(max(0.0, failure.time_s - run.started_s))} after the start)"
+    yield "Failure", f"{failure.node}: {failure.message}{at}"
+    yield from (("", one) for one in failure.consequences)
+    names = {"cause": "Cause", "hint": "Fix", "see": "See"}
+    yield from ((names[name], text) for name, text in failure_notes(failure))
+
+
+def _steps_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    if summary.steps:
+        yield "Steps", f"{summary.steady_steps} of {summary.steps} measured: {summary.rule}"
+
+
+def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    """What the verdict and the table do not have."""
+    found = summary.bottleneck
+    if found is not None and (
+        found.kind == "no_communication" or (found.kind == "straggler" and not summary.stragglers)
+    ):
+        yield "Cause", found.sentence
+    for late in summary.stragglers:
+        cause = f"; {late.evidence[0]}" if late.evidence else ""
+        yield "Straggler", f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)}){cause}"
+        if late.hint:
+            yield "Fix", late.hint
 
 
 def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:

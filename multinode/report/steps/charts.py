@@ -65,7 +65,7 @@ def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
         return
     across: dict[str, object] = {"xref": "x", "yref": "y domain"}
     drawn = {"type": "rect", "y0": 0, "y1": 1, "fillcolor": "rgba(128,128,128,0.18)", "line": {"width": 0}, **across}
-    said = "does not count"
+    said = "excluded"
     if len(stretches) > len(longest):
         said += f" (the {len(longest)} longest of {len(stretches)} stretches)"
     note = {"text": said, "x": min(longest)[0] - 0.5, "xanchor": "left", "y": 1, "yanchor": "top", "showarrow": False}
@@ -202,7 +202,7 @@ def _scatter(line: _Line, *, first: bool) -> Scatter:
 
 
 def _window(observed: Observed, begun: float) -> tuple[float, float] | None:
-    """From the beginning of the first step that counts to the end of the last."""
+    """From the beginning of the first measured step to the end of the last."""
     if not observed.counted:
         return None
     first = observed.steps[observed.counted[0]].values()

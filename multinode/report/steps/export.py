@@ -63,7 +63,7 @@ def _named(prefix: str, names: Iterable[str]) -> _Columns:
 
 
 def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row a worker and step, with DDP's counters, the waits of its GPU and the loss of that step."""
+    """A row per worker and step, with DDP's counters, the waits of its GPU and the loss of that step."""
     counted = set(observed.counted)
     ddp = {(one.rank, one.step): one for one in node.of(DdpSample)}
     waits = {(one.rank, one.step): one.wait_us for one in node.of(DeviceWaitSample)}
@@ -101,7 +101,7 @@ def _gpus(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 
 def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row a sample, with the counters of TCP and of the job's cgroup that were read at the same time."""
+    """A row per sample, with the counters of TCP and of the job's cgroup that were read at the same time."""
     tcp = {one.mono_ns: one for one in node.of(TcpSample)}
     cgroups = {one.mono_ns: one for one in node.of(CgroupSample)}
     for sample in node.of(CpuSample):
@@ -113,7 +113,7 @@ def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 
 def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row a worker and iteration of a collective test."""
+    """A row per worker and iteration of a collective test."""
     for sample in node.of(CollectiveSample):
         for iteration, time_us in enumerate(sample.times_us, 1):
             yield {**_fields(sample, _COLLECTIVE), "iteration": iteration, "time_us": time_us}

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.spread import known_max
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent, plus_minus
 
 __all__ = [
     "PARTS",
+    "measured",
+    "step_sheet",
     "summary_sheets",
     "verdict_sheet",
 ]
@@ -54,10 +57,10 @@ _CARDS: tuple[_Shown, ...] = (
 _PROCESSORS: tuple[_Shown, ...] = (
     ("busy", "%", _field("cpu_busy_percent")),
     ("iowait", "%", _field("cpu_iowait_percent")),
-    ("stolen", "%", _field("cpu_steal_percent")),
+    ("steal", "%", _field("cpu_steal_percent")),
     ("job", "cores", _field("job_cores", ".2f")),
     ("quota", "cores", _field("quota_cores", "g")),
-    ("held", "by quota", lambda node: percent(node.throttled_share)),
+    ("throttled", "by quota", lambda node: percent(node.throttled_share)),
     ("free", "GiB", _field("memory_available_gib")),
     ("worker", "GiB", _worker_memory),
 )
@@ -80,16 +83,18 @@ def _cells(shown: Sequence[_Shown], one: object) -> list[str]:
 
 
 def _card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    """A row a network card: rates in the steady state, share of the link, errors of the whole run."""
+    """A row per NIC: rates in the steady state, share of the link, errors of the whole run."""
     return Sheet(
-        title="network, a row a card",
-        columns=(_NODE, Column("card", words=True), *_columns(_CARDS), Column("resent")),
+        title="network, per NIC",
+        columns=(_NODE, Column("NIC", words=True), *_columns(_CARDS), Column("retrans")),
         rows=tuple(
             (node.node, card.ifname, *_cells(_CARDS, card), percent(node.retransmitted_share, ".2f"))
             for node in nodes
             for card in node.cards
         ),
-        notes=("mean over the steps that count; peak is between two samples; resent: TCP segments of the node",),
+        notes=(
+            "mean over the measured steps; peak: between two samples; retrans: TCP segments of the node, retransmitted",
+        ),
     )
 
 
@@ -97,11 +102,11 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     """A row a node: processors and memory."""
     rows = [(node.node, *_cells(_PROCESSORS, node)) for node in nodes]
     return Sheet(
-        title="processors and memory",
+        title="CPU and memory",
         columns=(_NODE, *_columns(_PROCESSORS)),
         # A row with nothing but the node's name says nothing.
         rows=tuple(row for row in rows if set(row[1:]) != {UNKNOWN}),
-        notes=("free: the least that was available; worker: the most that one had, on its GPU where it has one",),
+        notes=("free: the least that was available; worker: the most that one used, on its GPU where it has one",),
     )
 
 
@@ -109,11 +114,9 @@ def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     """A row a GPU."""
     return Sheet(
         title="GPUs",
-        columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("held by", words=True)),
+        columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("throttled by", words=True)),
         rows=tuple((node.node, *_cells(_GPUS, gpu), *_words_of(gpu)) for node in nodes for gpu in node.gpus),
-        notes=(
-            "medians; memory and temperature are the highest. A waiting NCCL kernel runs, too: 100 % SM is no proof",
-        ),
+        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use",),
     )
 
 
@@ -157,14 +160,43 @@ def verdict_sheet(summary: Summary) -> Sheet:
     return Sheet(title="verdict", rows=tuple(_verdict(summary)))
 
 
+def step_sheet(summary: Summary) -> Sheet:
+    """The few figures to begin with: speed, and where a step's time goes, each with its confidence interval."""
+    rows = []
+    if summary.samples_per_s is not None:
+        rows.append(("samples/s", measured(summary, "samples_per_s", summary.samples_per_s), ""))
+    mean = summary.split.mean
+    if summary.step_time_ms is not None:
+        rows.append(("step time (ms)", measured(summary, "step_time_ms", summary.step_time_ms.median), ""))
+        for field, name in PARTS.items():
+            part_ms = getattr(mean, field, None)
+            if mean is not None and part_ms is not None and mean.step_ms > 0:
+                figures = measured(summary, field, part_ms)
+                rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
+    if summary.first_loss is not None and summary.last_loss is not None:
+        rows.append(("loss", f"{summary.first_loss:.3g} to {summary.last_loss:.3g}", ""))
+    columns = (Column("", words=True), Column("measured"), Column("of the step"))
+    return Sheet(title="", columns=columns, rows=tuple(rows))
+
+
+def measured(summary: Summary, name: str, value: float) -> str:
+    """A figure of the summary with its confidence interval, where it has one."""
+    low, high = summary.intervals.get(name, (value, value))
+    return plus_minus(Estimate(value=value, low=low, high=high))
+
+
 def _bytes_sheet(summary: Summary) -> Sheet:
     """Bytes of a step by calls, by the backend's algorithms, and by the card; why they differ below."""
     told = summary.comm.bytes_per_step
     if told.calls is None and told.expected is None and told.card is None:
-        return Sheet(title="bytes of a step")
-    columns = (Column("calls ask for", "MB"), Column("expected of the card", "MB"), Column("card counted", "MB"))
+        return Sheet(title="bytes per step")
+    columns = (
+        Column("collective payload", "MB"),
+        Column("expected NIC traffic", "MB"),
+        Column("measured NIC traffic", "MB"),
+    )
     return Sheet(
-        title="bytes of a step, one way, of the busiest",
+        title="bytes per step, one way, of the busiest",
         columns=columns,
         rows=((megabytes(told.calls), megabytes(told.expected), megabytes(told.card)),),
         notes=summary.comm.explained,
@@ -188,7 +220,7 @@ def _calls_sheet(summary: Summary) -> Sheet:
     ]
     left = len(calls) - len(rows)
     return Sheet(
-        title="collectives that a worker calls in a step",
+        title="collectives per step and worker",
         columns=(
             Column("call", words=True),
             Column("workers"),
@@ -209,7 +241,7 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
     for late in summary.stragglers:
         ranks = ", ".join(map(str, late.ranks))
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
-        waits = f"the others wait {late.late_ms:.1f} ms a step for it ({percent(late.share)})"
+        waits = f"the others wait {late.late_ms:.1f} ms per step for it ({percent(late.share)})"
         yield "straggler", f"{late.node} (rank {ranks}): {waits}{cause}"
         for sentence in late.evidence:
             yield "", sentence
@@ -219,7 +251,7 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.steps:
-        yield "steps", f"{summary.steps} recorded, {summary.steady_steps} count: {summary.rule}"
+        yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured: {summary.rule}"
     if summary.step_time_ms is not None:
         spread = summary.step_time_ms
         yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
@@ -228,7 +260,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.tokens_per_s is not None or summary.effective_tokens_per_s is not None:
         yield "tokens/s", _padded(summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
     if summary.tgs is not None or summary.effective_tgs is not None:
-        yield "TGS", _padded(summary.tgs, summary.effective_tgs) + " (tokens/s a worker)"
+        yield "TGS", _padded(summary.tgs, summary.effective_tgs) + " (tokens/s per worker)"
     yield from _utilisation(summary)
     if summary.first_loss is not None and summary.last_loss is not None:
         yield "loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}"
@@ -245,7 +277,7 @@ def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
     used = summary.utilisation
     if used is None:
         return
-    yield "TFLOP/s", f"{used.model_tflops:.1f} a GPU for the model, {used.hardware_tflops:.1f} computed; {used.rule}"
+    yield "TFLOP/s", f"{used.model_tflops:.1f} per GPU for the model, {used.hardware_tflops:.1f} computed; {used.rule}"
     if used.mfu is not None and used.hfu is not None:
         yield "MFU, HFU", f"{percent(used.mfu)}, {percent(used.hfu)} of {used.denominator}"
     else:
@@ -276,9 +308,9 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "strategy", summary.strategy
     if comm.exposed_ms is not None:
         share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
-        yield "exposed", f"{comm.exposed_ms:.1f} ms a step{share}"
+        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}"
     if comm.overlap is not None:
-        yield "overlap", f"{percent(comm.overlap)} of the communication is hidden by computation"
+        yield "overlap", f"{percent(comm.overlap)} of the communication overlaps with compute"
     yield from _bandwidth(summary)
     yield from _window(summary)
 
@@ -300,7 +332,7 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
     if trace is None:
         return
     parts = [
-        f"{trace.comm_ms:.1f} ms communication a step" if trace.comm_ms is not None else "",
+        f"{trace.comm_ms:.1f} ms communication per step" if trace.comm_ms is not None else "",
         f"{trace.exposed_ms:.1f} ms of it exposed" if trace.exposed_ms is not None else "",
         f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
         f"busbw {trace.busbw_gb_per_s:.3f} GB/s" if trace.busbw_gb_per_s is not None else "",
@@ -313,7 +345,7 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _missing_sheet(summary: Summary) -> Sheet:
-    """What could not be told, by the reason: one reason often takes several figures away."""
+    """What is unknown, by the reason: one reason often takes several figures away."""
     names: dict[str, dict[str, None]] = {}
     for name, reason in _missing(summary):
         names.setdefault(reason, {})[name] = None

@@ -108,6 +108,7 @@ def check_cluster(
         job=with_accelerate(job, accelerate) if job is not None else None,
         workers=launch.workers_per_node,
         master_port=launch.master_port,
+        environment=launch.environment,
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)
     findings = [*check_ssh(outcomes.errors), *findings, *concerning(check_all(inspection), cluster, launch)]

@@ -50,7 +50,7 @@ from multinode.workflows.run.launch import probe_nodes, same_threads
 
 __all__ = ["Resume", "Swept", "find_finished", "require_plannable", "sweep"]
 
-_GOES_ON = "the same command goes on where it stopped"
+_GOES_ON = "the same command resumes where it stopped"
 # So many cells in a row whose nodes cannot be reached or are in use, and the rest would not fare better.
 _MOST_BLOCKED = 2
 # So many of the first cells that are refused for the same reason, likewise.

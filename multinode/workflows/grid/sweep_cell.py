@@ -282,13 +282,13 @@ def figures_lack(launched: Launched) -> str | None:
     if summary.step_time_ms is not None and summary.samples_per_s is not None:
         return None
     reasons = (summary.missing.get(name) for name in ("step_time_ms", "samples_per_s"))
-    return next((reason for reason in reasons if reason), "it recorded no step that counts")
+    return next((reason for reason in reasons if reason), "it recorded no measured step")
 
 
 def _end(known: Known, context: RunContext) -> Launched:
     """The run as it ended; one that goes on is stopped."""
     if known.run.status == "running":
-        context.say(f"run {known.run.run_id} was cut off: seeing that nothing of it goes on")
+        context.say(f"run {known.run.run_id} was cut off: making sure that nothing of it is still running")
         return stop(known, context, _GRACE_S)
     directory = known.directory
     summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
@@ -315,7 +315,7 @@ def _short_of(launched: Launched, limit_s: float) -> str | None:
             return f"{node.name}: nobody stopped it there ({(node.cause or node.state).replace('_', ' ')})"
         time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
         if time_s is None:
-            return f"{node.name}: it stored too few steps to tell how long it trained"
+            return f"{node.name}: it stored too few steps to know how long it trained"
         if time_s < limit_s:
             return f"{node.name}: it had trained for {format_duration(time_s)} of its {format_duration(limit_s)}"
     return None

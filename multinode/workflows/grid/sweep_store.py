@@ -109,7 +109,7 @@ def load_grid(directory: RunDirectory) -> GridRecord:
     """
     record = directory.read(GRID_FILE, GridRecord)
     if record is None:
-        raise MultinodeError(f"{directory.path} is no sweep: it has no {GRID_FILE}")
+        raise MultinodeError(f"{directory.path} is not a sweep: it has no {GRID_FILE}")
     root = directory.path.parent
     made = [run_id for cell in record.cells for run_id in cell.run_ids]
     return without_runs(record, [run_id for run_id in made if not (root / run_id / "summary.json").is_file()])

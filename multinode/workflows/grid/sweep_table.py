@@ -42,7 +42,7 @@ def build_table(directory: RunDirectory, root: Path) -> CellTable:
         root: of all runs; the cells' are there.
 
     Raises:
-        UsageError: it is no sweep.
+        UsageError: it is not a sweep.
         MultinodeError: a file cannot be read or written.
     """
     table = _make_table(directory, root)
@@ -112,7 +112,9 @@ def _is_unfinished(directory: RunDirectory) -> bool:
 def _make_table(directory: RunDirectory, root: Path) -> CellTable:
     record = directory.read(GRID_FILE, GridRecord)
     if record is None:
-        raise UsageError(f"run {directory.run_id} is no sweep: it has no {GRID_FILE}", hint="multinode runs lists them")
+        raise UsageError(
+            f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="multinode runs lists them"
+        )
     run = directory.read("run.json", Run)
     table = table_of_sweep(
         SweptCells(

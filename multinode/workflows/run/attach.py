@@ -197,7 +197,7 @@ def clean(
 
 
 def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
-    """Remove from its nodes what a run left there; everything of it that is wanted has come home."""
+    """Remove from its nodes what a run left there; all wanted results have been fetched."""
     for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
         if node.error is not None:
             context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")

@@ -50,7 +50,7 @@ class RunContext:
     """What a launch needs from outside: the network, a place for runs, and whoever watches.
 
     Args:
-        observe: is shown the progress, a few times a second.
+        observe: is shown the progress, a few times per second.
         say: is told each stage in a few words.
     """
 

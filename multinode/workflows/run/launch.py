@@ -139,7 +139,7 @@ def require_success(launched: Launched, context: RunContext) -> None:
 
 
 def same_threads(what: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
-    """The launch with as many threads a worker, however many workers a node has; see `with_same_threads`.
+    """The launch with as many threads per worker, however many workers a node has; see `with_same_threads`.
 
     Args:
         what: the launch.
@@ -214,6 +214,7 @@ def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context:
         job=with_accelerate(what.job, _accelerate(what)),
         workers=what.options.workers_per_node,
         master_port=plan.master_port,
+        environment=what.options.environment,
         endpoints=endpoints,
     )
     findings = concerning(check_launch(inspection), what.cluster, what.options)

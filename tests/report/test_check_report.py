@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.core.check.finding import Finding
+from multinode.preflight.catalogue import CHECK_NAMES
+from multinode.report.check.check_report import check_parts, next_step
+from multinode.report.render.screen import screen_text
+from tests.golden import Golden
+
+CLOCK = Finding(
+    severity="warning",
+    node="node1",
+    check="machine",
+    message="its clock is 12.3 s behind node0's: logs and checkpoints carry times that do not fit together",
+    hint="on node1: sudo timedatectl set-ntp true",
+)
+FINDINGS = (
+    Finding(
+        severity="error",
+        node="node0",
+        check="master-port",
+        message="port 29500, the rendezvous, is in use by python3 (pid 7, user eve): the workers could not find each "
+        "other there",
+        hint="end that process, or choose another port: --master-port 29501",
+    ),
+    CLOCK,
+    Finding(severity="warning", node=None, check="link", message="[red]no[/] stream fills the links\x1b[2J"),
+    Finding(severity="note", node="node0", check="gpus", message="nvidia-smi took 3.0 s", hint="nvidia-smi -pm 1"),
+    Finding(severity="note", node="node1", check="hostname", message="its name is 127.0.1.1", by_hand=True),
+)
+TWO = (("node0", True), ("node1", True))
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "findings", "details"),
+    [
+        ("check_ok", TWO, (), False),
+        ("check_findings", TWO, FINDINGS, False),
+        ("check_details", TWO, FINDINGS, True),
+        ("check_unreached", (("node0", True), ("node1", False)), (CLOCK,), False),
+        ("check_many", tuple((f"node{number}", number != 3) for number in range(64)), (CLOCK,), False),
+        ("check_many_details", tuple((f"node{number}", number != 3) for number in range(9)), (CLOCK,), True),
+    ],
+)
+def test_the_screen(
+    golden: Golden, name: str, nodes: tuple[tuple[str, bool], ...], findings: tuple[Finding, ...], *, details: bool
+) -> None:
+    golden.check_screen(name, check_parts(nodes, CHECK_NAMES, findings, details=details))
+
+
+def test_what_a_launch_by_hand_alone_would_meet_does_not_count_as_failed() -> None:
+    (note,) = FINDINGS[4:]
+    text = screen_text(check_parts(TWO, CHECK_NAMES, (note,)))
+    assert text.startswith("OK: no errors or warnings (")
+    assert "127.0.1.1" not in text
+    assert f"node1       all {len(CHECK_NAMES)} checks" in text
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ((), "next: multinode launch --hosts h train.yaml"),
+        ((CLOCK,), "next: fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
+        (
+            (FINDINGS[0], FINDINGS[0], CLOCK),
+            "next: fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
+        ),
+    ],
+)
+def test_the_next_command_has_the_options_that_were_given(failures: tuple[Finding, ...], expected: str) -> None:
+    assert next_step(failures, " --hosts h --strict train.yaml", " --hosts h train.yaml") == expected
