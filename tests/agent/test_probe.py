@@ -53,7 +53,7 @@ def test_the_loopback_interface_and_the_route_through_it_are_found(node: LocalNo
     assert (loopback.kind, loopback.up, loopback.mtu) == ("loopback", True, 65536)
     route, unknown = facts.routes
     assert (route.source, route.ifname, route.error) == ("127.0.0.1", "lo", None)
-    assert (unknown.source, unknown.error) == (None, "not an IPv4 address")
+    assert (unknown.source, unknown.error) == (None, "not an IP address")
 
 
 def test_the_holder_of_a_port_is_named(node: LocalNode) -> None:

@@ -17,7 +17,7 @@ from multinode.cli.main import VERBS, build_app, load_verb
 ROOT = Path(__file__).parents[2] / "multinode"
 # Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun; of a script that stands for any; CSS.
 OTHERS = {
-    "--arguments", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus", "--ipc",
+    "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus", "--ipc",
     "--its", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu", "--shm-size", "--ulimit",
     "--card", "--faint", "--ink", "--line", "--paper",
 }  # fmt: skip

@@ -77,6 +77,7 @@ class Probe:
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
+        facts["accelerator"] = None
         if gpus is None and others is not None:
             facts.update(self._read_others(*others))
         facts["unknown_arguments"] = self._read_arguments(arguments)
