@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from multinode.agent.hang.diagnose import ras_target
+
 from .localnode import LocalNode, Record, is_alive, wait_until
 
 RUN = "hang.0"
@@ -231,6 +233,15 @@ def test_nccl_ras_is_asked_on_its_port_and_waited_for_in_vain_for_a_moment_only(
         assert len(record["ras"]) == (1 << 16) - len("OK\n")
     else:
         assert (record["ras"], record["ras_missing"]) == (None, "NCCL RAS answered nothing")
+
+
+@pytest.mark.parametrize(
+    ("addr", "port"),
+    [("localhost:20123", 20123), ("[::1]:20123", 20123), (None, 28028), ("x", 28028), ("a:99999", 28028)],
+)
+def test_nccl_ras_is_looked_for_where_localhost_leads(addr: str | None, port: int) -> None:
+    # NCCL binds the first address of localhost, often ::1: an address in numbers would miss it.
+    assert ras_target(addr) == ("localhost", port)
 
 
 def test_dumps_of_the_flight_recorder_are_listed(node: LocalNode) -> None:

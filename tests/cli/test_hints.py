@@ -17,8 +17,8 @@ from multinode.cli.main import VERBS, build_app, load_verb
 ROOT = Path(__file__).parents[2] / "multinode"
 # Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun; of a script that stands for any; CSS.
 OTHERS = {
-    "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus", "--ipc",
-    "--its", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu", "--shm-size", "--ulimit",
+    "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
+    "--ipc", "--its", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu", "--shm-size", "--ulimit",
     "--card", "--faint", "--ink", "--line", "--paper",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -73,13 +73,17 @@ class Probe:
         mounts = read_mounts()
         facts["paths"] = [look_at(path, cwd or "/", mounts) for path in self._request.get("paths", [])]
         facts["nccl_inspector"] = find_inspector(os.environ, python)
+        if facts["nccl_inspector"] is None:
+            self._missing["nccl_inspector"] = "no library of that name was found"
         facts["model"] = self._try("model", lambda: self._read_model(cwd or "/"))
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
-        facts["accelerator"] = None
+        facts["accelerator"] = "cuda" if facts["gpus"] else None
         if gpus is None and others is not None:
             facts.update(self._read_others(*others))
+        if facts["accelerator"] is None:
+            self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
         facts["unknown_arguments"] = self._read_arguments(arguments)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts())
         # The clock last: the controller compares it with its own when the answer comes.

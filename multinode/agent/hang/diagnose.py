@@ -25,7 +25,7 @@ from ..run.processes import Family, Process, environ_of, find_process, stat_fiel
 from ..rundir import RunDir, open_run
 from .stacks import Mark, StackReader, read_marks
 
-__all__ = ["run"]
+__all__ = ["ras_target", "run"]
 
 _LOOK_S = 0.3
 _STACKS_S = 2.0
@@ -70,19 +70,26 @@ class _Member(NamedTuple):
     local_rank: Optional[int]
 
 
+def ras_target(addr: Optional[str]) -> Tuple[str, int]:
+    """Where NCCL's RAS service listens for these workers, by their NCCL_RAS_ADDR: on the first address of `localhost`.
+
+    That is often ::1. Only the port is taken, since no other node is asked.
+    """
+    port = (addr or "").rpartition(":")[2]
+    return "localhost", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT
+
+
 class _RasQuestion:
     """`verbose status`, asked early and read late: the service may have to wait for peers that are stuck.
 
     Args:
-        addr: NCCL_RAS_ADDR of the workers; only its port is taken, since no other node is asked. NCCL listens on the
-            first address of `localhost` alone, often ::1.
+        addr: NCCL_RAS_ADDR of the workers.
     """
 
     def __init__(self, addr: Optional[str]) -> None:
         self._missing: Optional[str] = None
         self._socket: Optional[socket.socket] = None
-        port = (addr or "").rpartition(":")[2]
-        target = ("localhost", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT)
+        target = ras_target(addr)
         try:
             self._socket = socket.create_connection(target, _RAS_CONNECT_S)
             self._socket.sendall(b"timeout %d\nverbose status\n" % _RAS_LEG_S)

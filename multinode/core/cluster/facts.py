@@ -246,7 +246,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         interactive: those that were not found so and that an interactive login shell finds.
         nccl_files: values by file, of the NCCL configuration files that the node has.
         deepspeed_env: values of ~/.deepspeed_env.
-        accelerator: what kind `gpus` are, of `accelerators.ACCELERATORS`; None is NVIDIA's, or none.
+        accelerator: what kind `gpus` are, of `accelerators.ACCELERATORS`; None where an agent knows of NVIDIA's alone.
         gpu_query_s: how long nvidia-smi took; None where it answered before it was waited for.
         nccl_version: NCCL of the job's torch.
         nccl_inspector: path of NCCL's Inspector plugin; None is not found.
