@@ -70,7 +70,7 @@ class _Member(NamedTuple):
     local_rank: Optional[int]
 
 
-def ras_target(addr: Optional[str]) -> Tuple[str, int]:
+def ras_target(addr: Optional[str]) -> tuple[str, int]:
     """Where NCCL's RAS service listens for these workers, by their NCCL_RAS_ADDR: on the first address of `localhost`.
 
     That is often ::1. Only the port is taken, since no other node is asked.
