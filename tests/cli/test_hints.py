@@ -15,11 +15,11 @@ from typer.core import TyperGroup
 from multinode.cli.main import VERBS, build_app, load_verb
 
 ROOT = Path(__file__).parents[2] / "multinode"
-# Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script that stands for any; CSS.
+# Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script; CSS.
 OTHERS = {
     "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
-    "--ipc", "--its", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu", "--shm-size",
-    "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
+    "--ipc", "--its", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
+    "--shm-size", "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _TYPED = re.compile(r"multinode ([a-z-]+)((?: (?!multinode)[^;:,()`]*)?)")
