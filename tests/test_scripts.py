@@ -126,9 +126,9 @@ def test_setup_installs_what_the_tests_need_where_that_is_asked_for_and_missing(
     # Who is not root is told the same command.
     assert (done.returncode, "apt-get install chromium" in done.stdout) == (0, True)
     if os.geteuid() == 0:
-        wanted = "chromium fonts-liberation faketime g++"
+        wanted = "chromium fonts-liberation faketime g++ slurmctld slurmd slurm-client munge"
         assert checkout.calls("apt-get") == ["update", f"install -y --no-install-recommends {wanted}"]
-    for name in ("chromium", "faketime", "g++"):
+    for name in ("chromium", "faketime", "g++", "srun", "slurmctld", "slurmd", "munged"):
         checkout.add(name, "#!/bin/bash\n")
     assert "apt-get" not in checkout.run("scripts/setup", "--tests", **alone).stdout
 

@@ -38,6 +38,8 @@ _PROGRAMS = {
     "become-job": ".run.job:become_job",
 }
 _SCHEMA = 1
+# Set where we are the first process of a Slurm step: seconds between its SIGTERM and its SIGKILL.
+_KILL_WAIT = "MULTINODE_KILL_WAIT_S"
 
 
 def main() -> NoReturn:
@@ -46,16 +48,34 @@ def main() -> NoReturn:
         _find(_PROGRAMS[sys.argv[1]])()
         sys.exit(0)
     channel = Channel(umask=os.umask(0o077))
+    # The job is no step of its own.
+    kill_wait = os.environ.pop(_KILL_WAIT, None)
+    if kill_wait is None:
+        sys.exit(_answer(channel))
+    from .run.step import stay_in_step, take_signals
+
+    take_signals(kill_wait)
+    try:
+        code = _answer(channel)
+    finally:
+        stay_in_step()
+    sys.exit(code)
+
+
+def _answer(channel: Channel) -> int:
+    """Run the verbs; returns the exit code."""
     try:
         _run_verbs(sys.argv[1:], channel)
         # Nobody waits for us any more.
         importlib.import_module(".compiled", __package__).keep_compiled()
     except AgentError as error:
-        _exit_with(channel, error)
+        with contextlib.suppress(BrokenPipeError):
+            channel.emit({"kind": "error", "message": error.message, "hint": error.hint})
+        return 1
     except BrokenPipeError:
         # Nobody reads any more, so there is nobody left to tell.
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    return 0
 
 
 def _run_verbs(arguments: list[str], channel: Channel) -> None:
@@ -95,9 +115,3 @@ def _parse_request(line: bytes) -> Record:
     if not isinstance(request, dict) or request.get("schema") != _SCHEMA:
         raise AgentError(f"the request is not of schema {_SCHEMA}", hint="controller and agent differ in version")
     return request
-
-
-def _exit_with(channel: Channel, error: AgentError) -> NoReturn:
-    with contextlib.suppress(BrokenPipeError):
-        channel.emit({"kind": "error", "message": error.message, "hint": error.hint})
-    sys.exit(1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import contextlib
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -20,9 +21,10 @@ from multinode.cli.options import (
     complete_hosts,
     expand_options,
 )
-from multinode.cli.output import print_document
+from multinode.cli.output import note, print_document
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import fetch_results, open_agent, open_context, tell_result
+from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
 from multinode.units import format_size
@@ -59,10 +61,15 @@ def attach(
     fetch: Fetch = None,
     as_json: Json = False,
 ) -> None:
-    """Follow a run that is still running, from where it was left; Ctrl-C stops it, or leaves it running if detached."""
+    """Follow a run that is still running, from where it was left; Ctrl-C stops it, or leaves it running if detached.
+
+    A run that another multinode follows, as in a batch job of Slurm, is watched by what that one writes.
+    """
     from multinode.workflows.run.attach import attach as follow
 
     known = None if hosts is not None else _known(run_id)
+    if known is not None and known.directory.is_locked:
+        _watch(known, fetch, as_json=as_json)
     leaves = known is None or known.run.detached
     cluster = known.cluster if known else read_cluster(hosts)[0]
     with open_context(cluster, leaves=leaves) as context, notices.watch(context) as tell_end:
@@ -72,6 +79,25 @@ def attach(
         not_fetched = fetch_results(context, launched, known.cluster, fetch)
         tell_end(launched.run)
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
+
+
+def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
+    from multinode.cli.runs import print_lines
+    from multinode.workflows.run.attach import look_again
+    from multinode.workflows.run.logs import follow_logs
+
+    if fetch:
+        raise UsageError("--fetch: another multinode follows this run", hint="attach again once it has ended")
+    note(f"another multinode follows run {known.run.run_id}: what it writes, to the run's end; Ctrl-C leaves")
+    ranks = tuple(node.node_rank for node in known.run.nodes)
+    chunks = follow_logs(known, ranks, None)
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            for _ in chunks:
+                continue
+        else:
+            print_lines(chunks, len(ranks), None)
+    tell_result(look_again(known), as_json=as_json)
 
 
 def stop(

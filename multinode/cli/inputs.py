@@ -36,11 +36,16 @@ def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, 
     from multinode.store.settings import load_settings
 
     path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
+    if path is None:
+        from multinode.transport.slurm import read_allocation
+
+        cluster, text = read_allocation(os.environ)
+    else:
+        cluster, text = load_hostfile(path, note)
     if hosts is None:
-        note(f"hostfile: {path} ({named_by})")
-    cluster, text = load_hostfile(path, note)
+        note(f"hostfile: {cluster.source} ({named_by})")
     if nodes is not None and nodes > len(cluster.nodes):
-        raise UsageError(f"{nodes} nodes were asked for, and {path} has {len(cluster.nodes)}")
+        raise UsageError(f"{nodes} nodes were asked for, and {cluster.source} has {len(cluster.nodes)}")
     return (cluster.first(nodes) if nodes is not None else cluster), text
 
 

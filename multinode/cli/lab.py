@@ -75,6 +75,9 @@ def up(
         "10.213.0.0/23"
     ),
     ipv6: Annotated[bool, typer.Option("--ipv6", help="Give the training network IPv6 addresses alone.")] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Run Slurm on the nodes, with slurmctld on node0; each slot is a GPU to it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make the lab, and measure what its links carry."""
@@ -95,6 +98,7 @@ def up(
         network=network,
         ipv6=ipv6,
         gpu_files=gpu_files(Path("/"), Path("/proc/self/mounts").read_text()) if there is not None else (),
+        slurm=slurm,
     )
     links: list[LinkSpeed] = []
     lab = up_lab(spec, note, links.append if as_json else lambda link: _print_link(link, links))

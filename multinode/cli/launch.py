@@ -34,6 +34,7 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_document
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.core.run.planning import LaunchOptions
+from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 
 if TYPE_CHECKING:
@@ -100,6 +101,11 @@ def launch(
     from multinode.core.run.synthetic import with_synthetic
 
     nodes_and_text = read_cluster(hosts, nodes)
+    if detach and any(node.slurm_job is not None for node in nodes_and_text[0].nodes):
+        raise UsageError(
+            "--detach: Slurm ends what a step leaves behind, so a run in an allocation needs its controller there",
+            hint="have a batch job of Slurm run both: multinode submit -N2 -- launch ...",
+        )
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
     if synthetic:
         what_job = with_synthetic(what_job)

@@ -32,6 +32,7 @@ VERBS = {
     "check": Verb("check", "Prepare", "Find what would break a training, before it starts."),
     "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
     "launch": Verb("launch", "Run", "Run a training on every node and follow it to its end."),
+    "submit": Verb("submit", "Run", "Submit a batch job to Slurm that runs a verb on its nodes."),
     "attach": Verb("attach", "Run", "Follow a run that is still running."),
     "stop": Verb("attach", "Run", "Stop a run on all its nodes."),
     "clean": Verb("attach", "Run", "Remove what old runs left on their nodes."),
@@ -133,7 +134,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Launch a training on several nodes over SSH, and measure what the network costs it.",
+        help="Launch a training on several nodes over SSH or Slurm, and measure what the network costs it.",
         epilog="Options of a verb: multinode VERB --help",
     )
     app.callback()(_main)

@@ -15,7 +15,7 @@ import typer
 
 from multinode.cli.exit_codes import OF_RUNS
 from multinode.cli.output import note, print_directory, print_document, print_failure, print_screen
-from multinode.errors import ContactLost, MultinodeError
+from multinode.errors import ContactLost, MultinodeError, UsageError
 from multinode.launch.request import StopRequest
 from multinode.store.run_directory import runs_root
 from multinode.units import format_size
@@ -35,7 +35,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def open_context(
     cluster: Cluster, *, leaves: bool = False, quiet: bool = False, local: bool = False
 ) -> Iterator[RunContext]:
-    """The outside of a workflow: SSH, the directory of runs, a live view on stderr, and Ctrl-C as a stop request.
+    """The outside of a workflow: transport, directory of runs, a live view on stderr, and Ctrl-C as a stop request.
 
     `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing, `local` takes this machine for the node.
     """
@@ -74,10 +74,22 @@ def open_agent(cluster: Cluster) -> Iterator[AgentTransport]:
 
 
 def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
+    """Steps of the nodes' Slurm job where they have one, else SSH.
+
+    Raises:
+        UsageError: some are in a Slurm job, and some are not.
+    """
     if local:
         from multinode.transport.local import LocalTransport
 
         return LocalTransport()
+    in_slurm = {node.slurm_job is not None for node in cluster.nodes}
+    if len(in_slurm) > 1:
+        raise UsageError(f"{cluster.source}: slurm_job= has to be on the lines of all nodes, or of none")
+    if in_slurm == {True}:
+        from multinode.transport.slurm import SlurmTransport
+
+        return SlurmTransport()
     from multinode.transport.ssh import SshTransport
 
     transport = SshTransport()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,7 +14,7 @@ from multinode.cli.running import open_context
 from multinode.core.run.log import clean_log, only_rank
 from multinode.store.run_directory import RunDirectory, runs_root
 
-__all__ = ["register"]
+__all__ = ["print_lines", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -126,9 +128,6 @@ def logs(
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
-    """Whole lines as they come, each behind its node's name where there are several."""
-    import contextlib
-
     from multinode.workflows.run.attach import find_known
     from multinode.workflows.run.logs import follow_logs, needs_follower
 
@@ -137,15 +136,22 @@ def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
         context = (
             stack.enter_context(open_context(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
         )
-        begun: dict[str, bytes] = {}
         with contextlib.suppress(KeyboardInterrupt):
-            for name, data in follow_logs(known, node_ranks, context):
-                *lines, begun[name] = (begun.get(name, b"") + data).split(b"\n")
-                for line in lines:
-                    _print_line(name if len(node_ranks) > 1 else None, line, rank)
+            print_lines(follow_logs(known, node_ranks, context), len(node_ranks), rank)
+
+
+def print_lines(chunks: Iterator[tuple[str, bytes]], nodes: int, rank: int | None) -> None:
+    """Whole lines of what comes from each node's log, behind its name where there are several; also at Ctrl-C."""
+    begun: dict[str, bytes] = {}
+    try:
+        for name, data in chunks:
+            *lines, begun[name] = (begun.get(name, b"") + data).split(b"\n")
+            for line in lines:
+                _print_line(name if nodes > 1 else None, line, rank)
+    finally:
         for name, line in begun.items():
             if line:
-                _print_line(name if len(node_ranks) > 1 else None, line, rank)
+                _print_line(name if nodes > 1 else None, line, rank)
 
 
 def _print_line(name: str | None, line: bytes, rank: int | None) -> None:

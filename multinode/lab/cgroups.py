@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 Controller = Literal["cpu", "memory"]
+# Slurm keeps the processes of a step together by the freezer.
+Tree = Literal["cpu", "memory", "freezer"]
 
 # A kernel that does not account for swap has neither.
 _SWAP_FILES = {"memory.swap.max", "memory.memsw.limit_in_bytes"}
@@ -52,13 +54,13 @@ class Top(msgspec.Struct, frozen=True, kw_only=True):
         place: where it is mounted.
     """
 
-    controller: Controller
+    controller: Tree
     unified: bool
     root: str
     place: Path
 
 
-def find_top(controller: Controller, mountinfo: Path = Path("/proc/self/mountinfo")) -> Top | None:
+def find_top(controller: Tree, mountinfo: Path = Path("/proc/self/mountinfo")) -> Top | None:
     """The tree with this controller, of version 1 before 2; None where none is mounted, or only under another mount."""
     found: dict[bool, Top] = {}
     for line in mountinfo.read_text().splitlines():
@@ -159,7 +161,8 @@ def remove_group(group: Path) -> None:
     error: OSError | None = None
     for _ in poll(_DEADLINE_S):
         try:
-            group.rmdir()
+            for folder, _, _ in os.walk(group, topdown=False):
+                Path(folder).rmdir()
         except FileNotFoundError:
             return
         except OSError as busy:
@@ -181,7 +184,7 @@ def join_command(node: str) -> tuple[str, ...]:
 
 
 def _tops() -> list[Top]:
-    return [top for controller in get_args(Controller) if (top := find_top(controller)) is not None]
+    return [top for controller in get_args(Tree) if (top := find_top(controller)) is not None]
 
 
 def _offered(place: Path) -> list[str]:

@@ -17,6 +17,7 @@ from multinode.lab.network import LinkSpeed, make_links, make_namespaces, measur
 from multinode.lab.nodes import start_nodes, write_speed
 from multinode.lab.processes import is_alive, run_all
 from multinode.lab.requirements import check_free_network, check_requirements
+from multinode.lab.slurm import make_slurm_key, start_slurm
 from multinode.lab.state import (
     STATE_DIR,
     Lab,
@@ -131,7 +132,7 @@ def up_lab(
         NodeFailed, MultinodeError: something did not work.
         Interrupted: Ctrl-C.
     """
-    check_requirements()
+    check_requirements(slurm=spec.slurm)
     _check_spec(spec)
     with lock_lab():
         _check_nothing_stands(spec)
@@ -318,11 +319,16 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
         node_dir(node_name(rank)).mkdir(mode=_DIR_MODE, parents=True)
     say("making keys and links")
     make_keys(spec)
+    if spec.slurm:
+        make_slurm_key()
     write_access_files(spec)
     make_namespaces(spec)
     make_links(spec)
     say("starting nodes")
     nodes = start_nodes(spec, range(spec.node_count))
+    if spec.slurm:
+        say("starting Slurm")
+        start_slurm(nodes, spec.slots, ns_command)
     return Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
 
 

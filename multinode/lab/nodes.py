@@ -19,6 +19,7 @@ from multinode.lab.access import NodeFile, node_files
 from multinode.lab.network import speed_text
 from multinode.lab.processes import children_of, init_environment, poll, process_ref
 from multinode.lab.requirements import SSHD
+from multinode.lab.slurm import slurm_files
 from multinode.lab.state import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_dir, node_name
 
 __all__ = ["log_path", "start_nodes", "write_speed"]
@@ -103,7 +104,7 @@ def _order(spec: LabSpec, node_rank: int) -> _Order:
         cores=assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), node_rank),
         boot_id=(boot_id := str(uuid.uuid4())),
         kernel_files={BOOT_ID_FILE: boot_id, SPEED_FILE: speed_text(spec.rate_gbit_per_s)},
-        files=node_files(spec, node_rank, uuid.uuid4().hex),
+        files=[*node_files(spec, node_rank, uuid.uuid4().hex), *slurm_files(spec)],
         executables=(SSHD, spec.python),
         shared_files=spec.gpu_files,
     )

@@ -70,6 +70,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         network: an IPv4 /23 of the lab's own; the lower half is management, the upper half training.
         ipv6: whether the training network has IPv6 addresses in place of that upper half.
         gpu_files: device and driver files of the GPUs that the nodes share; empty where they have none.
+        slurm: whether Slurm runs on its nodes.
     """
 
     node_count: int = 2
@@ -81,6 +82,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     network: str = DEFAULT_NETWORK
     ipv6: bool = False
     gpu_files: tuple[str, ...] = ()
+    slurm: bool = False
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

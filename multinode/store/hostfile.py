@@ -19,8 +19,8 @@ __all__ = ["find_hosts", "load_hostfile", "load_prices"]
 _HINT = "one node a line, the first is node rank 0: see hostfiles/"
 _STDIN = "standard input"
 
-# A file of this name is still found, as ./lab.
-_LAB = "lab"
+# Files of these names are still found, as ./lab and ./slurm.
+_LAB, _SLURM = "lab", "slurm"
 
 
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
@@ -69,11 +69,11 @@ def _read_stdin(note: Callable[[str], None]) -> str:
 
 def find_hosts(
     option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None
-) -> tuple[Path, str]:
+) -> tuple[Path | None, str]:
     """The hostfile: `--hosts`, else $MULTINODE_HOSTS, else multinode.toml, else the running lab's; `lab` names the lab.
 
     Returns:
-        Its path, and which of these named it.
+        Its path, None where `slurm` names the allocation that we are in; and which of these named it.
 
     Raises:
         UsageError: none of them says one, or the lab is named and none runs.
@@ -88,6 +88,8 @@ def find_hosts(
         if lab_hostfile is None:
             raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
         return lab_hostfile, by
+    if named == _SLURM:
+        return None, by
     if named:
         return Path(named).expanduser(), by
     if lab_hostfile is not None:

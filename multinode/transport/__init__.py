@@ -1,1 +1,1 @@
-"""SSH. The only package that imports fabric or paramiko."""
+"""SSH and Slurm: the ways to the nodes. The only package that imports fabric or paramiko."""

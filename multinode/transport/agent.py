@@ -124,7 +124,7 @@ class AgentTransport:
         self._transport = transport
         self._archive = archive or load_archive()
         self._lock = threading.Lock()
-        self._kept: dict[str, AgentStream] = {}
+        self._kept: dict[tuple[str, str], AgentStream] = {}
 
     def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record:
         """Run a verb that answers with one record. Its channel is kept for the next verb, which saves a login.
@@ -148,7 +148,7 @@ class AgentTransport:
             NodeError, NodeFailed: as `call`.
         """
         with self._lock:
-            kept = self._kept.pop(node.name, None)
+            kept = self._kept.pop((node.name, self._transport.channel(verb)), None)
         if kept is not None:
             # The agent waits a minute for a further verb; one that has gone by now is simply started again. What may
             # have arrived is not sent twice: it may have started a run.
@@ -164,7 +164,8 @@ class AgentTransport:
     def keep(self, node: Node, stream: AgentStream) -> None:
         """Keep the channel of a verb that was asked with `then` and has given its last record, for the next verb."""
         with self._lock:
-            before, self._kept[node.name] = self._kept.get(node.name), stream
+            before = self._kept.pop((node.name, stream.channel), None)
+            self._kept[node.name, stream.channel] = stream
         if before is not None:
             before.close()
 
@@ -184,7 +185,8 @@ class AgentTransport:
         sent = False
         while True:
             command = f"{pythons[0]} -I ~/{self._archive.path} {verb}"
-            stream = AgentStream(self._transport.open(node, command, deadline_s=deadline_s), node)
+            opened = self._transport.open(node, command, deadline_s=deadline_s)
+            stream = AgentStream(opened, node, self._transport.channel(verb))
             try:
                 stream.send(request)
             except ContactLost:
@@ -223,10 +225,12 @@ class AgentStream:
     """A verb that is running on a node.
 
     Attributes:
+        channel: the transport's name of it.
         first: its first record, already read.
     """
 
-    def __init__(self, stream: Stream, node: Node) -> None:
+    def __init__(self, stream: Stream, node: Node, channel: str = "") -> None:
+        self.channel = channel
         self._stream = stream
         self._node = node
         self.first: Record | None = None

@@ -83,6 +83,10 @@ class Transport(Protocol):
             NodeError: the node cannot be reached within `deadline_s` seconds.
         """
 
+    def channel(self, verb: str) -> str:  # noqa: ARG002 - for transports that tell verbs apart
+        """Names the channel that serves an agent verb: verbs of one name may follow each other on the same channel."""
+        return ""
+
     def close(self) -> None:
         """Close every connection."""
 

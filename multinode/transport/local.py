@@ -114,8 +114,11 @@ class LocalStream(BufferedStream):
             for pipe in self._pipes:
                 pipe.close()
         if self._process.poll() is None:
-            # Its parent has to take note of its end, whenever that is, or a zombie stays.
-            threading.Thread(target=self._process.wait, name=f"reap-{self._process.pid}", daemon=True).start()
+            threading.Thread(target=self._reap, name=f"reap-{self._process.pid}", daemon=True).start()
+
+    def _reap(self) -> None:
+        """Take note of its end, whenever that is, or a zombie stays."""
+        self._process.wait()
 
     def _receive(self, end: float) -> bool:
         before = len(self._pending)

@@ -43,7 +43,7 @@ def test_the_same_command_has_the_same_fingerprint_and_it_shows_nothing() -> Non
         HOSTS.replace("price=1", "price=2"),
         HOSTS.replace("a slots", "a port=2222 slots"),
         HOSTS.replace("env.HF_TOKEN=one", "env.HF_TOKEN=two"),
-        HOSTS.replace("a slots", "a user=me key=~/.ssh/other jump=gate ssh_config=conf slots"),
+        HOSTS.replace("a slots", "a user=me key=~/.ssh/other jump=gate ssh_config=conf slurm_job=7 slots"),
     ],
 )
 def test_what_changes_no_figure_changes_no_fingerprint(hosts: str) -> None:

@@ -38,8 +38,8 @@ def complaint(text: str) -> HostfileError:
 def test_every_key_lands_where_it_belongs() -> None:
     line = (
         "box gpus=6,7 addr=192.0.2.11 ifname=ens1f0 user=alice port=2222 key=~/.ssh/k jump=bob@gate:22 "
-        "ssh_config=~/ssh.conf python=~/env/bin/python workdir=/work price=0.35 price_purchase=15000 env.A=1 "
-        "env.B_2='two words'"
+        "ssh_config=~/ssh.conf slurm_job=4711 python=~/env/bin/python workdir=/work price=0.35 price_purchase=15000 "
+        "env.A=1 env.B_2='two words'"
     )
     expected = Node(
         name="box",
@@ -52,6 +52,7 @@ def test_every_key_lands_where_it_belongs() -> None:
         key="~/.ssh/k",
         jump="bob@gate:22",
         ssh_config="~/ssh.conf",
+        slurm_job=4711,
         python="~/env/bin/python",
         workdir="/work",
         price=0.35,
@@ -277,6 +278,7 @@ _optional_node = st.fixed_dictionaries(
         "key": _path,
         "jump": _word,
         "ssh_config": _path,
+        "slurm_job": st.integers(1, 999_999_999),
         "python": _path,
         "workdir": _path,
         "price": _money,

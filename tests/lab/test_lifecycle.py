@@ -68,15 +68,17 @@ def test_a_controller_that_was_killed_is_replaced_within_the_lease(command: Comm
     attach_to_the_end(command, run_id, go_file)
 
 
-def test_logs_are_followed_to_the_end_and_a_second_follower_is_told_so(command: Command, go_file: GoFile) -> None:
+def test_logs_are_followed_to_the_end_and_a_second_attach_watches(command: Command, go_file: GoFile) -> None:
     with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
         run_id = command.run_id()
-        second = command.run("attach", run_id)
-        assert (second.returncode, "followed by another multinode already" in second.stderr) == (2, True)
-        with command.running("logs", "-f", run_id, "--rank", "2") as following:
+        fetching = command.run("attach", run_id, "--fetch", "out")
+        assert (fetching.returncode, "another multinode follows" in fetching.stderr) == (2, True)
+        logs = ("logs", "-f", run_id, "--rank", "2")
+        with command.running(*logs) as following, command.running("attach", run_id, "--json") as watching:
             wait_for_more(command, run_id)
             go_file.end()
             followed, _ = following.communicate(timeout=DEADLINE_S)
+            assert_succeeded(read_document(watching))
         assert controller.wait(DEADLINE_S) == 0
     found = LINE.findall(followed.encode())
     count = expect_all(command, run_id)

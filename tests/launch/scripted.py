@@ -24,7 +24,7 @@ from multinode.launch import execute
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
-from multinode.transport.base import Completed
+from multinode.transport.base import Completed, Transport
 
 DEADLINE_S = 20.0
 HELLO = {"kind": "hello", "schema": 1, "run_id": "r", "run_dir": "/r", "time_s": 0.0}
@@ -102,7 +102,7 @@ class Talk:
             self._note_closed()
 
 
-class ScriptedNodes:
+class ScriptedNodes(Transport):
     """A transport on which each channel that is opened is played by `play(talk)` in a thread of its own.
 
     What a script raises, an assertion for one, is raised again by `check`.

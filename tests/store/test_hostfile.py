@@ -110,10 +110,13 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
         (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, (RUNNING, "$MULTINODE_HOSTS")),
         (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, (RUNNING, "multinode.toml")),
         ("./lab", {}, NOTHING, RUNNING, (Path("lab"), "--hosts")),
+        ("slurm", {}, TOML, RUNNING, (None, "--hosts")),
+        (None, {"MULTINODE_HOSTS": "slurm"}, NOTHING, None, (None, "$MULTINODE_HOSTS")),
+        ("./slurm", {}, NOTHING, None, (Path("slurm"), "--hosts")),
     ],
 )
 def test_the_nearest_word_wins(
-    option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path, str]
+    option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path | None, str]
 ) -> None:
     assert find_hosts(option, environ, settings, lab) == expected
 

@@ -13,6 +13,7 @@ from .job import Job, prepare_job
 from .lease import grant_lease
 from .sentinel import start_sentinel
 from .status import new_status, write_status
+from .step import keep_step
 
 __all__ = ["run"]
 
@@ -31,6 +32,7 @@ def run(request: Record, channel: Channel) -> None:
         raise _exists(run_dir)
     job = prepare_job(request, run_dir, channel.umask)
     _make_run_dir(run_dir, request)
+    keep_step(run_dir)
     trouble = _start_watchers(run_dir, request, job)
     if not request.get("detach"):
         # A job that did not start is told as a status: who follows has to know of the run's end in one way only.

@@ -21,6 +21,7 @@ from .job import Job, hold_files, prelude_trouble, start_job
 from .lease import Lease
 from .processes import Family, adopt_orphans, boot_id, find_process, fork_child
 from .status import describe_exit, new_status, note_exit, write_status
+from .step import term_grace_s
 from .stop import STEP_S, Ending, StopOrders
 
 __all__ = ["start_supervisor"]
@@ -184,13 +185,13 @@ class Supervisor:
         self._status["oom_kills"] = self._memory_kills.count
 
     def _look_for_orders(self, *, told_to_stop: bool) -> None:
-        grace_s = self._orders.latest_grace_s()
-        if grace_s is None and told_to_stop:
-            grace_s = self._grace_s
+        grace_s, message = self._orders.latest_grace_s(), "stopped on request"
+        if told_to_stop and grace_s is None:
+            grace_s, message = term_grace_s(self._grace_s), "stopped by SIGTERM"
         if grace_s is not None:
             if self._ending is not None:
                 self._ending.shorten(grace_s)
-            self._end("stopped", "stopped on request", grace_s)
+            self._end("stopped", message, grace_s)
         elif self._ending is None and self._lease.expired():
             self._end("lease_expired", "the lease ran out: no word from the controller", self._grace_s)
 

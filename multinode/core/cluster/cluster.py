@@ -33,6 +33,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         key: path of the SSH private key, on the controller.
         jump: SSH jump host, `[user@]host[:port]`.
         ssh_config: an SSH configuration to read instead of ~/.ssh/config, as `ssh -F` does.
+        slurm_job: id of the Slurm job whose steps reach the node, in place of SSH.
         python: interpreter of the training environment, on the node.
         workdir: directory in which the job runs, on the node.
         price: cost of the node per hour, in the user's currency; `price_gpu` of each GPU in use, in its place.
@@ -50,6 +51,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     key: _Text | None = None
     jump: _JumpHost | None = None
     ssh_config: _Text | None = None
+    slurm_job: Annotated[int, Meta(ge=1)] | None = None
     python: _Text | None = None
     workdir: _Text | None = None
     price: _Price | None = None

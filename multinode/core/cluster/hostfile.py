@@ -61,6 +61,7 @@ KEYS = {
     "key": Key("the path of a private key", "on the controller"),
     "jump": Key("one jump host, [user@]host[:port]", "several go into the SSH configuration"),
     "ssh_config": Key("the path of an SSH configuration", "on the controller"),
+    "slurm_job": Key("the id of a Slurm job", "of one that has the node; --hosts slurm writes it"),
     "python": Key("the path of an interpreter", "on the node"),
     "workdir": Key("the path of a directory", "on the node"),
     "price": Key("a price per hour such as 0.35", _ONE_CURRENCY),
@@ -393,7 +394,7 @@ def _plain(key: str, text: str) -> Any:
     """What a text says, as JSON would have it; the text itself where it is none of that."""
     if key == "gpus":
         return [int(part) if _WHOLE.fullmatch(part) else part for part in text.split(",")]
-    if key in {"slots", "port"} and _WHOLE.fullmatch(text):
+    if key in {"slots", "port", "slurm_job"} and _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if key.startswith("price") and _PRICE.fullmatch(text) else text
 

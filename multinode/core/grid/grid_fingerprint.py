@@ -18,6 +18,7 @@ __all__ = ["fingerprint"]
 _LENGTH = 32
 _NO_MATTER = frozenset(
     {"price", "price_gpu", "price_purchase", "price_purchase_gpu", "user", "port", "key", "jump", "ssh_config"}
+    | {"slurm_job"}
 )
 
 

@@ -22,7 +22,7 @@ from multinode.workflows.run.context import Launched, RunContext
 from multinode.workflows.run.launch import follow_run
 from multinode.workflows.run.observe import summarise_run
 
-__all__ = ["Cleaned", "Known", "attach", "clean", "cleanup_nodes", "find_known", "find_on_nodes", "stop"]
+__all__ = ["Cleaned", "Known", "attach", "clean", "cleanup_nodes", "find_known", "find_on_nodes", "look_again", "stop"]
 
 _ANSWER_S = 30.0
 _WAIT_S = 0.2
@@ -85,6 +85,11 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     directory.write("plan.json", found.plan)
     directory.write("run.json", run)
     return Known(run=run, plan=found.plan, cluster=nodes, directory=directory)
+
+
+def look_again(known: Known) -> Launched:
+    """The run as it is on the disk now."""
+    return _summarise(known, known.directory.read("run.json", Run) or known.run)
 
 
 def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:

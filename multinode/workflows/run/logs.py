@@ -92,7 +92,9 @@ def follow_logs(known: Known, ranks: tuple[int, ...], context: RunContext | None
     try:
         while True:
             # Asked first: what was written before the end is then read after it.
-            over = not _goes_on(directory) or (follower is not None and not follower.is_alive)
+            # Whoever else followed it may have been killed: nothing more comes then, and nobody records the end.
+            comes = directory.is_locked if follower is None else follower.is_alive
+            over = not (comes and _goes_on(directory))
             for rank in ranks:
                 for data in _read(directory.log_path(rank), places[rank]):
                     places[rank] += len(data)

@@ -1,0 +1,141 @@
+"""A real Slurm on the lab's nodes: munged and slurmd on each, slurmctld on node 0, from the machine's own packages.
+
+Everything that they write is on the nodes' own disks, and ends with them. Each node offers as many GPUs as slots, which
+are other names of /dev/null: a job that asks for some gets their numbers in CUDA_VISIBLE_DEVICES, and nothing that
+computes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+
+from multinode.errors import MultinodeError, NodeFailed
+from multinode.lab.access import REFRESH_SCRIPT, NodeFile
+from multinode.lab.cgroups import find_top, group_path
+from multinode.lab.processes import poll, run_all, run_program
+from multinode.lab.state import STATE_DIR, LabNode, LabSpec, node_addresses, node_name
+
+__all__ = ["SLURM_INSTALL", "SLURM_PROGRAMS", "make_slurm_key", "slurm_files", "start_slurm"]
+
+SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scontrol", "setpriv", "unshare")
+SLURM_INSTALL = "apt-get install slurmctld slurmd slurm-client munge"
+
+_KEY = STATE_DIR / "munge.key"
+_CGROUPS = "/run/slurm-cgroup"
+_GPU_FILE = "/dev/mn-gpu"
+_READY_S = 60.0
+
+# config_overrides: nodes share the machine's cores, and each may offer all of them.
+_SLURM_CONF = """\
+ClusterName=lab
+SlurmctldHost={controller}({address})
+SlurmUser=root
+AuthType=auth/munge
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ProctrackType={proctrack}
+TaskPlugin=task/affinity
+TaskProlog=/etc/slurm/task_prolog
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
+ReturnToService=2
+KillWait=30
+GresTypes=gpu
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile=/var/log/slurmctld.log
+SlurmdLogFile=/var/log/slurmd.log
+{nodes}
+PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
+"""
+_NODE_LINE = "NodeName={name} NodeAddr={address} CPUs={cpus} RealMemory={memory_mib} Gres=gpu:{slots} State=UNKNOWN"
+_CGROUP_CONF = f"""\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint={_CGROUPS}
+CgroupAutomount=no
+"""
+_TASK_PROLOG = f"#!/bin/sh\n. {REFRESH_SCRIPT}\n"
+# slurmd's control groups lie below the node's own: all nodes share one kernel, and number their jobs alike.
+_START = f"""\
+set -e
+mkdir -p /run/munge /var/spool/slurmctld /var/spool/slurmd {_CGROUPS}/freezer
+chown munge: /etc/munge /etc/munge/munge.key /run/munge /var/log/munge /var/lib/munge
+chmod 700 /etc/munge
+setpriv --reuid munge --regid munge --clear-groups munged
+for gpu in $(seq 0 $(($3 - 1))); do mknod {_GPU_FILE}$gpu c 1 3; done
+[ "$1" != 0 ] || slurmctld
+if [ -n "$2" ]; then mount -t cgroup -o freezer freezer {_CGROUPS}/freezer; fi
+exec slurmd
+"""
+
+
+def make_slurm_key() -> None:
+    """Make the key that all of the lab's munge daemons share."""
+    _KEY.write_text(secrets.token_hex(64))
+    _KEY.chmod(0o600)
+
+
+def slurm_files(spec: LabSpec) -> list[NodeFile]:
+    """What a node needs of Slurm's configuration; nothing in a lab without Slurm."""
+    if not spec.slurm:
+        return []
+    gpus = [f"{_GPU_FILE}{index}" for index in range(spec.slots)]
+    return [
+        NodeFile(path="/etc/munge/munge.key", text=_KEY.read_text(), mode=0o400),
+        NodeFile(path="/etc/slurm/slurm.conf", text=_slurm_conf(spec)),
+        NodeFile(path="/etc/slurm/cgroup.conf", text=_CGROUP_CONF),
+        NodeFile(
+            path="/etc/slurm/gres.conf", text="AutoDetect=off\n" + "".join(f"Name=gpu File={one}\n" for one in gpus)
+        ),
+        NodeFile(path="/etc/slurm/task_prolog", text=_TASK_PROLOG, mode=0o755),
+    ]
+
+
+def start_slurm(nodes: Sequence[LabNode], slots: int, enter: Callable[[LabNode], tuple[str, ...]]) -> None:
+    """Start Slurm on the lab's nodes and wait until all of them are idle.
+
+    Args:
+        nodes: all of them, node 0 first.
+        slots: GPUs that each has to Slurm.
+        enter: what goes before a command to run it on a node.
+
+    Raises:
+        MultinodeError, NodeFailed: a daemon does not start, or a node does not become idle.
+    """
+    freezer = find_top("freezer")
+    if freezer is not None:
+        for node in nodes:
+            group_path(freezer, node.name).mkdir(exist_ok=True)
+    own = "yes" if freezer is not None else ""
+    wrapped = ["unshare", "--cgroup", "sh", "-c", _START, "sh"] if own else ["sh", "-c", _START, "sh"]
+    run_all([[*enter(node), *wrapped, str(node.node_rank), own, str(slots)] for node in nodes])
+    said = ""
+    for _ in poll(_READY_S):
+        try:
+            said = run_program([*enter(nodes[0]), "sinfo", "--noheader", "--Node", "--format=%N %T"])
+        except MultinodeError as error:
+            said = error.message
+        if sorted(said.splitlines()) == sorted(f"{node.name} idle" for node in nodes):
+            return
+    raise NodeFailed(
+        f"Slurm is not ready: {said!r}",
+        node=nodes[0].name,
+        hint="its logs: multinode lab exec node0 -- tail /var/log/slurmctld.log /var/log/slurmd.log",
+    )
+
+
+def _slurm_conf(spec: LabSpec) -> str:
+    cpus = len(os.sched_getaffinity(0)) if spec.cores_per_node is None else spec.cores_per_node
+    memory_mib = (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
+    names = [(node_name(rank), node_addresses(spec, rank).data) for rank in range(spec.node_count)]
+    nodes = [
+        _NODE_LINE.format(name=name, address=address, cpus=cpus, memory_mib=memory_mib, slots=spec.slots)
+        for name, address in names
+    ]
+    proctrack = "proctrack/cgroup" if find_top("freezer") is not None else "proctrack/linuxproc"
+    return _SLURM_CONF.format(controller=names[0][0], address=names[0][1], proctrack=proctrack, nodes="\n".join(nodes))
