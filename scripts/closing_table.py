@@ -6,8 +6,7 @@ Reads the runs that the demo stored; measures nothing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from multinode.analyse.comparison.contrast import SideRun, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
@@ -30,17 +29,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help="leave out what ran before")
     since = parser.parse_args().since
-    contrasts = _contrasts([load_side_run(directory) for directory in _succeeded("launch", since)])
+    contrasts = _contrasts([load_side_run(directory) for directory in _trainings(since)])
     for link, contrast in contrasts.items():
         print(f"\ndemo: one node, or two with {format_rate(link)} between them?")
         print_contrast(contrast)
-    _print_table(contrasts, _all_reduce(_succeeded("nccl-test", since)))
+    _print_table(contrasts)
 
 
-def _succeeded(kind: str, since: float) -> Iterator[RunDirectory]:
+def _trainings(since: float) -> Iterator[RunDirectory]:
     for directory in map(RunDirectory, list_runs(runs_root())):
         run = directory.read("run.json", Run)
-        if run is not None and (run.kind, run.status) == (kind, "succeeded") and run.started_s >= since:
+        if run is not None and (run.kind, run.status) == ("launch", "succeeded") and run.started_s >= since:
             yield directory
 
 
@@ -62,25 +61,17 @@ def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
     return with_outlook(with_words(compared), runs_root())
 
 
-def _all_reduce(directories: Iterable[RunDirectory]) -> Mapping[float, float]:
-    """Bus bandwidth of the largest message, GB/s, by the rate of the link."""
-    scans = [scan for one in directories if (scan := one.read("nccl-test.json", dict[str, Any])) is not None]
-    return {scan["link_gbit_per_s"]: scan["rows"][-1]["busbw_gb_per_s"] for scan in scans}
-
-
-def _print_table(contrasts: Mapping[float, Contrast], all_reduce: Mapping[float, float]) -> None:
+def _print_table(contrasts: Mapping[float, Contrast]) -> None:
     baseline = next(iter(contrasts.values())).baseline
     table = make_table(
         "The same training with the same two workers, on one node and on two",
-        caption=f"{baseline.samples_per_s.repeats} repeats of each, in turns; "
-        f"{PLUS_MINUS} is the 95 % confidence interval",
+        caption=f"{baseline.samples_per_s.repeats} repeats in turns; {PLUS_MINUS} or a range: 95 % confidence interval",
     )
-    for name in ("", "all-reduce\n(MB/s)", "samples/s", "exposed\ncomm", "against one node"):
+    for name in ("", "samples/s", "exposed\ncomm", "against 1 node"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    table.add_row("one node", "-", *_figures(baseline), "-")
+    table.add_row("1 node", *_figures(baseline), "-")
     for link, contrast in contrasts.items():
-        named, reached = f"two nodes, {format_rate(link)}", f"{all_reduce[link] * 1000:.1f}"
-        table.add_row(named, reached, *_figures(contrast.candidate), _against(contrast.speedup))
+        table.add_row(f"2 nodes, {format_rate(link)}", *_figures(contrast.candidate), _against(contrast.speedup))
     print()
     print_table(table)
     print(f"\n{_break_even(next(iter(contrasts.values())))}")
