@@ -1,8 +1,8 @@
 """Checks the documents: links and pictures resolve, commands exist as written, and every command is written about.
 
 Files of the repository that they name exist, but in what tells history: decisions and the change log. The CLI reference
-does not count as writing about a command: it is generated. A translation, `PAGE.zh-CN.md`, has the sections, the code
-and the commands of `PAGE.md`.
+does not count as writing about a command: it is generated. A translation, `PAGE.zh-CN.md`, has the sections, the code,
+the commands and the links of `PAGE.md`.
 """
 
 from __future__ import annotations
@@ -113,13 +113,15 @@ def _parts(document: Path) -> dict[str, Counter[str]]:
     """What is the same in every language, and how often it is there."""
     code: Counter[str] = Counter()
     commands: Counter[str] = Counter()
+    links: Counter[str] = Counter()
     for _, line, in_code in _lines(document):
         # Comments are translated.
         if in_code and (text := re.sub(r"(^|\s)#\s.*", "", line).rstrip()):
             code[text] += 1
         elif not in_code:
             commands.update(" ".join(words) for words in _commands(line, in_code=False))
-    return {"the code": code, "the command": commands}
+            links.update(link.replace(_TRANSLATED, "") for link in _links(line))
+    return {"the code": code, "the command": commands, "the link": links}
 
 
 def _levels(document: Path) -> list[int]:
@@ -136,8 +138,7 @@ def _lines(document: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def _check_links(document: Path, line: str) -> Iterator[str]:
-    for match in _LINK.finditer(line):
-        link = match["inline"] or match["defined"] or match["html"]
+    for link in _links(line):
         path, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
@@ -148,6 +149,12 @@ def _check_links(document: Path, line: str) -> Iterator[str]:
             yield f"the link {link} names a heading that is not there"
         elif target.suffix in _PICTURES and target.stat().st_size > _LARGEST_PICTURE_BYTES:
             yield f"the picture {link} is larger than {_LARGEST_PICTURE_BYTES // 1000} kB"
+
+
+def _links(line: str) -> Iterator[str]:
+    """Where the links and pictures of a line lead."""
+    for match in _LINK.finditer(line):
+        yield match["inline"] or match["defined"] or match["html"]
 
 
 def _anchors(document: Path) -> set[str]:

@@ -164,6 +164,7 @@ _ENGLISH = "# Title\n\n`multinode runs`\n\n## Part\n\n```\nmultinode show  # one
     ("translated", "complaints"),
     [
         ("# T\n\nof `multinode runs`\n\n## P\n\n```\nmultinode show  # elsewhere\n```\n", []),
+        (_ENGLISH + "\n[more](page.md)\n", ["the link that page.md has not: page.md"]),
         (_ENGLISH.replace("## ", "### "), ["its sections do not nest as those of page.md"]),
         (_ENGLISH.replace("show", "logs"), ["the code of page.md is not here: ", "the code that page.md "]),
         (_ENGLISH.replace("runs", "logs"), ["the command of page.md is not here: ", "the command that "]),
