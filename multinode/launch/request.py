@@ -45,7 +45,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
 # How soon a node tells what is new. Of many nodes each waits a little longer, so that all of them together speak a few
 # hundred times per second: the controller hears each of them in a thread of its own.
 _POLL_S = (0.1, 1.0)
-_POLLS_PER_S = 256
+_POLLS_PER_S = 128
 
 
 def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[str, Any]]:
