@@ -79,10 +79,14 @@ def _answer(channel: Channel) -> int:
 
 
 def _run_verbs(arguments: list[str], channel: Channel) -> None:
-    """Run the verb, and those that the controller asks for after it on the same channel, which saves it a login."""
-    request = _parse_request(channel.first_line())
-    _run_verb(arguments, request, channel)
-    while request.get("then"):
+    """Run the verb, and those that the controller asks for after it on the same channel, which saves it a login.
+
+    Without a verb on the command line the first request names it: the controller starts us before it knows what to ask.
+    """
+    if arguments:
+        request = _parse_request(channel.first_line())
+        _run_verb(arguments, request, channel)
+    while not arguments or request.get("then"):
         try:
             line = channel.first_line()
         except AgentError:
@@ -92,7 +96,8 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
             # Nothing more is wanted of us.
             return
         request = _parse_request(line)
-        _run_verb([str(request.get("verb"))], request, channel)
+        arguments = [str(request.get("verb"))]
+        _run_verb(arguments, request, channel)
 
 
 def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:

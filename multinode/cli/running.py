@@ -42,12 +42,13 @@ def open_context(
     _bound_fan_out()
     transport = _open_transport(cluster, local=local)
     try:
+        agent = _start_agents(transport, cluster, early=not local)
         from multinode.cli.live import live_view
         from multinode.workflows.run.context import RunContext
 
         stop = StopRequest()
         with live_view(quiet=quiet) as view, stop_on_signals(stop, leaves=leaves):
-            context = RunContext(transport, runs_root(), stop=stop, observe=view.show, say=view.say)
+            context = RunContext(agent, runs_root(), stop=stop, observe=view.show, say=view.say)
             try:
                 yield context
             finally:
@@ -62,15 +63,23 @@ def open_agent(cluster: Cluster) -> Iterator[AgentTransport]:
     _bound_fan_out()
     transport = _open_transport(cluster, local=False)
     try:
-        from multinode.transport.agent import AgentTransport
-
-        agent = AgentTransport(transport)
+        agent = _start_agents(transport, cluster, early=True)
         try:
             yield agent
         finally:
             agent.close()
     finally:
         transport.close()
+
+
+def _start_agents(transport: Transport, cluster: Cluster, *, early: bool) -> AgentTransport:
+    """The agents of the nodes; they start `early`, while what else is needed here is still imported."""
+    from multinode.transport.agent import AgentTransport
+
+    agent = AgentTransport(transport)
+    if early:
+        agent.start_early(cluster.nodes)
+    return agent
 
 
 def _open_transport(cluster: Cluster, *, local: bool) -> Transport:

@@ -339,7 +339,10 @@ def lab_hostfile() -> Path | None:
 
 
 def refresh_lab(cluster: Cluster) -> None:
-    """Where the cluster is the lab: drop what its nodes remember of files that the controller has made since."""
+    """Where the cluster is the lab: drop what its nodes remember of files that the controller has made since.
+
+    An SSH session does so when it begins; an agent that has answered before, and is asked again, does not.
+    """
     lab = load_lab()
     if lab is not None and cluster.source == lab.hostfile:
         refresh(lab)

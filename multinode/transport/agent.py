@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,9 @@ import multinode
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
-from multinode.errors import ContactLost, NodeFailed, printable
+from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.base import Completed, Stream, Transport
+from multinode.transport.fan_out import fan_out
 
 __all__ = ["AgentArchive", "AgentStream", "AgentTransport", "Record", "build_archive", "load_archive", "read_answer"]
 
@@ -61,6 +62,7 @@ _SHOWN_BYTES = 400
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
 _END_DEADLINE_S = 2.0
 _MOST_AT_ONCE = 32
+_EARLY_DEADLINE_S = 30.0
 
 
 def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
@@ -118,6 +120,9 @@ class AgentTransport:
     Args:
         transport: what carries them.
         archive: the agent; by default the one that belongs to this multinode.
+
+    Attributes:
+        has_asked: whether a node was asked anything yet.
     """
 
     def __init__(self, transport: Transport, archive: AgentArchive | None = None) -> None:
@@ -125,6 +130,19 @@ class AgentTransport:
         self._archive = archive or load_archive()
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], AgentStream] = {}
+        self._early: dict[str, threading.Thread] = {}
+        self.has_asked = False
+        self._failed: dict[str, MultinodeError] = {}
+
+    def start_early(self, nodes: Sequence[Node]) -> None:
+        """Begin to start the agent on these nodes in the background; what goes wrong is told at the first use.
+
+        What a login and the start of Python take passes while the controller does something else.
+        """
+        for node in nodes[: fan_out()]:
+            thread = threading.Thread(target=self._start_early, args=(node,), name=f"start-{node.name}", daemon=True)
+            self._early[node.name] = thread
+            thread.start()
 
     def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record:
         """Run a verb that answers with one record. Its channel is kept for the next verb, which saves a login.
@@ -147,8 +165,15 @@ class AgentTransport:
         Raises:
             NodeError, NodeFailed: as `call`.
         """
+        self.has_asked = True
+        early = self._early.pop(node.name, None)
+        if early is not None:
+            early.join(deadline_s)
         with self._lock:
             kept = self._kept.pop((node.name, self._transport.channel(verb)), None)
+            failed = self._failed.pop(node.name, None)
+        if failed is not None:
+            raise failed
         if kept is not None:
             # The agent waits a minute for a further verb; one that has gone by now is simply started again. What may
             # have arrived is not sent twice: it may have started a run.
@@ -179,12 +204,22 @@ class AgentTransport:
             with ThreadPoolExecutor(min(len(kept), _MOST_AT_ONCE), "end-agent") as pool:
                 list(pool.map(_end, kept))
 
+    def _start_early(self, node: Node) -> None:
+        try:
+            command = f"{_pythons(node)[0]} -I -S ~/{self._archive.path}"
+            stream = AgentStream(self._transport.open(node, command, deadline_s=_EARLY_DEADLINE_S), node)
+        except MultinodeError as error:
+            with self._lock:
+                self._failed[node.name] = error
+        else:
+            self.keep(node, stream)
+
     def _start(self, node: Node, verb: str, request: Record, deadline_s: float) -> AgentStream:
         """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
-        pythons = [quote_path(node.python), "python3"] if node.python is not None else ["python3"]
+        pythons = _pythons(node)
         sent = False
         while True:
-            command = f"{pythons[0]} -I ~/{self._archive.path} {verb}"
+            command = f"{pythons[0]} -I -S ~/{self._archive.path} {verb}"
             opened = self._transport.open(node, command, deadline_s=deadline_s)
             stream = AgentStream(opened, node, self._transport.channel(verb))
             try:
@@ -316,6 +351,10 @@ def _end(stream: AgentStream) -> None:
     with contextlib.suppress(ContactLost):
         stream.finish(_END_DEADLINE_S)
     stream.close()
+
+
+def _pythons(node: Node) -> list[str]:
+    return [quote_path(node.python), "python3"] if node.python is not None else ["python3"]
 
 
 def _shown(data: bytes) -> str:

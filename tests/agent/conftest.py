@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,13 +8,19 @@ import pytest
 
 from multinode.transport.agent import build_archive
 
-from .localnode import LocalNode
+from .localnode import PYTHON, LocalNode
 
 
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("agent") / "agent.pyz"
     path.write_bytes(build_archive())
+    # Its copy with compiled modules is made by the first that ends: that is of no test in particular.
+    request = b'{"schema": 1, "run_id": "none"}\n'
+    command = [*PYTHON, str(path), "runs"]
+    subprocess.run(
+        command, input=request, stdout=subprocess.DEVNULL, check=True, timeout=60, env={"HOME": str(path.parent)}
+    )
     return path
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
+from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport
 from multinode.transport.base import Completed
 from multinode.transport.fake import FakeStream, FakeTransport
 
 NODE = Node(name="a")
 ARCHIVE = AgentArchive(b"the agent")
-VERB = f"python3 -I ~/{ARCHIVE.path} probe"
+VERB = f"python3 -I -S ~/{ARCHIVE.path} probe"
 FACTS = b'{"kind":"facts","cores":2}\n'
 MISSING = Completed(
     exit_code=2, stdout=b"", stderr=f"python3: can't open file '/root/{ARCHIVE.path}': [Errno 2] No such file".encode()
@@ -204,7 +204,7 @@ def test_the_interpreter_of_the_hostfile_runs_the_agent_and_python3_where_it_can
     cannot = Completed(exit_code=126, stdout=b"", stderr=b"Permission denied\n")
     fake = FakeTransport(lambda _node, command, _stdin: cannot if "my env" in command else [FACTS])
     AgentTransport(fake, ARCHIVE).call(node, "probe", {"schema": 1}, deadline_s=5)
-    assert [command for _, command, _ in fake.ran] == [f"'/my env/bin/python' -I ~/{ARCHIVE.path} probe", VERB]
+    assert [command for _, command, _ in fake.ran] == [f"'/my env/bin/python' -I -S ~/{ARCHIVE.path} probe", VERB]
 
 
 def test_printable_keeps_letters_of_all_scripts_and_newlines() -> None:
@@ -240,3 +240,51 @@ def test_agents_that_wait_for_a_further_verb_are_ended_at_once() -> None:
         agent.keep(node, AgentStream(FrozenStream(fake, node, "x"), node))
     agent.close()
     assert FrozenStream.most > 1
+
+
+EARLY = f"python3 -I -S ~/{ARCHIVE.path}"
+
+
+def test_an_agent_that_was_started_early_takes_the_first_verb() -> None:
+    fake = FakeTransport(lambda *_: [FACTS])
+    agent = AgentTransport(fake, ARCHIVE)
+    agent.start_early([NODE])
+    asked = [agent.has_asked]
+    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+    assert [*asked, agent.has_asked] == [False, True]
+    ((_, command, stdin),) = fake.ran
+    assert command == EARLY
+    assert json.loads(stdin) == {"schema": 1, "then": True, "verb": "probe"}
+
+
+def test_an_agent_that_was_missing_when_it_was_started_early_is_sent_at_the_first_verb() -> None:
+    answers: Iterator[Answer] = iter([MISSING, MISSING, Completed(exit_code=0, stdout=b"", stderr=b""), [FACTS]])
+    fake = FakeTransport(lambda *_: next(answers))
+    agent = AgentTransport(fake, ARCHIVE)
+    agent.start_early([NODE])
+    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+    assert [command for _, command, _ in fake.ran if "cat >" not in command] == [EARLY, VERB, VERB]
+
+
+class Unreachable(FakeTransport):
+    """No node is, at first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: [FACTS])
+        self.tried = 0
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:
+        self.tried += 1
+        if self.tried == 1:
+            raise ConnectError("refused", node=node.name)
+        return super().open(node, command, deadline_s=deadline_s)
+
+
+def test_a_node_that_could_not_be_reached_early_is_told_at_the_first_use_and_tried_again_at_the_next() -> None:
+    transport = Unreachable()
+    agent = AgentTransport(transport, ARCHIVE)
+    agent.start_early([NODE])
+    with pytest.raises(ConnectError, match="refused"):
+        agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert transport.tried == 1
+    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2

@@ -96,7 +96,8 @@ def check_cluster(
 ) -> CheckReport:
     """Check the nodes, and the job on them where there is one. Never raises for what a node does; it is a finding."""
     began = time.monotonic()
-    refresh_lab(cluster)
+    if agent.has_asked:
+        refresh_lab(cluster)
     say(f"probing {len(cluster.nodes)} nodes")
     outcomes = probe(agent, cluster, _questions(cluster, job, options))
     facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}

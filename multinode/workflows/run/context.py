@@ -56,14 +56,14 @@ class RunContext:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | AgentTransport,
         runs: Path,
         *,
         stop: StopRequest | None = None,
         observe: Callable[[RunProgress], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.agent = AgentTransport(transport)
+        self.agent = transport if isinstance(transport, AgentTransport) else AgentTransport(transport)
         self.runs = runs
         self.stop = stop or StopRequest()
         self.observe = observe

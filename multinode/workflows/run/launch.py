@@ -79,7 +79,8 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
         NodeError: a node could not be reached.
         NodeFailed: a check found what would break the run.
     """
-    refresh_lab(what.cluster)
+    if context.agent.has_asked:
+        refresh_lab(what.cluster)
     context.say(f"probing {_nodes(what.cluster)}")
     facts = probe_nodes(what, context.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
