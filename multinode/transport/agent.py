@@ -62,7 +62,8 @@ _SHOWN_BYTES = 400
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
 _END_DEADLINE_S = 2.0
 _MOST_AT_ONCE = 32
-_EARLY_DEADLINE_S = 30.0
+# Shorter than that of any verb which may come first: what then fails, fails before the verb gives up.
+_EARLY_DEADLINE_S = 15.0
 
 
 def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
