@@ -78,7 +78,8 @@ def _start_agents(transport: Transport, cluster: Cluster, *, early: bool) -> Age
 
     agent = AgentTransport(transport)
     if early:
-        agent.start_early(cluster.nodes)
+        # A step of Slurm's has to know what it is for, and each costs slurmctld some work.
+        agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
     return agent
 
 
