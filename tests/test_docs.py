@@ -56,6 +56,12 @@ def test_an_error_without_a_whole_translation_is_named() -> None:
     ]
 
 
+def test_the_words_are_the_fields() -> None:
+    checked = _run("check_words.py")
+    assert checked.stdout == ""
+    assert checked.returncode == 0
+
+
 def test_subjects_import_what_the_table_allows() -> None:
     checked = _run("check_subjects.py")
     assert checked.stdout == ""

@@ -61,8 +61,8 @@ def contrast(
     mode: Annotated[
         Literal["same-workers", "scale-out", "fixed-global-batch"] | None,
         typer.Option(
-            help="same-workers, scale-out (every node full, the same batch a worker) or fixed-global-batch (every node "
-            "full, the same samples a step); else what node 0's slots allow, and it says why."
+            help="same-workers, scale-out (every node full, the same batch per worker) or fixed-global-batch (every "
+            "node full, the same samples per step); else what node 0's slots allow, and it says why."
         ),
     ] = None,
     baseline_gpus: Annotated[

@@ -11,7 +11,7 @@ def trial(name: str, predicted: float, measured: float, spread: float = 0.05) ->
 
 
 def test_a_step_that_was_predicted_too_short_has_a_negative_error() -> None:
-    # 10 samples a second were predicted, and 8 came: the step was to take 0.8 of what it took.
+    # 10 samples per second were predicted, and 8 came: the step was to take 0.8 of what it took.
     assert trial("slow", 10, 8).error == pytest.approx(-0.2)
     assert trial("fast", 10, 12.5).error == pytest.approx(0.25)
 

@@ -10,7 +10,7 @@ STEPS = FullRun(steps=1000)
 
 
 def test_both_sides_train_the_samples_that_the_steps_of_the_candidate_have() -> None:
-    baseline = side_of("baseline", 20.0, whole=STEPS, price_per_hour=1.0)  # 4 samples a step
+    baseline = side_of("baseline", 20.0, whole=STEPS, price_per_hour=1.0)  # 4 samples per step
     candidate = side_of("candidate", 30.0, nodes=2, whole=STEPS, price_per_hour=3.0)  # 8
     one, both = with_full_run((baseline, candidate), candidate)
     assert one.whole_s is not None

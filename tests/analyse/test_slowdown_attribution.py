@@ -12,7 +12,7 @@ from tests.analyse.made_up_sides import SETTINGS, side_of, split_of
 
 
 def side(role: str, step_ms: float, nodes: int = 1, *, accumulation: int = 1, **known: Any) -> Side:
-    """A side of so many ms a step; its rate follows."""
+    """A side of so many ms per step; its rate follows."""
     settings = msgspec.structs.replace(known.pop("settings", SETTINGS), accumulation=accumulation)
     world_size = nodes * known.get("workers_per_node", 2)
     rate = 2 * accumulation * world_size / step_ms * 1000

@@ -182,7 +182,7 @@ _ADVICE = (
         meaning="gradients are rounded to fp16 on the wire; very large ones overflow",
         change=Change(grad_compress="fp16"),
         command="multinode launch --hosts lab configs/tiny_sft.yaml --grad-compress fp16",
-        why="7.4 MB a step are sent for 14.7",
+        why="7.4 MB per step are sent for 14.7",
     ),
 )
 

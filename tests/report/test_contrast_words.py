@@ -24,7 +24,7 @@ def contrast_of(mode: str, *sides: Side) -> Contrast:
 
 
 def same_workers(rate: float, **known: Any) -> Contrast:
-    """Two nodes with a worker each against one with two that makes 100 samples a second, 40 ms a step."""
+    """Two nodes with a worker each against one with two that makes 100 samples per second, 40 ms per step."""
     baseline = side_of("baseline", 100.0, split=split_of(40.0), **known)
     step_ms = 4 / rate * 1000
     candidate = side_of("candidate", rate, 2, 1, split=split_of(step_ms, max(0.0, step_ms - 40)), **known)
@@ -32,14 +32,14 @@ def same_workers(rate: float, **known: Any) -> Contrast:
 
 
 def scaled_out(rate: float, mode: str = "scale-out", **known: Any) -> Contrast:
-    """Two nodes with two workers each against such a one that makes 100 samples a second, 40 ms a step."""
+    """Two nodes with two workers each against such a one that makes 100 samples per second, 40 ms per step."""
     step_ms = 8 / rate * 1000
     known = {"split": split_of(step_ms, max(0.0, step_ms - 40))} | known
     return contrast_of(mode, side_of("baseline", 100.0, split=split_of(40.0)), side_of("candidate", rate, 2, **known))
 
 
 def with_each_node(candidate_rate: float, *alone: float, **known: Any) -> Contrast:
-    """Two nodes against one of 100 samples a second, each node measured alone, n2 and those after it at these rates."""
+    """Two nodes against one of 100 samples per second, each node alone, n2 and those after it at these rates."""
     each = [
         side_of("each-node", rate, node_names=(f"n{number}",), **known) for number, rate in enumerate(alone, start=2)
     ]
@@ -79,7 +79,7 @@ CASES = {
     "slow node, alone": with_each_node(95.0, 50.0),
     "slow node, by its waits": step_of(170.0, split=split_of(170.0, 10.0, wait_ms=30.0), **LATE),
     "slow node and slower network": with_each_node(30.0, 80.0),
-    "equal nodes, not split": with_each_node(60.0, 99.0),
+    "like nodes, not split": with_each_node(60.0, 99.0),
     "many nodes": with_each_node(900.0, *(100.0 - number for number in range(2, 21))),
     "nothing known": contrast_of("scale-out", side_of("baseline", 100.0), side_of("candidate", 100.0, 2)),
     "no loss": step_of(103.0, split=split_of(103.0, 3.0)),

@@ -20,7 +20,7 @@ def test_hours_of_training_are_cut_to_what_a_comparison_needs() -> None:
     cut = cut_job(EPOCHS, None)
     assert steps_of(cut) == 35
     assert isinstance(cut, LlamaFactoryJob)
-    # The file itself still says how long the whole job is.
+    # The file itself still says how long the full run is.
     assert "max_steps" in cut.overridden
     assert steps_of(cut_job(EPOCHS, 100)) == 105
 

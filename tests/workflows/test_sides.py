@@ -126,7 +126,7 @@ def test_repeats_are_measured_forwards_and_backwards() -> None:
         ([2, 2], {"baseline_gpus": (1, 1, 2, 2)}, "names a GPU twice"),
         ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}, "divides among 1, 2 and 3 nodes"),
         ([2, 2], {"mode": "fixed-global-batch"}, "the global batch of a script is not known"),
-        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "4 micro-batches a step do not divide among 3"),
+        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "4 micro-batches per step do not divide among 3"),
         ([8, 1], {"mode": "scale-out", "each_node": True}, "each node alone needs 8 workers"),
     ],
 )

@@ -48,7 +48,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         price_per_hour: of its nodes together.
         whole: what the job asks for when it is not cut short.
         dataset_samples: samples of the data set, as the training had it.
-        whole_s: time that the user's whole job would take; `whole_cost` its price.
+        whole_s: time that the user's full run would take; `whole_cost` its price.
         cost_per_million_tokens: price of a million tokens, padding counted.
         disturbances: other load and thermals that were seen, a sentence each.
         missing: reason by name of every figure that is None.

@@ -22,7 +22,7 @@ from multinode.errors import UsageError
 
 __all__ = ["SideRun", "make_side"]
 
-# What can be true at all; far enough from what a float can hold that no ratio and no product leaves it.
+# What is plausible at all; far enough from what a float can hold that no ratio and no product leaves it.
 _LEAST, _MOST = 1e-6, 1e12
 
 
@@ -148,7 +148,7 @@ def _speed_of(summary: Summary) -> _Speed:
         )
     if not _LEAST <= rate <= _MOST or not _LEAST <= steps.median <= _MOST:
         raise UsageError(
-            f"run {summary.run_id}: {rate:g} samples/s in steps of {steps.median:g} ms cannot be true",
+            f"run {summary.run_id}: {rate:g} samples/s in steps of {steps.median:g} ms are implausible",
             hint="measure it again: what its nodes recorded lies in its directory",
         )
     cv = steps.cv if 0 <= steps.cv < math.inf else 0.0

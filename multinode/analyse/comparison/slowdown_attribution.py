@@ -163,8 +163,8 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
     """The candidate's step, taken apart.
 
     It is held against the fastest node alone where each was measured, else against the baseline, as if that had as
-    many samples a worker and step. Where the steps were not split and each node was measured alone, the network's part
-    is what the nodes leave unexplained.
+    many samples per worker and step. Where the steps were not split and each node was measured alone, the network's
+    part is what the nodes leave unexplained.
     """
     step_ms = case.candidate.step_time_ms.value
     reference = reference_of(case)

@@ -93,7 +93,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         local_ms: exposed communication of a step of one node, among its own workers.
         layout: of the run that they were measured in.
         per_device_batch: samples of a micro-batch, of one worker.
-        accumulation: micro-batches a step.
+        accumulation: micro-batches per step.
         network: what was measured of, or is known of, the network between the nodes.
         scatter: cv of the step times that it was made from; what repeats differ by, where that is more.
         scatter_of: which of the two, in words.
@@ -146,8 +146,8 @@ def calibrate(
         share: of a micro-batch's compute, beside which communication may run: `hideable_share` of the training.
 
     Raises:
-        UsageError: a run has no steady step or no samples a second, the single one ran on several nodes, or the network
-            was measured on one.
+        UsageError: a run has no steady step or no samples per second, the single one ran on several nodes, or the
+            network was measured on one.
     """
     summary = single.summary
     if single.layout.nodes != 1:
@@ -218,7 +218,7 @@ def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
     """Samples of a worker's micro-batch: by the settings or counted; of an older run of a script by its rate.
 
     Raises:
-        UsageError: the run tells no samples a second, or what it tells cannot be.
+        UsageError: the run tells no samples per second, or what it tells cannot be.
     """
     if summary.samples_per_s is None or summary.step_time_ms is None:
         reason = summary.missing.get("samples_per_s", "it recorded no steady step")

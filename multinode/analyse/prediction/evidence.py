@@ -57,7 +57,7 @@ _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
 _WIDTHS = (4, 2)
 _GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
 _GATHER, _REDUCTIONS = "all_gather", frozenset({"all_reduce", "reduce_scatter"})
-# Beyond what a micro-batch makes: of fewer micro-batches than two nothing can be told.
+# Beyond what a micro-batch makes: of fewer micro-batches than two nothing is known.
 _MORE = 1.5
 
 

@@ -333,7 +333,7 @@ def carry_residual(calibration: Calibration, several: Measured, scenario: Scenar
         scenario: what it ran as, its gradients as they were sent.
 
     Raises:
-        UsageError: its samples a second cannot be.
+        UsageError: its samples per second cannot be.
     """
     step_ms = _step_ms(several.summary, scenario)
     try:

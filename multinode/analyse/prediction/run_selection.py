@@ -212,7 +212,7 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
 
 
 def tells_exposed(record: Record) -> bool:
-    """Whether it tells what of its communication nothing hid."""
+    """Whether its exposed communication is known."""
     mean = record.summary.split.mean if record.summary is not None else None
     return mean is not None and mean.exposed_ms is not None
 

@@ -74,7 +74,7 @@ def end_notice(run: Run, directory: Path) -> Notice:
 
 
 def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
-    """A run hangs; it may get on again."""
+    """A run hangs; it may resume."""
     silent = format_duration(stall.silent_s)
     text = f"run {progress.run_id} hangs: no step and no log on any node for {silent}: {stall.message}"
     running = _of_progress("hang", text, "running", progress, directory)

@@ -66,7 +66,7 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
         workers: on each node of the candidate; None takes as many as the mode allows.
         each_node: whether each node is measured alone as well.
         baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use together.
-        accumulation: micro-batches a step that the job asks for; None where that is not known.
+        accumulation: micro-batches per step that the job asks for; None where that is not known.
     """
 
     mode: Mode | None = None
@@ -85,7 +85,7 @@ class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
         label: its name, unique among the sides; ends its runs' ids.
         cluster: its nodes.
         workers: on each of them.
-        accumulation: micro-batches a step that it is to make; None leaves the job's own.
+        accumulation: micro-batches per step that it is to make; None leaves the job's own.
     """
 
     role: str
@@ -100,7 +100,7 @@ class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
         workers = format_count(self.workers, "worker")
         nodes = self.cluster.nodes
         where = f"on {nodes[0].name}" if len(nodes) == 1 else f"on each of {len(nodes)} nodes"
-        steps = f", {self.accumulation} micro-batches a step" if self.accumulation is not None else ""
+        steps = f", {self.accumulation} micro-batches per step" if self.accumulation is not None else ""
         return f"{workers} {where}{steps}"
 
 
@@ -231,18 +231,18 @@ def _shared_total(slots: Sequence[int], counts: Sequence[int], workers: int | No
 
 
 def _accumulations(counts: Sequence[int], workers: dict[int, int], accumulation: int | None) -> dict[int, int]:
-    """Micro-batches a step of each side, so that a step has as many as the job makes of it on the most nodes."""
+    """Micro-batches per step of each side, so that a step has as many as the job makes of it on the most nodes."""
     if accumulation is None:
         raise UsageError(
             "the global batch of a script is not known, nor is it multinode's to change",
-            hint="--mode scale-out compares at the same batch a worker",
+            hint="--mode scale-out compares at the same batch per worker",
         )
     most = counts[-1]
     total = accumulation * most * workers[most]
     for count in counts:
         if total % (count * workers[count]):
             raise UsageError(
-                f"{total} micro-batches a step do not divide among {count * workers[count]} workers",
+                f"{total} micro-batches per step do not divide among {count * workers[count]} workers",
                 hint=f"--set gradient_accumulation_steps={accumulation * count * workers[count]}",
             )
     return {count: total // (count * workers[count]) for count in counts}
