@@ -16,7 +16,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from multinode.core.cluster.allocation import Allocation, allocation_hostfile, parse_job, parse_node_addresses
+from multinode.core.cluster.allocation import (
+    Allocation,
+    allocation_hostfile,
+    parse_gpu_nodes,
+    parse_job,
+    parse_node_addresses,
+)
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, UsageError, printable
 from multinode.transport.base import Transport
@@ -53,6 +59,7 @@ _EXPORTED = (
     "USER",
 )
 _KILL_WAIT_VARIABLE = "MULTINODE_KILL_WAIT_S"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 # Options that salloc, sbatch or srun leave in the environment for the steps in it (INPUT ENVIRONMENT VARIABLES in
 # srun's manual): a step of ours is asked for in words.
 _OPTION_PREFIXES = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")
@@ -126,7 +133,7 @@ class SlurmTransport(Transport):
     def __init__(self, *, client_end_s: float = 10.0) -> None:
         self._client_end_s = client_end_s
         self._lock = threading.Lock()
-        self._allocations: dict[int, Allocation] = {}
+        self._allocations: dict[int, tuple[Allocation, frozenset[str]]] = {}
         self._kill_wait: int | None = None
 
     def channel(self, verb: str) -> str:
@@ -142,10 +149,13 @@ class SlurmTransport(Transport):
         """
         if node.slurm_job is None:
             raise UsageError("it has no slurm_job=", node=node.name)
-        allocation, kill_wait_s = self._look_up(node.slurm_job)
+        allocation, gpu_nodes, kill_wait_s = self._look_up(node.slurm_job)
         verb = command.rpartition(" ")[2]
         gres = allocation.resources.get(node.name) if self.channel(verb) == _RUN else None
         environment = step_environment(os.environ) | {_KILL_WAIT_VARIABLE: str(kill_wait_s)}
+        if node.name in gpu_nodes and "gpu" not in (gres or ""):
+            # Where Slurm does not hide what it did not give, somebody else may have it. It unsets what is exported.
+            command = f"env {_DEVICES}= {command}"
         try:
             process = subprocess.Popen(
                 step_command(node, gres, command, environment),
@@ -166,14 +176,18 @@ class SlurmTransport(Transport):
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _look_up(self, job_id: int) -> tuple[Allocation, int]:
+    def _look_up(self, job_id: int) -> tuple[Allocation, frozenset[str], int]:
+        """The job, those of its nodes whose GPUs Slurm gives out, and Slurm's KillWait in seconds."""
         with self._lock:
             if self._kill_wait is None:
                 found = _KILL_WAIT.search(_ask("scontrol", "show", "config"))
                 self._kill_wait = int(found[1]) if found else _DEFAULT_KILL_WAIT_S
             if job_id not in self._allocations:
-                self._allocations[job_id] = _read_job(job_id)
-            return self._allocations[job_id], self._kill_wait
+                allocation = _read_job(job_id)
+                named = allocation.node_list
+                text = _ask("scontrol", "show", "node", "--oneliner", named) if named else ""
+                self._allocations[job_id] = allocation, parse_gpu_nodes(text)
+            return *self._allocations[job_id], self._kill_wait
 
 
 class SlurmStream(LocalStream):

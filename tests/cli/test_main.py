@@ -135,7 +135,7 @@ def test_without_runs_that_is_what_is_said(runs: Path, monkeypatch: pytest.Monke
         (("show", ""), ["last", RUN]),
         (("show", "2026"), [RUN]),
         (("compare", "last", "2026"), [RUN]),
-        (("launch", "--hosts", ""), ["lab", "hosts.txt", "hostfiles/two"]),
+        (("launch", "--hosts", ""), ["lab", "slurm", "hosts.txt", "hostfiles/two"]),
         (("launch", "--hosts", "ho"), ["hosts.txt", "hostfiles/two"]),
         (("launch", "--on-hang", ""), ["report", "stop"]),
         (("nccl-test", "--min"), ["--min-busbw"]),

@@ -8,6 +8,7 @@ from multinode.core.cluster.allocation import (
     Allocation,
     allocation_hostfile,
     expand_node_list,
+    parse_gpu_nodes,
     parse_job,
     parse_node_addresses,
 )
@@ -29,9 +30,10 @@ JobId=7 JobName=interactive
    WorkDir=/root
 """
 NODES = """\
-NodeName=node0 Arch=x86_64 CoresPerSocket=1 NodeAddr=10.213.1.1 NodeHostName=node0 Version=22.05.8
-NodeName=node1 Arch=x86_64 CoresPerSocket=1 NodeAddr=node1.cluster NodeHostName=node1 Version=22.05.8
-NodeName=node2 Arch=x86_64 CoresPerSocket=1 NodeAddr=2001:db8::2 NodeHostName=node2 Version=22.05.8
+NodeName=node0 Arch=x86_64 CoresPerSocket=1 NodeAddr=10.213.1.1 NodeHostName=node0 Gres=gpu:a100:2(S:0) Version=22.05.8
+NodeName=node1 Arch=x86_64 CoresPerSocket=1 NodeAddr=node1.cluster NodeHostName=node1 Gres=fpga:1,gpu:8 Version=22.05.8
+NodeName=node2 Arch=x86_64 CoresPerSocket=1 NodeAddr=2001:db8::2 NodeHostName=node2 Gres=(null) Version=22.05.8
+NodeName=node3 Arch=x86_64 NodeAddr=node3.cluster NodeHostName=node3 Gres=gpu:8 Version=22.05.8
 """
 ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-2]", "SLURM_TASKS_PER_NODE": "16(x3)"}
 ALLOCATION = parse_job(JOB)
@@ -52,13 +54,17 @@ def test_a_node_list_is_its_names(text: str, names: list[str]) -> None:
 
 def test_a_job_is_its_state_and_what_it_has_on_each_node() -> None:
     expected = {"node0": "gpu:a100:2", "node1": "gpu:a100:2", "node2": "gpu:1"}
-    assert Allocation(state="RUNNING", resources=expected) == ALLOCATION
+    assert Allocation(state="RUNNING", node_list="node[0-2]", resources=expected) == ALLOCATION
     assert ALLOCATION.holds_nodes
     assert not parse_job(JOB.replace("RUNNING", "CANCELLED")).holds_nodes
 
 
 def test_only_an_address_is_an_address() -> None:
     assert parse_node_addresses(NODES) == {"node0": "10.213.1.1", "node2": "2001:db8::2"}
+
+
+def test_a_node_whose_gpus_slurm_gives_out_is_known() -> None:
+    assert parse_gpu_nodes(NODES) == {"node0", "node1", "node3"}
 
 
 def test_the_hostfile_of_an_allocation_reads_back_the_same() -> None:

@@ -224,7 +224,7 @@ def test_a_run_uses_the_gpus_that_slurm_gives_it_and_no_others(login: Login) -> 
         install = f"printf %s {shlex.quote(NVIDIA_SMI)} > /usr/bin/nvidia-smi; chmod 755 /usr/bin/nvidia-smi"
         login.said("srun", "-w", node, "-N1", "sh", "-c", install)
     # Slurm numbers what it gives; the second GPU is the first that is left beside somebody else's job.
-    with login.running("salloc", "-N2", "--gpus-per-node=1", "sleep", "600"):
+    with login.running("salloc", "-K", "-N2", "--gpus-per-node=1", "sleep", "600"):
         wait_for(lambda: "R" in login.said("squeue", "--noheader", "--format=%t"))
         before = login.run_ids()
         command = (sys.executable, "-m", "multinode", *LAUNCH, "--", TRAIN, "--steps", "3")

@@ -136,6 +136,17 @@ def test_a_step_sees_of_our_environment_what_is_listed_and_no_layout_of_its_own(
     assert step_environment({"SALLOC_X": "1", "SLURMD_X": "2"}) == {"SLURMD_X": "2"}
 
 
+def test_gpus_that_slurm_gives_out_and_did_not_give_are_hidden(slurm: SlurmTransport, programs: Path) -> None:
+    def devices(node: str, verb: str) -> str:
+        command = "sh -c 'echo ${CUDA_VISIBLE_DEVICES-all}' " + verb
+        return slurm.run(Node(name=node, slurm_job=7), command, deadline_s=DEADLINE_S).stdout.decode().strip()
+
+    # The job has GPUs of node0 and none of node3's; node9's are none of Slurm's business.
+    assert [devices(name, "probe") for name in ("node0", "node3", "node9")] == ["all", "", "all"]
+    assert devices("node0", "stop") == ""
+    del programs
+
+
 def test_what_a_terminal_sends_does_not_reach_srun(slurm: SlurmTransport, programs: Path) -> None:
     told = slurm.run(NODE, "ps -o sid= -p $$", deadline_s=DEADLINE_S).stdout
     assert int(told) != os.getsid(0)

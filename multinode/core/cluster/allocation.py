@@ -16,7 +16,14 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import expand_ranges, parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 
-__all__ = ["Allocation", "allocation_hostfile", "expand_node_list", "parse_job", "parse_node_addresses"]
+__all__ = [
+    "Allocation",
+    "allocation_hostfile",
+    "expand_node_list",
+    "parse_gpu_nodes",
+    "parse_job",
+    "parse_node_addresses",
+]
 
 _MOST_NODES = 4096
 # A comma between names, not one inside brackets.
@@ -26,6 +33,8 @@ _NODES_OF = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?", r
 _INDEXES = re.compile(r"\([^)]*\)")
 _RESOURCE = re.compile(r"[A-Za-z0-9_.-]+(?::[A-Za-z0-9_.-]+)?:[1-9]\d*")
 _ADDRESS = re.compile(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)", re.DOTALL)
+_GPU_NODE = re.compile(r"\bNodeName=(\S+).*?\bGres=\S*\bgpu:", re.DOTALL)
+_NODE_LIST = re.compile(r"^\s+NodeList=(\S+)", re.MULTILINE)
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 # Slurm's words for a job that still holds its nodes.
 _HOLDS_NODES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED"})
@@ -36,10 +45,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: Slurm's word for it, `RUNNING`.
+        node_list: its nodes, as Slurm lists them.
         resources: generic resources of each node as `srun --gres` takes them, `gpu:a100:2`; none of a node without any.
     """
 
     state: str
+    node_list: str = ""
     resources: dict[str, str] = {}
 
     @property
@@ -71,7 +82,9 @@ def parse_job(text: str) -> Allocation:
         named = [one for one in _INDEXES.sub("", listed).split(",") if _RESOURCE.fullmatch(one)]
         if named:
             resources |= dict.fromkeys(expand_node_list(nodes), ",".join(named))
-    return Allocation(state=state[1], resources=resources)
+    nodes_named = _NODE_LIST.search(text)
+    node_list = nodes_named[1] if nodes_named is not None and nodes_named[1] != "(null)" else ""
+    return Allocation(state=state[1], node_list=node_list, resources=resources)
 
 
 def parse_node_addresses(text: str) -> dict[str, str]:
@@ -83,6 +96,11 @@ def parse_node_addresses(text: str) -> dict[str, str]:
             with contextlib.suppress(ValueError):
                 found[match[1]] = str(ipaddress.ip_address(match[2]))
     return found
+
+
+def parse_gpu_nodes(text: str) -> frozenset[str]:
+    """Nodes whose GPUs Slurm gives out, from `scontrol show node --oneliner`."""
+    return frozenset(match[1] for line in text.splitlines() if (match := _GPU_NODE.search(line)) is not None)
 
 
 def allocation_hostfile(
