@@ -599,7 +599,7 @@ class NcclOpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     comm: str
     comm_rank: Count
-    comm_ranks: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)]
+    comm_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     nodes: Count = 1
     op: str
     number: Count
