@@ -18,6 +18,7 @@ __all__ = ["main"]
 
 # Imported only when asked for: start-up is paid on every node for every call.
 _VERBS = {
+    "checkpoints": ".run.checkpoints:run",
     "clean": ".run.runs:clean",
     "diagnose": ".hang.diagnose:run",
     "fetch": ".run.fetch:run",

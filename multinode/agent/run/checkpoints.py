@@ -1,0 +1,133 @@
+"""The checkpoints below a directory of this node: which files each has, and which of them are cut or unreadable.
+
+It says what is there; which checkpoint is complete, where several nodes hold parts of one, the controller decides.
+Tensor files are judged by their framing alone: reading all of an optimizer's state would take as long as training on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import zipfile
+from typing import Any, Optional
+
+from ..channel import Channel, Record
+from ..kernel_files import list_names
+
+__all__ = ["look_at", "run"]
+
+# A training that keeps more has its newest looked at.
+_MOST_CHECKPOINTS = 50
+_MOST_FILES = 4096
+_NAME = re.compile(r"checkpoint-(\d{1,15})")
+_STATE = "trainer_state.json"
+_INDEX = ".index.json"
+_SAFETENSORS = ".safetensors"
+_TORCH = (".pt", ".pth", ".bin")
+# The log of a long training; what safetensors itself allows for a header.
+_MOST_STATE_BYTES = 64 << 20
+_MOST_HEADER_BYTES = 100_000_000
+_MOST_STEP = 1 << 53
+# Of a safetensors file's header.
+_LENGTH = struct.Struct("<Q")
+
+
+def run(request: Record, channel: Channel) -> None:
+    """The verb `checkpoints`: one record with those below `directory`, the newest first."""
+    folder = os.path.join(os.path.expanduser(request["cwd"] or "~"), os.path.expanduser(request["directory"]))
+    numbered = [(int(found[1]), name) for name in list_names(folder) for found in [_NAME.fullmatch(name)] if found]
+    names = [name for _, name in sorted(numbered, reverse=True)[:_MOST_CHECKPOINTS]]
+    found = [{"name": name, **look_at(os.path.join(folder, name))} for name in names]
+    channel.emit({"kind": "checkpoints", "checkpoints": found})
+
+
+def look_at(folder: str) -> Record:
+    """One checkpoint.
+
+    Returns:
+        `files`: by name, what is wrong with each file that a resume reads, None where nothing is; `step`: that of
+        trainer_state.json; `shards`: names that the indexes of the weights list.
+    """
+    files: dict[str, Optional[str]] = {}
+    step: Optional[int] = None
+    shards: list[str] = []
+    for name in list_names(folder)[:_MOST_FILES]:
+        path = os.path.join(folder, name)
+        try:
+            if name == _STATE:
+                step = _read_step(path)
+            elif name.endswith(_INDEX):
+                shards += _read_shards(path)
+            elif name.endswith(_SAFETENSORS):
+                _check_safetensors(path)
+            elif name.endswith(_TORCH):
+                _check_archive(path)
+            else:
+                continue
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            files[name] = (getattr(error, "strerror", None) or str(error))[:200]
+        else:
+            files[name] = None
+    return {"files": files, "step": step, "shards": sorted(set(shards))[:_MOST_FILES]}
+
+
+def _read_step(path: str) -> int:
+    step = _read_json(path).get("global_step")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= _MOST_STEP:
+        raise ValueError("it has no global_step")
+    return step
+
+
+def _read_shards(path: str) -> list[str]:
+    named = _read_json(path).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+        raise ValueError("it has no weight_map")
+    return list(named.values())
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        data = file.read(_MOST_STATE_BYTES + 1)
+    if len(data) > _MOST_STATE_BYTES:
+        raise ValueError("it is too large")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("it is empty" if not data else "it is not JSON, or cut") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+    return found
+
+
+def _check_safetensors(path: str) -> None:
+    """Length of the header in 8 bytes, the header in JSON, then the tensors, which end where the last one ends.
+
+    https://github.com/huggingface/safetensors#format
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = file.read(_LENGTH.size)
+        if len(begin) < _LENGTH.size:
+            raise ValueError("it is empty" if not begin else "it is cut")
+        (length,) = _LENGTH.unpack(begin)
+        if length > min(_MOST_HEADER_BYTES, size - _LENGTH.size):
+            raise ValueError("it is cut, or no safetensors file")
+        try:
+            header = json.loads(file.read(length))
+            ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+            end = _LENGTH.size + length + max(ends, default=0)
+        except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError):
+            raise ValueError("its header cannot be read") from None
+    if end != size:
+        raise ValueError(f"it has {size} of {end} bytes")
+
+
+def _check_archive(path: str) -> None:
+    """What torch.save writes is a zip file without compression, whose directory stands at its end."""
+    if os.path.getsize(path) == 0:
+        raise ValueError("it is empty")
+    with zipfile.ZipFile(path) as archive:
+        if not archive.namelist():
+            raise ValueError("it holds nothing")
