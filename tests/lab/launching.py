@@ -135,9 +135,9 @@ def assert_succeeded(document: dict[str, Any]) -> None:
         pytest.fail(f"{document['run_id']} {document['status']}\n{parts}")
 
 
-def processes_of(run_id: str) -> list[int]:
-    """Processes of a run on any lab node: their environments are readable from here, where all of them are seen."""
-    wanted = f"MULTINODE_RUN_ID={run_id}.".encode()
+def processes_of(run_id: str, node_rank: int | None = None) -> list[int]:
+    """Processes of a run on any lab node, or on one: their environments are readable from here, where all are seen."""
+    wanted = f"MULTINODE_RUN_ID={run_id}.{'' if node_rank is None else node_rank}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,87 +1,119 @@
-"""A node that vanishes while a job runs: it is the first failure, and what its peers raise are consequences."""
+"""A node that vanishes in a training is the first failure, what its peers raise are consequences, and all is ended."""
 
 from __future__ import annotations
 
-import json
+import os
+import subprocess
+import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from multinode.core.run.log import clean_log
 from multinode.lab.faults import Fault, LinkDown, NodeState
-from tests.lab.launching import DEADLINE_S, Command, wait_for
+from tests.lab.launching import DEADLINE_S, MULTINODE, REPOSITORY, Command, processes_of, wait_for
+from tests.lab.supervised import STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
 
-# Two workers that hear from each other ten times per second, and fail as gloo does when they no longer do.
-_PAIR = """\
-import os, socket, time
-place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-if os.environ["NODE_RANK"] == "0":
-    peer = socket.create_server(place).accept()[0]
-else:
-    while True:
-        try:
-            peer = socket.create_connection(place)
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-peer.settimeout(8)
-print("paired", flush=True)
-try:
-    while True:
-        peer.sendall(b".")
-        if not peer.recv(1):
-            raise ConnectionError("the other end has closed")
-        time.sleep(0.1)
-except OSError as error:
-    raise RuntimeError(f"[gloo/transport/tcp/pair.cc:534] Connection closed by peer: {error}") from None
-"""
+LEASE_S = 5.0
+# The lease has run out and the grace period of 2 s is over long before.
+OVER_S = LEASE_S + 25.0
+
+
+class Terminal:
+    """A wide terminal, and what it was sent."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = os.openpty()
+        self._sent = bytearray()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def close(self) -> str:
+        """The lines that were drawn, the live table's as often as it was."""
+        os.close(self.theirs)
+        self._thread.join(DEADLINE_S)
+        os.close(self._ours)
+        return clean_log(self._sent.decode(errors="replace").replace("\r\n", "\n"))
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self._sent += os.read(self._ours, 1 << 16)
+            except OSError:
+                return
+
+
+@contextmanager
+def on_terminal(command: Command, terminal: Terminal, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    environ = os.environ | {"MULTINODE_RUNS": str(command.runs), "TERM": "xterm", "COLUMNS": "180", "LINES": "50"}
+    environ.pop("NO_COLOR", None)
+    controller = subprocess.Popen(
+        [*MULTINODE, *arguments],
+        cwd=REPOSITORY,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=terminal.theirs,
+        stderr=terminal.theirs,
+    )
+    try:
+        yield controller
+    finally:
+        controller.kill()
+        controller.wait(DEADLINE_S)
 
 
 @pytest.mark.parametrize(
-    "vanish",
-    [NodeState(node="node1", how="kill"), LinkDown(node="node1", ifname="eth0")],
+    ("vanish", "peer_says"),
+    [
+        (NodeState(node="node1", how="kill"), "Timed out waiting 10000ms for recv operation to complete"),
+        (LinkDown(node="node1", ifname="eth0"), "Connection closed by peer"),
+    ],
     ids=["power", "management-link"],
 )
 @pytest.mark.usefixtures("lab")
-def test_a_node_that_vanishes_is_the_first_failure_and_its_peers_errors_are_consequences(
-    vanish: Fault, fault: Callable[[Fault], None], shared_dir: Path, command: Command
+def test_a_node_that_vanishes_is_the_first_failure_and_nothing_is_left_on_it_or_its_peers(
+    vanish: Fault, peer_says: str, fault: Callable[[Fault], None], command: Command
 ) -> None:
-    script = shared_dir / "pair.py"
-    script.write_text(_PAIR)
-    options = (
-        "--workers-per-node",
-        "1",
-        "--lease",
-        "5",
-        "--grace-period",
-        "2",
-        "--no-check",
-        "--engine",
-        "exec",
-        "--json",
-    )
-    with command.running("launch", "--hosts", "lab", *options, "--", "python3", str(script)) as controller:
+    options = ("--workers-per-node", "1", "--lease", f"{LEASE_S}", "--grace-period", "2", "--no-check")
+    variables = ("--env", f"PYTHONPATH={STAND_IN}", "--env", "COLLECTIVE_TIMEOUT_S=10")
+    terminal = Terminal()
+    with on_terminal(command, terminal, "launch", "--hosts", "lab", *options, *variables, "--", TRAIN) as controller:
         run_id = command.run_id()
-        logs = command.runs / run_id / "logs"
-        wait_for(lambda: [path for path in logs.glob("*.log") if "paired" in path.read_text()][1:])
+        wait_for(lambda: command.steps(1) > 5)
+        assert processes_of(run_id, 1)
         vanished_s = time.time()
         fault(vanish)
-        printed, _ = controller.communicate(timeout=DEADLINE_S)
-    document = json.loads(printed[printed.index("{\n") :])
+        # Nobody can reach it: it ends the training by itself.
+        wait_for(lambda: not processes_of(run_id, 1), deadline_s=OVER_S)
+        code = controller.wait(DEADLINE_S)
+    said = terminal.close()
+    # The survivor was seen to by the controller, before it ended.
+    assert processes_of(run_id, 0) == []
+    assert code == 3
+
+    drawn = [line for line in said.split("\n") if line.startswith("node1 ")]
+    assert any("running" in line for line in drawn), said
+    assert any("lost at " in line for line in drawn), said
+    told = said[said.index("error: ") :]
+    assert told.startswith("error: node1: contact was lost and not regained"), told
+    raised = "node0: rank 0 raised RuntimeError: [gloo/transport/tcp/stand_in] " + peer_says
+    assert told.count("error: ") == 1
+    assert f"consequence: {raised}" in told
+
+    document = command.document("attach", run_id, "--json")
     failure = document["first_failure"]
-    assert (document["status"], controller.returncode) == ("lost", 3)
-    assert (failure["node"], failure["kind"]) == ("node1", "node_lost")
-    assert [node["state"] for node in document["nodes"]] == ["ended", "lost"]
+    assert (document["status"], failure["node"], failure["kind"]) == ("lost", "node1", "node_lost")
+    assert failure["consequences"] == [raised]
     assert abs(failure["time_s"] - vanished_s) < 5
-    assert document["nodes"][1]["lost_s"] == failure["time_s"]
-    # A program that is no worker of torchrun's records no exception of its own; the first failure was this one before.
-    consequence = "node0: the job ended with exit code 1"
-    assert failure["consequences"] == [consequence]
-    assert "Connection closed by peer" in (logs / "node-0.log").read_text()
-    shown = command.run("show", run_id).stdout
-    assert "node1: contact was lost" in shown
-    assert consequence in shown
+    assert [node["state"] for node in document["nodes"]] == ["ended", "lost"]
     assert document["nodes"][0]["processes_left"] == 0
+    assert document["nodes"][1]["lost_s"] == failure["time_s"]
+    assert document["steps"] > 0
+
+    shown = command.run("show", run_id).stdout
+    lost, consequence = (shown.index(text) for text in ("node1: contact was lost", raised))
+    assert lost < consequence

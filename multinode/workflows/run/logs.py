@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from multinode.core.run.run import NodeRun, Run
-from multinode.errors import UsageError
+from multinode.errors import ContactLost, UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import Known, attach
@@ -130,7 +130,10 @@ class _Follower:
 
     def _follow(self) -> None:
         try:
-            attach(self._known, self._context, ExecuteOptions(leave_on_stop=True))
+            run = attach(self._known, self._context, ExecuteOptions(leave_on_stop=True)).run
+            failure = run.first_failure
+            if run.status == "lost" and failure is not None:
+                self.error = ContactLost(failure.message, node=failure.node, hint=failure.hint)
         except BaseException as error:  # noqa: BLE001 - a defect, too, is raised where the logs are read
             self.error = error
 

@@ -83,16 +83,24 @@ class Member:
         """The sum of all members' values, once all have come here.
 
         Raises:
-            RuntimeError: one of them is gone, as gloo says it.
+            RuntimeError: one of them is gone, or does not come in time, as gloo says it.
         """
         try:
             self._socket.sendall(f"{self._words} {value}\n".encode())
             answer = self._socket.recv(256).decode()
+        except TimeoutError as error:
+            waited_ms = 1000 * (self._socket.gettimeout() or 0)
+            text = f"Timed out waiting {waited_ms:.0f}ms for recv operation to complete"
+            raise RuntimeError(f"[gloo/transport/tcp/stand_in] {text}") from error
         except OSError as error:
             raise RuntimeError(f"[gloo/transport/tcp/stand_in] {error}") from error
         if not answer or answer == "broken\n":
             raise RuntimeError("[gloo/transport/tcp/stand_in] Connection closed by peer")
         return int(answer)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long the others are waited for from now on."""
+        self._socket.settimeout(timeout_s)
 
     def close(self) -> None:
         """Leave."""

@@ -24,9 +24,11 @@ def get_world_size() -> int:
 
 
 def init_process_group(_backend: str = "gloo") -> None:
-    """Meet all the other ranks."""
+    """Meet all the other ranks; from then on they are waited for without end, or for $COLLECTIVE_TIMEOUT_S."""
     _ranks.append(Member("ranks", get_world_size(), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
     barrier()
+    if "COLLECTIVE_TIMEOUT_S" in os.environ:
+        _ranks[0].set_timeout(float(os.environ["COLLECTIVE_TIMEOUT_S"]))
 
 
 def all_reduce(value: int) -> int:
