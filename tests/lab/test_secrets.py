@@ -134,7 +134,7 @@ pathlib.Path("/tmp/left.txt").write_text("what is fetched")
 time.sleep(6)
 """
 SHORT = ("--only", "matmul", "--dtype", "fp32", "--size", "64", "--seconds", "0.1", "--alone")
-MESSAGES = ("-b", "8", "-e", "8", "-n", "1", "-w", "0")
+MESSAGES = ("-b", "8", "-e", "8", "-n", "1", "-w", "1")
 MEASURED = "20260101-000000-bbbb"
 
 
