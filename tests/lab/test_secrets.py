@@ -124,6 +124,65 @@ def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
         assert (found.returncode, found.stdout) == (0, ""), (node.name, found)
 
 
+# It hangs for a moment, with its secret on its command line, which the diagnosis of a hang shows, and leaves a file.
+HANGING = """
+import os, pathlib, sys, time
+assert "one-s3cr3t-of-this-test" in sys.argv[-1] and "one-s3cr3t-of-this-test" in os.environ["WANDB_API_KEY"]
+print("begun", flush=True)
+pathlib.Path("/tmp/left.txt").write_text("what is fetched")
+time.sleep(6)
+"""
+SHORT = ("--only", "matmul", "--dtype", "fp32", "--size", "64", "--seconds", "0.1", "--alone")
+MESSAGES = ("-b", "8", "-e", "8", "-n", "1", "-w", "1")
+
+
+@pytest.mark.torch
+def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
+    lab: Lab, command: Command, tmp_path: Path, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of their runs as of launch's: of a hang with its diagnosis, too, and of one whose files were fetched."""
+    secret = "one-s3cr3t-of-this-test"
+    hostfile, yaml, script = tmp_path / "hosts", tmp_path / "sft.yaml", shared_dir / "hang.py"
+    variables = f" env.WANDB_API_KEY={secret} env.PYTHONPATH={STAND_IN} slots="
+    hostfile.write_text(Path(lab.hostfile).read_text().replace(" slots=", variables).replace("slots=2", "slots=1"))
+    monkeypatch.setenv("HF_TOKEN", secret)
+    yaml.write_text(TRAINED)
+    script.write_text(HANGING)
+    hosts = ("--hosts", str(hostfile))
+    given = (*hosts, "--no-check", "--env", "HF_TOKEN", "--setup", f"export SWANLAB_API_KEY={secret}")
+    real = ("--env", "REAL_TORCH=1")
+    program = ("--engine", "exec", "--", sys.executable, str(script), f"--api-key={secret}")
+    verbs: dict[str, tuple[str, ...]] = {
+        "launch": (*given, "--hang-timeout", "1", "--fetch", "/tmp/left.txt", *program),
+        "contrast": (*given, "--repeats", "1", "--steps", "3", str(yaml)),
+        "sweep": (*given, "--steps", "3", "--nodes", "2", "--grid", "per_device_train_batch_size=1", str(yaml)),
+        "nccl-test": (*given, *real, *MESSAGES),
+        "bench": (*given, *real, *SHORT),
+    }
+    printed = {}
+    for verb, arguments in verbs.items():
+        done = command.run(verb, *arguments)
+        printed[verb] = done.stdout + done.stderr
+        assert done.returncode == 0, (verb, printed[verb])
+    assert [name for name, text in printed.items() if secret in text] == []
+    kept = [path for path in command.runs.rglob("*") if path.is_file()]
+    assert {"stall.json", "left.txt", "contrast.json", "grid.json", "nccl-test.json", "bench.json"} <= {
+        path.name for path in kept
+    }
+    (stall,) = (path for path in kept if path.name == "stall.json")
+    assert "--api-key" in stall.read_text()
+    assert [path for path in kept if secret in _read(path)] == []
+    for node in lab.nodes:
+        found = subprocess.run(
+            [*ns_command(node), "sh", "-c", f"ls ~/.multinode/runs >&2 && ! grep -rlF {secret} ~/.multinode"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert (found.returncode, found.stdout) == (0, ""), (node.name, found)
+
+
 def _secret_in(text: str, *secrets: str) -> bool:
     return any(secret in text for secret in secrets)
 
