@@ -124,7 +124,7 @@ def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
         assert (found.returncode, found.stdout) == (0, ""), (node.name, found)
 
 
-# It hangs for a moment, with its secret on its command line, which the diagnosis of a hang shows, and leaves a file.
+# It hangs for a moment, with a secret on its command line, and leaves a file.
 HANGING = """
 import os, pathlib, sys, time
 assert "one-s3cr3t-of-this-test" in sys.argv[-1] and "one-s3cr3t-of-this-test" in os.environ["WANDB_API_KEY"]
@@ -169,8 +169,6 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
     assert {"stall.json", "left.txt", "contrast.json", "grid.json", "nccl-test.json", "bench.json"} <= {
         path.name for path in kept
     }
-    (stall,) = (path for path in kept if path.name == "stall.json")
-    assert "--api-key" in stall.read_text()
     assert [path for path in kept if secret in _read(path)] == []
     for node in lab.nodes:
         found = subprocess.run(
