@@ -21,14 +21,14 @@ _building = threading.Lock()
 _built: set[Any] = set()
 
 
-def convert(value: object, kind: type[_Kind], *, strict: bool = True, str_keys: bool = False) -> _Kind:
-    """The value as `kind`; `strict` and `str_keys` as in msgspec.convert.
+def convert(value: object, kind: type[_Kind], *, strict: bool = True) -> _Kind:
+    """The value as `kind`; `strict` as in msgspec.convert.
 
     Raises:
         msgspec.ValidationError: it is none.
     """
     _build(kind)
-    return msgspec.convert(value, kind, strict=strict, str_keys=str_keys)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def decode_json(text: bytes | str, kind: type[_Kind], *, strict: bool = True) -> _Kind:

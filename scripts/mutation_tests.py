@@ -23,7 +23,10 @@ _AREAS = (
         ("agent/test_diagnose", "agent/test_instrument_timing", "agent/test_instrument", "lab/test_stall"),
     ),
     (r"agent/instrument/multinode_cards", ("agent/test_instrument_cards",)),
-    (r"agent/instrument/multinode_(phases|forward|steps)", ("agent/test_instrument_timing",)),
+    (
+        r"agent/instrument/multinode_(phases|forward|steps)",
+        ("agent/test_instrument_timing", "agent/test_instrument"),
+    ),
     (
         r"agent/instrument/",
         ("agent/test_{name}*", "agent/test_instrument", "agent/test_instrument_robust", "lab/test_profile"),

@@ -73,7 +73,7 @@ def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answe
         NodeFailed: it answered something else.
     """
     try:
-        return convert(answer, kind, strict=False, str_keys=True)
+        return convert(answer, kind, strict=False)
     except (msgspec.ValidationError, binascii.Error) as error:
         raise NodeFailed(f"its {what} cannot be read: {error}", node=node) from error
 

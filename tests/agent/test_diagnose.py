@@ -101,7 +101,7 @@ def test_a_stopped_worker_is_told_by_its_state_and_gets_no_signal(node: LocalNod
         pending = Path(f"/proc/{pid}/status").read_text()
         assert "ShdPnd:\t0000000000000000" in pending
         os.kill(pid, signal.SIGCONT)
-    assert (stopped["state_words"], stopped["stack"]) == ("stopped", None)
+    assert (stopped["state_before"], stopped["state_words"], stopped["stack"]) == ("T", "stopped", None)
     assert "stopped" in stopped["stack_missing"]
     assert "load_batch" in of_rank(record, 0)["stack"]
 

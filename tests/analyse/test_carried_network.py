@@ -14,8 +14,10 @@ from multinode.analyse.prediction.network_model import (
     NetworkModel,
     comm_times,
     network_doubts,
+    network_of_scan,
     widest,
 )
+from tests.analyse.stored import sweep_record
 
 TWO, FOUR = Layout(nodes=2), Layout(nodes=4)
 GIGABIT = Link(gbit_per_s=1)
@@ -164,3 +166,15 @@ def test_more_bytes_are_never_faster(one: float, other: float, gbit_per_s: float
         sizes = (StepCall(collective="all_reduce", size_bytes=size) for size in (small, large))
         less, more = (took_ms(measured, Link(gbit_per_s=gbit_per_s), layout, call) for call in sizes)
         assert less <= more * (1 + 1e-12)
+
+
+def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
+    report = sweep_record("scan").sweep
+    assert report is not None
+    assert network_of_scan(report, None).error == pytest.approx(0, abs=0.01)
+    points = [(size, time_us * (2 if size == 1 << 20 else 1)) for size, time_us in report.curves["all_reduce"].points]
+    uneven = msgspec.structs.replace(report, curves=report.curves | {"all_reduce": fit_curve(points)})
+    measured = network_of_scan(uneven, None)
+    assert measured.error > 0.1
+    (doubt,) = network_doubts(measured, [CALL], GIGABIT, TWO)
+    assert (doubt.relative, doubt.why) == (measured.error, "sizes held back from the sweep are predicted no better")

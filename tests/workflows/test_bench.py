@@ -119,7 +119,7 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert kept["schema"] == "multinode.bench/1"
     run = RunDirectory(tmp_path / "runs" / "b").read("run.json", Run)
     assert run is not None
-    assert (run.kind, run.status, run.job) == ("bench", "failed", "bench matmul")
+    assert (run.kind, run.engine, run.status, run.job) == ("bench", "torchrun", "failed", "bench matmul")
     assert [(node.name, node.state) for node in run.nodes] == [("here", "ended"), ("gone", "lost")]
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["b", "b-alone-0", "b-together-0"]
     # What went well leaves nothing on its node.
