@@ -20,6 +20,7 @@ OTHERS = {
     "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
     "--ipc", "--its", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
     "--shm-size", "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
+    "--clear-groups", "--gpus-per-node", "--regid", "--reuid", "--time",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _TYPED = re.compile(r"multinode ([a-z-]+)((?: (?!multinode)[^;:,()`]*)?)")

@@ -246,6 +246,10 @@ _TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
 _PROTOCOLS: Mapping[str, Mapping[str, float]] = {"nccl": {"Simple": 1.0, "LL128": 16 / 15, "LL": 2.0}}
 
 
+# Of oneCCL and HCCL, rings are documented, as NCCL has them; nothing of them was measured.
+_TAKEN_AS = {"xccl": "nccl", "hccl": "nccl"}
+
+
 def protocols_of(backend: str) -> Mapping[str, float]:
     """By the protocol's name, bytes that it sends for a byte of payload; a nameless one where there is no choice."""
     return _PROTOCOLS.get(backend, {"": 1.0})
@@ -253,7 +257,7 @@ def protocols_of(backend: str) -> Mapping[str, float]:
 
 def algorithms_of(backend: str, collective: str) -> tuple[Algorithm, ...]:
     """What the backend may run for it, the usual one first; empty where that is not known."""
-    return _TABLE.get(backend, {}).get(collective, ())
+    return _TABLE.get(_TAKEN_AS.get(backend, backend), {}).get(collective, ())
 
 
 def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str | None = None) -> Flows:
