@@ -132,6 +132,7 @@ class AgentTransport:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], AgentStream] = {}
         self._early: dict[str, threading.Thread] = {}
+        self._is_closed = False
         self.has_asked = False
         self._failed: dict[str, MultinodeError] = {}
 
@@ -191,13 +192,17 @@ class AgentTransport:
         """Keep the channel of a verb that was asked with `then` and has given its last record, for the next verb."""
         with self._lock:
             before = self._kept.pop((node.name, stream.channel), None)
-            self._kept[node.name, stream.channel] = stream
+            if self._is_closed:
+                before = stream
+            else:
+                self._kept[node.name, stream.channel] = stream
         if before is not None:
             before.close()
 
     def close(self) -> None:
-        """End the agents that wait for a further verb, and see them gone."""
+        """End the agents that wait for a further verb, and see them gone; one that starts early ends as it comes."""
         with self._lock:
+            self._is_closed = True
             kept = list(self._kept.values())
             self._kept.clear()
         if kept:

@@ -53,6 +53,7 @@ class SshTransport(Transport):
         self._connections: dict[str, fabric.Connection] = {}
         self._opening: dict[str, threading.RLock] = {}
         self._failed: dict[str, Exception] = {}
+        self._is_closed = False
         # Logins under way: all of them, and those that pass one jump host, which is one sshd.
         self._logins = threading.Semaphore(fan_out())
         self._by_gateway: dict[str, threading.Semaphore] = {}
@@ -85,8 +86,9 @@ class SshTransport(Transport):
         return SshStream(channel, node.name, send_deadline_s=deadline_s)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, also those that are being opened early."""
         with self._lock:
+            self._is_closed = True
             connections = list(self._connections.values())
             self._connections.clear()
         for connection in connections:
@@ -119,8 +121,11 @@ class SshTransport(Transport):
                 open_connection(connection, node, connect_timeout_s=stage_s, end=end)
             connection.transport.set_keepalive(KEEPALIVE_S)
             with self._lock:
-                self._connections[node.name] = connection
-            return connection
+                if not self._is_closed:
+                    self._connections[node.name] = connection
+                    return connection
+            close_connection(connection)
+            raise ContactLost("the connection was closed while it was opened", node=node.name)
 
     def _gateway_places(self, connection: fabric.Connection) -> Sequence[threading.Semaphore]:
         """A place among the logins that pass the same jump host; a ProxyCommand does not say which one it passes."""

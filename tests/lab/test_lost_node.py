@@ -114,6 +114,7 @@ def test_a_node_that_vanishes_is_the_first_failure_and_nothing_is_left_on_it_or_
     assert document["nodes"][1]["lost_s"] == failure["time_s"]
     assert document["steps"] > 0
 
-    shown = command.run("show", run_id).stdout
+    # Lines are as wide as a terminal.
+    shown = " ".join(command.run("show", run_id).stdout.split())
     lost, consequence = (shown.index(text) for text in ("node1: contact was lost", raised))
     assert lost < consequence

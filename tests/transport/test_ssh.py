@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from multinode.core.cluster.cluster import Node
@@ -249,3 +250,23 @@ def test_a_defect_while_a_connection_is_opened_early_is_raised_at_its_first_use(
     with pytest.raises(TypeError):
         ssh.run(node, "true", deadline_s=DEADLINE_S)
     ssh.close()
+
+
+def test_a_connection_that_is_still_being_opened_early_does_not_outlive_the_transport(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    def logins() -> set[object]:
+        found = psutil.Process().net_connections("tcp")
+        return {one.laddr for one in found if one.raddr and one.raddr.port == sshd.port and one.status == "ESTABLISHED"}
+
+    before = logins()
+    ssh = SshTransport(connect_timeout_s=DEADLINE_S)
+    node = sshd.node(tmp_path)
+    ssh.open_early([node])
+    ssh.close()
+    for thread in threading.enumerate():
+        if thread.name == f"open-{node.name}":
+            thread.join(DEADLINE_S)
+    assert logins() <= before
+    with pytest.raises(ContactLost, match="closed while it was opened"):
+        ssh.run(node, "true", deadline_s=DEADLINE_S)
