@@ -10,6 +10,7 @@ MultinodeError             exit 1   a job, a check or a test failed
 |   |-- HostKeyError                its host key is unknown or has changed
 |   |-- AuthError                   it refused our keys
 |   `-- ContactLost                 it answered, and then no longer
+|       `-- NodeGone                its allocation has ended
 |-- NodeFailed             exit 1   a node was reached and could not do what was asked
 |-- RunFailed              exit 1   a run did not end well
 `-- Interrupted            exit 130 the user pressed Ctrl-C
@@ -28,6 +29,7 @@ __all__ = [
     "MultinodeError",
     "NodeError",
     "NodeFailed",
+    "NodeGone",
     "ResolveError",
     "RunFailed",
     "UsageError",
@@ -119,6 +121,10 @@ class AuthError(NodeError):
 
 class ContactLost(NodeError):
     """The connection to a node ended, or went silent past its deadline."""
+
+
+class NodeGone(ContactLost):
+    """The node is no longer ours, and trying again will not bring it back: its allocation has ended."""
 
 
 class NodeFailed(MultinodeError):

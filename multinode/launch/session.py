@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
+from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
 from multinode.launch.lease import LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 
@@ -202,6 +202,8 @@ class NodeSession:
         """Start the run and read to its end; whenever contact is lost, seek it again and go on where it broke off."""
         try:
             self._read_to_end(self._open("supervise", self.request) if self.have is None else self._follow_again())
+        except NodeGone:
+            raise
         except ContactLost as error:
             lost = error
         else:
@@ -228,6 +230,7 @@ class NodeSession:
 
         Raises:
             NodeError: it did not succeed until the lease has surely run out.
+            NodeGone: there is nothing to seek any more.
             NodeFailed: the node knows nothing of the run.
         """
         self._tell(error=lost)
@@ -240,6 +243,8 @@ class NodeSession:
                 break
             try:
                 return self._follow_again()
+            except NodeGone:
+                raise
             except NodeError as error:
                 lost = error
         raise lost

@@ -24,7 +24,7 @@ from multinode.core.cluster.allocation import (
     parse_node_addresses,
 )
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, UsageError, printable
+from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError, printable
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalStream
 
@@ -92,7 +92,7 @@ _NEW = "make a new allocation: salloc, or multinode submit"
 SLURM_REFUSALS = (
     SlurmRefusal(
         says=("invalid job id", "already complet", "unable to confirm allocation", "has expired", "revoked"),
-        kind=NodeFailed,
+        kind=NodeGone,
         message="Slurm job {job} has ended, and its nodes are no longer ours",
         hint=_NEW,
     ),
@@ -144,7 +144,7 @@ class SlurmTransport(Transport):
         """Start a step and talk to its command. See `Transport.open`.
 
         Raises:
-            NodeFailed: the job has ended.
+            NodeGone: the job has ended.
             UsageError: Slurm's programs are not here.
         """
         if node.slurm_job is None:
@@ -310,7 +310,7 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
 
     Raises:
         UsageError: it is not here.
-        NodeFailed, ConnectError: as SLURM_REFUSALS has it.
+        NodeFailed, NodeGone, ConnectError: as SLURM_REFUSALS has it.
         ContactLost: it did not answer in time.
         MultinodeError: it failed otherwise.
     """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, UsageError
+from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.slurm import SLURM_REFUSALS, SlurmTransport, read_allocation, step_environment, submit_script
 from tests.core.test_allocation import JOB, NODES
@@ -180,9 +180,9 @@ def test_verbs_of_a_run_follow_each_other_in_a_step_with_gpus_and_others_in_one_
 @pytest.mark.parametrize(
     ("said", "kind", "message"),
     [
-        ("Unable to confirm allocation for job 7: Invalid job id specified", NodeFailed, "job 7 has ended"),
-        ("Slurm job 7 has expired", NodeFailed, "job 7 has ended"),
-        ("Unable to create step for job 7: Job/step already completing or completed", NodeFailed, "job 7 has ended"),
+        ("Unable to confirm allocation for job 7: Invalid job id specified", NodeGone, "job 7 has ended"),
+        ("Slurm job 7 has expired", NodeGone, "job 7 has ended"),
+        ("Unable to create step for job 7: Job/step already completing or completed", NodeGone, "job 7 has ended"),
         (
             "Unable to create step for job 7: Requested node configuration is not available",
             NodeFailed,
@@ -248,7 +248,7 @@ def test_the_allocation_that_we_are_in_is_a_cluster(programs: Path) -> None:
     with pytest.raises(UsageError, match="is TIMEOUT"):
         read_allocation(os.environ)
     put(programs, "scontrol", "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
-    with pytest.raises(NodeFailed, match="has ended"):
+    with pytest.raises(NodeGone, match="has ended"):
         read_allocation(os.environ)
 
 
