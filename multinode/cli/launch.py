@@ -34,8 +34,10 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_document
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.core.run.planning import LaunchOptions
+from multinode.core.run.restart import RestartOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
+from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.workflows.run.context import Launch
@@ -87,6 +89,30 @@ def launch(
     ] = False,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            metavar="N",
+            rich_help_panel="Run control",
+            help="Start a run that fails again from its last complete checkpoint, so often at the most.",
+        ),
+    ] = 0,
+    node_wait: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel="Run control",
+            help="How long a restart waits for a node that cannot be reached: 90s, 10m, 2h.",
+        ),
+    ] = "10m",
+    restart_after_oom: Annotated[
+        bool,
+        typer.Option(
+            "--restart-after-oom", rich_help_panel="Run control", help="Restart a run that ran out of memory, too."
+        ),
+    ] = False,
     notices: NoticeOptions,
     fetch: Fetch = None,
     profile: Profile = True,
@@ -125,13 +151,24 @@ def launch(
         on_stall=on_hang,
     )
     what = training.make_training(nodes_and_text, what_job, options, execute, check=check)
+    if restarts and detach:
+        raise UsageError(
+            "--restarts needs this command to stay: a detached run is not restarted",
+            hint="leave out --detach; in Slurm, multinode submit keeps it there",
+        )
+    try:
+        node_wait_s = parse_duration(node_wait)
+    except ValueError as error:
+        raise UsageError(f"--node-wait: {error}") from None
+    again = RestartOptions(restarts=restarts, node_wait_s=node_wait_s, after_oom=restart_after_oom)
     if dry_run:
         _print_plan(what, as_json=as_json)
         return
     with open_context(what.cluster) as context, notices.watch(context) as tell_end:
         from multinode.workflows.run.launch import launch as run_launch
+        from multinode.workflows.run.restart import launch_with_restarts
 
-        launched = run_launch(what, context)
+        launched = launch_with_restarts(what, context, again) if restarts else run_launch(what, context)
         not_fetched = fetch_results(context, launched, what.cluster, fetch)
         tell_end(launched.run)
     if detach and notices.are_wanted:

@@ -14,7 +14,7 @@ from multinode.errors import MultinodeError
 
 if TYPE_CHECKING:
     from multinode.core.run.progress import RunProgress
-    from multinode.core.run.run import Run, Stall
+    from multinode.core.run.run import Run
     from multinode.report.run.notice import Notice
     from multinode.workflows.run.context import RunContext
 
@@ -46,8 +46,8 @@ class NoticeOptions:
         from multinode.launch.notify import LOG, Notifier, check_url
         from multinode.report.run.notice import (
             end_notice,
-            hang_notice,
             interrupted_notice,
+            new_notices,
             notice_document,
             notice_environment,
         )
@@ -55,18 +55,16 @@ class NoticeOptions:
         notifier = Notifier(self.on_end, check_url(self.notify) if self.notify is not None else None)
         observe = context.observe
         latest: RunProgress | None = None
-        told: Stall | None = None
 
         def tell(notice: Notice) -> None:
             log = context.runs / notice.run / LOG
             notifier.tell(notice_document(notice), notice_environment(notice), log)
 
         def observe_and_tell(progress: RunProgress) -> None:
-            nonlocal latest, told
+            nonlocal latest
+            for notice in new_notices(latest, progress, context.runs / progress.run_id):
+                tell(notice)
             latest = progress
-            if progress.stall is not None and progress.stall is not told:
-                tell(hang_notice(progress, progress.stall, context.runs / progress.run_id))
-            told = progress.stall
             observe(progress)
 
         def tell_end(run: Run) -> None:

@@ -205,7 +205,7 @@ OnEnd = Annotated[
     typer.Option(
         metavar="CMD",
         rich_help_panel=_RUN,
-        help="Shell command to run here when the run ends or hangs; $MULTINODE_EVENT and others describe it.",
+        help="Shell command to run here when the run ends, hangs or restarts; $MULTINODE_EVENT and others describe it.",
     ),
 ]
 Notify = Annotated[
@@ -215,7 +215,7 @@ Notify = Annotated[
         envvar="MULTINODE_NOTIFY",
         show_envvar=False,
         rich_help_panel=_RUN,
-        help="Webhook (https) that gets a JSON document when the run ends or hangs; else $MULTINODE_NOTIFY.",
+        help="Webhook (https) that gets a JSON document when the run ends, hangs or restarts; else $MULTINODE_NOTIFY.",
     ),
 ]
 GradCompress = Annotated[

@@ -14,7 +14,8 @@ import zipfile
 from typing import Any, Optional
 
 from ..channel import Channel, Record
-from ..kernel_files import list_names
+from ..facts import files
+from ..kernel_files import list_names, read_mounts
 
 __all__ = ["look_at", "run"]
 
@@ -40,7 +41,9 @@ def run(request: Record, channel: Channel) -> None:
     numbered = [(int(found[1]), name) for name in list_names(folder) for found in [_NAME.fullmatch(name)] if found]
     names = [name for _, name in sorted(numbered, reverse=True)[:_MOST_CHECKPOINTS]]
     found = [{"name": name, **look_at(os.path.join(folder, name))} for name in names]
-    channel.emit({"kind": "checkpoints", "checkpoints": found})
+    place = files.look_at(folder, "/", read_mounts())
+    lies = {name: place[name] for name in ("filesystem", "device")}
+    channel.emit({"kind": "checkpoints", "checkpoints": found, **lies})
 
 
 def look_at(folder: str) -> Record:
@@ -48,9 +51,9 @@ def look_at(folder: str) -> Record:
 
     Returns:
         `files`: by name, what is wrong with each file that a resume reads, None where nothing is; `step`: that of
-        trainer_state.json; `shards`: names that the indexes of the weights list.
+        trainer_state.json; `saved_ns`: when that was written; `shards`: names that the indexes of the weights list.
     """
-    files: dict[str, Optional[str]] = {}
+    problems: dict[str, Optional[str]] = {}
     step: Optional[int] = None
     shards: list[str] = []
     for name in list_names(folder)[:_MOST_FILES]:
@@ -67,10 +70,14 @@ def look_at(folder: str) -> Record:
             else:
                 continue
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            files[name] = (getattr(error, "strerror", None) or str(error))[:200]
+            problems[name] = (getattr(error, "strerror", None) or str(error))[:200]
         else:
-            files[name] = None
-    return {"files": files, "step": step, "shards": sorted(set(shards))[:_MOST_FILES]}
+            problems[name] = None
+    try:
+        saved_ns = os.stat(os.path.join(folder, _STATE)).st_mtime_ns
+    except OSError:
+        saved_ns = None
+    return {"files": problems, "step": step, "saved_ns": saved_ns, "shards": sorted(set(shards))[:_MOST_FILES]}
 
 
 def _read_step(path: str) -> int:

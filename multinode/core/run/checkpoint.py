@@ -31,12 +31,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         step: as trainer_state.json has it; None where it cannot be read.
         files: by name, what is wrong with it; None where nothing is.
         shards: of the weights, as their index names them.
+        saved_ns: when trainer_state.json was last written, on the node's clock; None where it is not there.
     """
 
     name: Annotated[str, Meta(pattern=r"^checkpoint-[0-9]{1,15}$")]
     step: Annotated[int, Meta(ge=0)] | None = None
     files: dict[str, str | None] = {}
     shards: tuple[str, ...] = ()
+    saved_ns: int | None = None
 
     @property
     def number(self) -> int:

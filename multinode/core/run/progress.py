@@ -296,6 +296,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stall: what is behind the standstill that lasts; None while the run gets on.
         training: how far it is in its time; None has it train its steps.
+        attempt: which attempt this is, of `attempts` at the most, where it is restarted when it fails; else None.
     """
 
     run_id: str
@@ -305,6 +306,8 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     stall: Stall | None = None
     training: TrainingTime | None = None
+    attempt: int | None = None
+    attempts: int | None = None
 
     @property
     def left_s(self) -> float | None:

@@ -11,6 +11,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.units import format_count
 
 __all__ = [
+    "Attempt",
     "Connection",
     "Failure",
     "FlightRecord",
@@ -215,6 +216,33 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: float | None = None
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a run that is restarted; it is a run itself, with the same nodes, logs and figures as any.
+
+    Attributes:
+        run_id: its own.
+        checkpoint: the one that it went on from; None begins anew.
+        skipped: checkpoints that were newer, and why each is not complete.
+        first_step: optimizer steps that were done before; `last_step` when it ended, before its first step the same.
+        lost_steps: steps of it that the attempt after it did again; None of the last one.
+        lost_s: from its failure to the start of the next attempt, and what the lost steps had taken; likewise.
+        not_restarted: why there is no attempt after it; None where there is one, or where it succeeded.
+    """
+
+    run_id: str
+    status: RunStatus
+    started_s: float
+    ended_s: float | None = None
+    checkpoint: str | None = None
+    skipped: dict[str, str] = {}
+    first_step: int = 0
+    last_step: int = 0
+    first_failure: Failure | None = None
+    lost_steps: int | None = None
+    lost_s: float | None = None
+    not_restarted: str | None = None
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as `run.json` keeps it.
 
@@ -224,6 +252,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         lease_s: how long the nodes go on without word from the controller.
         kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`.
         detached: whether it goes on without a controller.
+        attempts: of a run that is restarted when it fails, oldest first; empty of any other.
     """
 
     schema: str = "multinode.run/1"
@@ -240,6 +269,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "launch"
     detached: bool = False
     stalls: tuple[Stall, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def extent(self) -> str:

@@ -11,7 +11,15 @@ from multinode.core.run.quoting import destination, ssh_words
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
 
-__all__ = ["check_contents", "check_output", "check_paths", "check_revisions", "check_shared", "check_workdir"]
+__all__ = [
+    "check_contents",
+    "check_output",
+    "check_paths",
+    "check_revisions",
+    "check_shared",
+    "check_workdir",
+    "is_network",
+]
 
 PATH_MISSING = Rule(
     "paths",
@@ -221,7 +229,12 @@ def _places(inspection: Inspection, path: str) -> list[PathFact]:
 
 
 def _is_network(place: PathFact) -> bool:
-    kind = place.filesystem or ""
+    return is_network(place.filesystem)
+
+
+def is_network(filesystem: str | None) -> bool:
+    """Whether a type of file system, as the kernel names it, is one that several machines may have in common."""
+    kind = filesystem or ""
     return kind in _NETWORK_FILESYSTEMS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
 
 

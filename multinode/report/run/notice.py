@@ -13,7 +13,16 @@ from multinode.core.text.secret_values import redact
 from multinode.report.render.escaping import sanitize
 from multinode.units import format_duration
 
-__all__ = ["Notice", "end_notice", "hang_notice", "interrupted_notice", "notice_document", "notice_environment"]
+__all__ = [
+    "Notice",
+    "end_notice",
+    "hang_notice",
+    "interrupted_notice",
+    "new_notices",
+    "notice_document",
+    "notice_environment",
+    "restart_notice",
+]
 
 _MOST_CHARACTERS = 1000
 _PREFIX = "MULTINODE_"
@@ -83,6 +92,22 @@ def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
     )
 
 
+def restart_notice(progress: RunProgress, directory: Path) -> Notice:
+    """A further attempt of a run has begun."""
+    text = f"run {progress.run_id} was restarted: attempt {progress.attempt} of {progress.attempts}"
+    return _of_progress("restart", text, "running", progress, directory)
+
+
+def new_notices(before: RunProgress | None, now: RunProgress, directory: Path) -> list[Notice]:
+    """What has happened from one look at a run to the next: a restart, a standstill."""
+    notices = []
+    if before is not None and now.attempt != before.attempt:
+        notices.append(restart_notice(now, directory))
+    if now.stall is not None and (before is None or now.stall is not before.stall):
+        notices.append(hang_notice(now, now.stall, directory))
+    return notices
+
+
 def interrupted_notice(progress: RunProgress, reason: str, directory: Path) -> Notice:
     """The controller could not follow a run to its end."""
     text = f"run {progress.run_id} failed: the controller could not go on: {reason}"
@@ -105,7 +130,7 @@ def notice_environment(notice: Notice) -> dict[str, str]:
 
 
 def _of_progress(
-    event: Literal["end", "hang"], text: str, status: str, progress: RunProgress, directory: Path
+    event: Literal["end", "hang", "restart"], text: str, status: str, progress: RunProgress, directory: Path
 ) -> Notice:
     return Notice(
         event=event,

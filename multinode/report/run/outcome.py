@@ -15,13 +15,13 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.core.run.run import Failure, NodeRun, Run, Stall
+from multinode.core.run.run import Attempt, Failure, NodeRun, Run, Stall
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.screen import Part, labelled, paragraph
 from multinode.report.render.sheet import percent
 from multinode.report.render.table import make_table, sheet_table
 from multinode.report.steps.summary_sheets import measured, step_sheet
-from multinode.units import format_duration
+from multinode.units import format_count, format_duration
 
 __all__ = [
     "LaunchDocument",
@@ -63,6 +63,7 @@ class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str]
     duration_s: float | None
     stalls: tuple[Stall, ...]
+    attempts: tuple[Attempt, ...]
     directory: str
 
 
@@ -97,6 +98,7 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
         yield ""
         yield sheet_table(sheet)
     rows = [("Run", f"{run.run_id}, {run.job}"), *_steps_rows(summary)]
+    rows += [(f"Attempt {number}", _attempt_words(one)) for number, one in enumerate(run.attempts, 1)]
     rows += [*(_failure_rows(run) if failure else ()), *_cause_rows(summary)]
     yield ""
     yield labelled(rows)
@@ -111,6 +113,12 @@ def run_verdict(run: Run, summary: Summary) -> str:
     if summary.samples_per_s is not None:
         words[0] += f": {measured(summary, 'samples_per_s', summary.samples_per_s)} samples/s"
     words.append(run.extent)
+    lost = [one for one in run.attempts if one.lost_s is not None]
+    if lost:
+        known = [one.lost_steps for one in lost if one.lost_steps is not None]
+        steps = f"{format_count(sum(known), 'step')} and " if known else ""
+        lost_s = format_duration(sum(one.lost_s or 0.0 for one in lost))
+        words.append(f"{format_count(len(lost), 'restart')} ({steps}{lost_s} lost)")
     limit = _limit(summary)
     return ", ".join(words) + (f"; {limit}" if limit else "")
 
@@ -273,7 +281,23 @@ def run_table(run: Run) -> Table:
             table.add_row("consequence", Text(sanitize(consequence)))
         for name, text in failure_notes(failure):
             table.add_row(name, Text(sanitize(text)))
+    for number, attempt in enumerate(run.attempts, 1):
+        table.add_row(f"attempt {number}", Text(sanitize(_attempt_words(attempt))))
     for node in run.nodes:
         ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
         table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))
     return table
+
+
+def _attempt_words(attempt: Attempt) -> str:
+    begin = f"from {attempt.checkpoint}" if attempt.checkpoint is not None else "from the beginning"
+    words = [f"{attempt.run_id} {begin}: {attempt.status} at step {attempt.last_step}"]
+    if attempt.first_failure is not None:
+        words.append(f"{attempt.first_failure.node}: {attempt.first_failure.message}")
+    words += [f"{name} is not complete: {gap}" for name, gap in attempt.skipped.items()]
+    if attempt.lost_s is not None:
+        steps = f"{format_count(attempt.lost_steps, 'step')} and " if attempt.lost_steps is not None else ""
+        words.append(f"lost {steps}{format_duration(attempt.lost_s)}")
+    if attempt.not_restarted is not None:
+        words.append(f"not restarted: {attempt.not_restarted}")
+    return "; ".join(words)

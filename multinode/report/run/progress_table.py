@@ -236,6 +236,8 @@ def stall_line(stall: Stall) -> str:
 
 def _duration(progress: RunProgress) -> str:
     said = format_duration(progress.elapsed_s)
+    if progress.attempt is not None:
+        said = f"attempt {progress.attempt} of {progress.attempts}: {said}"
     training = progress.training
     if training is not None:
         said += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ from multinode.core.run.run import Run, new_run
 from multinode.core.run.run_id import node_run_id
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import ExecuteOptions, StopRequest
-from multinode.store.run_directory import RunDirectory
+from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.fan_out import gather
 from multinode.workflows.run.context import Launched, RunContext
 from multinode.workflows.run.launch import follow_run
 from multinode.workflows.run.observe import summarise_run
+from multinode.workflows.run.runs import PLAN_FILE
 
 __all__ = ["Cleaned", "Known", "attach", "clean", "cleanup_nodes", "find_known", "find_on_nodes", "look_again", "stop"]
 
@@ -56,7 +58,12 @@ def find_known(runs: Path, run_id: str) -> Known:
     """
     directory = RunDirectory.open(runs, run_id)
     run = directory.read("run.json", Run)
-    plan = directory.read("plan.json", LaunchPlan)
+    # Of a run that is restarted the last attempt is what runs on nodes.
+    attempts = [path for path in list_runs(runs) if re.fullmatch(re.escape(directory.run_id) + r"-\d+", path.name)]
+    if run is not None and run.kind == "launch" and not (directory.path / PLAN_FILE).is_file() and attempts:
+        directory = RunDirectory(max(attempts, key=lambda path: int(path.name.rpartition("-")[2])))
+        run = directory.read("run.json", Run)
+    plan = directory.read(PLAN_FILE, LaunchPlan)
     hostfile = directory.path / "hostfile.txt"
     if run is None or plan is None or not hostfile.is_file():
         raise UsageError(f"run {directory.run_id} has no nodes of its own", hint="its parts are runs: multinode runs")

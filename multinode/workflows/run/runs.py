@@ -81,4 +81,8 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
 
 def _is_forsaken(directory: RunDirectory, run: Run) -> bool:
     """Whether its controller was killed: nothing of these runs on the nodes under their own names."""
-    return run.kind in _HELD and not (directory.path / PLAN_FILE).is_file() and not directory.is_locked
+    return (
+        (run.kind in _HELD or bool(run.attempts))
+        and not (directory.path / PLAN_FILE).is_file()
+        and not directory.is_locked
+    )

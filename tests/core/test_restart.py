@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.core.job.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.core.run.checkpoint import Checkpoint, CheckpointChoice
+from multinode.core.run.restart import RestartOptions, Saved, Start, resume_job, why_no_resume, why_not_restarted
+from multinode.core.run.run import Attempt, Failure
+
+TEXT = "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: d\noutput_dir: out/\n"
+CRASH = Failure(node="b", node_rank=1, rank=1, message="rank 1 crashed", kind="crashed", exit_code=1)
+OPTIONS = RestartOptions(restarts=2)
+
+
+def job(**config: Any) -> LlamaFactoryJob:
+    return parse_llamafactory(TEXT, "train.yaml", [f"{key}={value}" for key, value in config.items()])
+
+
+def attempt(last_step: int = 30, failure: Failure | None = CRASH, **changed: Any) -> Attempt:
+    values = {"run_id": "r", "status": "failed", "started_s": 0.0, "last_step": last_step, "first_failure": failure}
+    return Attempt(**{**values, **changed})
+
+
+def failure(**changed: Any) -> Failure:
+    return msgspec.structs.replace(CRASH, **changed)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "reason"),
+    [
+        ([attempt()], None),
+        ([attempt(status="lost", failure=failure(kind="node_lost"))], None),
+        ([attempt(0, failure(kind="node_lost"))], None),
+        ([attempt(failure=failure(kind="hang"))], None),
+        ([attempt(), attempt(40)], None),
+        # The same step, another cause; and the other way round.
+        ([attempt(), attempt(failure=failure(kind="killed"))], None),
+        ([attempt(), attempt(31)], None),
+        ([attempt(), attempt()], "it failed twice at step 30 for the same cause"),
+        ([attempt(30), attempt(40), attempt(50)], "all 2 restarts are used"),
+        ([attempt(0)], "it failed before its first step"),
+        ([attempt(), attempt(20, first_step=20)], "it failed before its first step"),
+        ([attempt(failure=failure(kind="out_of_memory"))], "it ran out of memory, and would again"),
+        ([attempt(failure=failure(kind="out_of_gpu_memory"))], "it ran out of memory, and would again"),
+        ([attempt(failure=failure(exit_code=78))], "exit code 78 says that a restart would not help"),
+        ([attempt(status="stopped", failure=None)], "it ended as stopped"),
+        ([attempt(status="succeeded", failure=None)], "it ended as succeeded"),
+    ],
+)
+def test_which_failures_are_restarted(attempts: list[Attempt], reason: str | None) -> None:
+    said = why_not_restarted(attempts, OPTIONS)
+    assert said is None if reason is None else said is not None and said.startswith(reason)
+
+
+def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
+    asked = RestartOptions(restarts=2, after_oom=True)
+    assert why_not_restarted([attempt(failure=failure(kind="out_of_memory"))], asked) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, None),
+        ({"stage": "dpo", "finetuning_type": "full"}, None),
+        ({"stage": "rm"}, None),
+        ({"stage": "rm", "finetuning_type": "full"}, "does not resume stage rm with full"),
+        ({"stage": "rm", "finetuning_type": "freeze"}, "does not resume stage rm with freeze"),
+        ({"stage": "ppo"}, "does not resume stage ppo"),
+        ({"deepspeed": "ds.json"}, "deepspeed"),
+        ({"fsdp": "full_shard"}, "fsdp"),
+        ({"save_only_model": "true"}, "optimizer"),
+        ({"save_strategy": "'no'"}, "saves no checkpoint"),
+        ({"save_strategy": "no"}, "saves no checkpoint"),
+        ({"output_dir": "null"}, "output_dir"),
+    ],
+)
+def test_which_jobs_can_go_on(config: dict[str, str], reason: str | None) -> None:
+    said = why_no_resume(job(**config))
+    assert said is None if reason is None else said is not None and reason in said
+
+
+def test_a_script_sees_to_its_own_checkpoints() -> None:
+    script = ScriptJob(argv=("train.py",))
+    assert why_no_resume(script) is None
+    assert resume_job(script, Start(nodes=2, is_first=False)) is script
+
+
+CHOSEN = CheckpointChoice(name="checkpoint-20", step=20)
+RESUMED = {"resume_from_checkpoint": "out/checkpoint-20", "overwrite_output_dir": False}
+ANEW = {"resume_from_checkpoint": None, "overwrite_output_dir": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "start", "changed"),
+    [
+        ({}, Start(nodes=1), {}),
+        ({}, Start(nodes=2), {"save_on_each_node": True}),
+        ({"save_on_each_node": "false"}, Start(nodes=2), {}),
+        ({}, Start(nodes=2, shared=True), {}),
+        ({}, Start(nodes=1, choice=CHOSEN, has_any=True), RESUMED),
+        ({}, Start(nodes=1, choice=CHOSEN, has_any=True, is_first=False), RESUMED),
+        # Checkpoints of which none is complete: LLaMA-Factory would go on from one of them by its name.
+        ({}, Start(nodes=1, has_any=True), ANEW),
+        ({}, Start(nodes=1, is_first=False), ANEW),
+        ({"overwrite_output_dir": "true"}, Start(nodes=1, choice=CHOSEN, has_any=True), {}),
+        ({"overwrite_output_dir": "true"}, Start(nodes=1, choice=CHOSEN, is_first=False), RESUMED),
+        ({"resume_from_checkpoint": "mine"}, Start(nodes=1, choice=CHOSEN), {}),
+        ({"resume_from_checkpoint": "mine"}, Start(nodes=1, choice=CHOSEN, is_first=False), RESUMED),
+    ],
+)
+def test_where_an_attempt_begins(config: dict[str, str], start: Start, changed: dict[str, Any]) -> None:
+    before = job(**config)
+    after = resume_job(before, start)
+    assert isinstance(after, LlamaFactoryJob)
+    assert after.config == before.config | changed
+
+
+def test_a_checkpoint_from_before_the_run_counts_once_it_is_saved_anew() -> None:
+    def saved(saved_ns: int) -> Saved:
+        return Saved(checkpoints=(Checkpoint(name="checkpoint-20", saved_ns=saved_ns),))
+
+    assert saved(1).without(None) == saved(1)
+    assert saved(1).without(saved(1)).checkpoints == ()
+    assert saved(2).without(saved(1)) == saved(2)
