@@ -121,18 +121,24 @@ def _spelling(parameter: Any) -> str:
 
 
 def _metavar(parameter: Any) -> str:
-    bounded = getattr(parameter, "min", None) is not None or getattr(parameter, "max", None) is not None
+    bounded = _bounds(parameter) != (None, None)
     name = str(parameter.metavar or ("N" if bounded else parameter.name.strip("_").upper().replace("_", "-")))
     return f"{name}..." if parameter.nargs == -1 and not name.endswith("...") else name
 
 
 def _range(parameter: Any) -> str:
-    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    least, most = _bounds(parameter)
     if least is None and most is None:
         return ""
     if most is None:
         return f" At least {least:g}."
     return f" At most {most:g}." if least is None else f" {least:g} to {most:g}."
+
+
+def _bounds(parameter: Any) -> tuple[float | None, float | None]:
+    """The least and the greatest value; some releases of Typer have them on the parameter, others on its type."""
+    holder = parameter if hasattr(parameter, "min") else parameter.type
+    return getattr(holder, "min", None), getattr(holder, "max", None)
 
 
 def _default(parameter: Any) -> str:

@@ -26,6 +26,7 @@ _WRITTEN_BY = {
     "multinode.bench/1": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/1": "`multinode check --json`",
     "multinode.contrast/2": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
+    "multinode.early-verdict/1": "`early-verdict.json` of a run, and a key of what `launch`, `attach` and `show` print",
     "multinode.grid/1": "`grid.json` of a sweep",
     "multinode.lab/1": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
     "multinode.launch/1": "`multinode launch --json`, `multinode attach --json`",
@@ -55,7 +56,8 @@ What is unknown is `null`, with its reason in `missing`. Units stand in the name
 """
 _FOOTER = """
 `multinode show --json` (`multinode.show/1`) puts together what a run has: `run` ([run](schemas/run-1.json)),
-`directory`, and of `summary`, `contrast`, `nccl_test`, `advice`, `sweep`, `bench` and `tune` those that there are.
+`directory`, and of `summary`, `contrast`, `nccl_test`, `advice`, `sweep`, `bench`, `tune` and `early_verdict` those
+that there are.
 `multinode logs --json`, `multinode report --json`, `multinode init --json`, `multinode clean --json` and
 `multinode lab fault list --json` print small documents of their own: names, paths and what was done.
 """

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from multinode.cli.main import VERBS
+from multinode.launch.known_errors import ERRORS_BY_ID, find_error
+from multinode.preflight.catalogue import CHECK_NAMES
+
 _ROOT = Path(__file__).parent.parent
 
 
@@ -186,27 +190,51 @@ def test_a_translation_has_the_sections_and_commands_of_its_page(
         assert line.startswith(f"{tree}/docs/page.zh-CN.md: {complaint}")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "90 s/it",
-        "slower with more nodes",
-        "tailscale0",
-        "environment variable RANK expected, but not set",
-        "store->get('0') got error",
-        "is killed by signal: Bus error",
-        "Watchdog caught collective operation timeout",
-        "bandwidth is not the bottleneck",
-        "Bootstrap : no socket interface found",
-        "connect returned Connection timed out",
-        "Connection refused, remote=[127.0.1.1]",
-        "Connection closed by peer",
-    ],
-)
-def test_a_question_is_found_by_its_error_text(text: str) -> None:
+# Of each question what people search for, and what of multinode answers it.
+QUESTIONS = {
+    "90 s/it": ("check strategy", "verb advise", "verb predict"),
+    "slower with more nodes": ("verb contrast",),
+    "tailscale0": ("check interface", "check link", "check ports", "verb nccl-test"),
+    "environment variable RANK expected, but not set": ("error missing-rank", "verb launch"),
+    "store->get('0') got error": ("error store-timeout", "verb launch"),
+    "is killed by signal: Bus error": ("check machine", "error bus-error"),
+    "Watchdog caught collective operation timeout": ("error collective-timeout", "verb launch"),
+    "bandwidth is not the bottleneck": ("verb show",),
+    "Bootstrap : no socket interface found": ("check variables", "error nccl-no-interface"),
+    "connect returned Connection timed out": ("check ports", "error nccl-timed-out"),
+    "Connection refused, remote=[127.0.1.1]": ("check hostname", "error gloo-loopback"),
+    "Connection closed by peer": ("error gloo-peer-gone", "verb launch"),
+}
+# As the programs print it, where that is more than is searched for.
+WHOLE_LINES = {
+    "store->get('0') got error": "[2] is setting up NCCL communicator, but store->get('0') got error: Socket Timeout",
+    "is killed by signal: Bus error": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error.",
+    "Connection refused, remote=[127.0.1.1]": "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/"
+    "pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:48019",
+    "Connection closed by peer": "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+    "[192.0.2.12]:40192",
+}
+PLACES = {
+    "check": ("checks.md", CHECK_NAMES),
+    "error": ("troubleshooting.md", tuple(ERRORS_BY_ID)),
+    "verb": ("", tuple(VERBS)),
+}
+
+
+@pytest.mark.parametrize("text", QUESTIONS)
+def test_a_question_is_found_by_its_error_text_and_answered_by_the_tool(text: str) -> None:
     sections = (_ROOT / "docs" / "faq.md").read_text().split("\n## ")
     (found,) = (section for section in sections if f"    {text}" in section or f"{text}\n" in section)
-    assert "multinode" in found
+    for answer in QUESTIONS[text]:
+        kind, name = answer.split()
+        page, known = PLACES[kind]
+        assert name in known
+        assert (f"`multinode {name}" if kind == "verb" else f"](reference/{page}#{name})") in " ".join(found.split())
+        if kind == "error":
+            # The message of a run that fails so is that of the page.
+            error = find_error(WHOLE_LINES.get(text, text))
+            assert error is not None
+            assert error.id == name
 
 
 def test_a_command_that_no_document_speaks_of_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ _SCRIPTS = (
     "scripts/demo",
     "scripts/gpu-report",
     "scripts/make_pictures",
+    "scripts/release-check",
     ".ci/run",
 )
 
@@ -309,3 +310,12 @@ def _with_multinode(checkout: Checkout) -> None:
     program = checkout.root / ".venv/bin/multinode"
     program.write_text(_MULTINODE)
     program.chmod(0o755)
+
+
+def test_a_release_is_not_checked_without_the_python_that_was_asked_for() -> None:
+    checked = subprocess.run(
+        [_ROOT / "scripts/release-check", "3.11", "3.99"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert checked.returncode == 1
+    assert "there is no Python 3.99" in checked.stderr
+    assert "building" not in checked.stdout

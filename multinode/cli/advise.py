@@ -116,10 +116,13 @@ def advise(
     recommendations = _recommendations(run_ids, link, link_measured)
     if try_ is None:
         from multinode.analyse.advice.advice import pays
+        from multinode.report.advice.advice_sheet import is_one_node
 
         again = f"multinode advise{given_options(ctx)} --details"
-        able = link is None and any(one.change is not None and pays(one) for one in recommendations.advice)
-        following = f"multinode advise{given_options(ctx, _FOR_A_TRY)} --try 2" if able else ""
+        paying = [one for one in recommendations.advice if one.change is not None and pays(one)]
+        following = f"multinode advise{given_options(ctx, _FOR_A_TRY)} --try 2" if paying and link is None else ""
+        if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
+            following = f"multinode launch {shlex.quote(recommendations.job)} {paying[0].command}"
         _tell(recommendations, _Shown(top=top, details=details, as_json=as_json, more=again, next_command=following))
         return
 
@@ -128,7 +131,7 @@ def advise(
     from multinode.core.job.job import LlamaFactoryJob
     from multinode.workflows.advice.try_advice import Trials, try_advice
 
-    nodes_and_text = read_cluster(hosts, nodes)
+    there = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]
     # A script makes as many steps as its own arguments say.
     overrides = [*(set_ or []), *([f"max_steps={steps_to_run(steps)}"] if script is None else [])]
@@ -136,7 +139,7 @@ def advise(
     grad_compress = training.grad_compress or recommendations.settings.grad_compress
     training = dataclasses.replace(training, grad_compress=grad_compress)
     execute = ExecuteOptions(kind="advise", stall_s=hang_timeout or None, on_stall=on_hang)
-    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), execute, check=check)
+    what = training.make_training(there, what_job, LaunchOptions(), execute, check=check)
     with open_context(what.cluster) as context:
         attempt = try_advice(
             what, context, recommendations, Trials(count=try_, repeats=repeats, picks=tuple(pick or ()))
@@ -216,10 +219,16 @@ def _tell(recommendations: Recommendations, shown: _Shown) -> None:
     """What was tried is shown whatever its rank."""
     import msgspec
 
+    from multinode.analyse.advice.advice import shortlist
     from multinode.report.advice.advice_screen import advice_parts
 
-    most = shown.top if shown.top is not None or shown.as_json or shown.details else _TOP
-    advice = tuple(one for place, one in enumerate(recommendations.advice) if most is None or place < most or one.tried)
+    if shown.top is None and not (shown.as_json or shown.details):
+        advice = shortlist(recommendations.advice, _TOP)
+    else:
+        most = shown.top
+        advice = tuple(
+            one for place, one in enumerate(recommendations.advice) if most is None or place < most or one.tried
+        )
     if shown.as_json:
         print_document(msgspec.structs.replace(recommendations, advice=advice))
         return

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from multinode.cli.early_verdict import running_verdict, watch
+from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import read_cluster
 from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
@@ -23,7 +25,7 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import PanelCommand
-from multinode.cli.running import fetch_results, open_agent, open_context, tell_result
+from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
@@ -58,6 +60,7 @@ def attach(
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
     notices: NoticeOptions,
+    exports: ExportOptions,
     fetch: Fetch = None,
     as_json: Json = False,
 ) -> None:
@@ -69,10 +72,20 @@ def attach(
 
     known = None if hosts is not None else _known(run_id)
     if known is not None and known.directory.is_locked:
+        if exports.are_wanted:
+            raise UsageError(
+                "--export: another multinode follows this run",
+                hint=f"multinode export {known.run.run_id} --follow tensorboard:DIR",
+            )
         _watch(known, fetch, as_json=as_json)
     leaves = known is None or known.run.detached
     cluster = known.cluster if known else read_cluster(hosts)[0]
-    with open_context(cluster, leaves=leaves) as context, notices.watch(context) as tell_end:
+    with (
+        open_context(cluster, leaves=leaves) as context,
+        watch(context, "report"),
+        notices.watch(context) as tell_end,
+        exports.watch(context),
+    ):
         known = known or _known_elsewhere(context, hosts, run_id)
         options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
         launched = follow(known, context, options)
@@ -89,6 +102,8 @@ def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     if fetch:
         raise UsageError("--fetch: another multinode follows this run", hint="attach again once it has ended")
     note(f"another multinode follows run {known.run.run_id}: what it writes, to the run's end; Ctrl-C leaves")
+    if known.run.kind == "launch" and (told := running_verdict(known.run.run_id)[1]):
+        note(told)
     ranks = tuple(node.node_rank for node in known.run.nodes)
     chunks = follow_logs(known, ranks, None)
     with contextlib.suppress(KeyboardInterrupt):
@@ -122,11 +137,13 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Remove what runs that have ended left on their nodes; logs and results on this machine stay."""
+    from multinode import api
+
     cluster, _ = read_cluster(hosts)
-    with open_agent(cluster) as agent:
+    with api.connect(cluster) as context:
         from multinode.workflows.run.attach import clean as clean_nodes
 
-        cleaned = clean_nodes(agent, cluster, run_ids or None, older_than * _SECONDS_PER_DAY)
+        cleaned = clean_nodes(context.agent, cluster, run_ids or None, older_than * _SECONDS_PER_DAY)
     if as_json:
         print_document({"schema": "multinode.clean/1", "nodes": cleaned})
     for one in cleaned if not as_json else ():

@@ -80,7 +80,6 @@ def bench(
     Each is measured alone, and then all at once, which heat, power and shared CPUs may slow down.
     """
     from multinode.core.measure.benchmark import PHASES, make_device_test
-    from multinode.transport.agent import load_archive
     from multinode.workflows.bench import bench as run_bench
 
     test = make_device_test(
@@ -89,11 +88,9 @@ def bench(
     asked = {"alone": alone, "together": together}
     phases = [phase for phase in PHASES if asked[phase] or not any(asked.values())]
     what = common.make_launch(
-        read_nodes(hosts, nodes, local, "bench"),
+        read_nodes(hosts, nodes, local),
         test,
-        LaunchOptions(
-            workers_per_node=local or workers_per_node, agent=load_archive().path, sample_interval_s=_SAMPLE_INTERVAL_S
-        ),
+        LaunchOptions(workers_per_node=local or workers_per_node, sample_interval_s=_SAMPLE_INTERVAL_S),
         # A device that hangs would hold up all other nodes.
         ExecuteOptions(
             kind="bench",

@@ -24,7 +24,6 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import fail_gate, print_document, print_screen
-from multinode.cli.running import open_agent
 from multinode.core.run.planning import LaunchOptions
 from multinode.units import format_count
 
@@ -66,20 +65,19 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Look at every node and at the network between them; say what would break a training, and what fixes it."""
+    from multinode import api
+
     cluster, _ = read_cluster(hosts, nodes)
     options = training.with_environment(LaunchOptions(workers_per_node=workers_per_node))
     what: Job | None = None
     if job is not None or ctx.meta[SCRIPT] is not None or set_ or synthetic or training.concerns_job:
-        from multinode.core.run.synthetic import with_synthetic
-
         what = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
-        what = with_synthetic(what) if synthetic else what
+        what = api.with_synthetic(what) if synthetic else what
         options = training.with_engine(what, options)
-    with open_agent(cluster) as agent, show_stage() as say:
+    with api.connect(cluster) as context, show_stage() as context.say:
         from multinode.report.check.check_report import check_parts, next_step
-        from multinode.workflows.check.check import CheckOptions, check_cluster
 
-        report = check_cluster(agent, cluster, what, CheckOptions(launch=options, bandwidth=bandwidth), say)
+        report = api.check(cluster, context, what, api.CheckOptions(launch=options, bandwidth=bandwidth))
     severities = {"error", "warning"} if strict else {"error"}
     failures = [finding for finding in report.findings if finding.severity in severities]
     if as_json:

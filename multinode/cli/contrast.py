@@ -10,6 +10,7 @@ import typer
 from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
+    AveragingOptions,
     Check,
     Details,
     HangTimeout,
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from multinode.workflows.comparison.contrast import ContrastRequest
     from multinode.workflows.run.context import Launch
 
-__all__ = ["print_contrast", "register"]
+__all__ = ["one_node_command", "print_contrast", "register"]
 
 _RUNS = {"run_a", "run_b"}
+_FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
 _FOR_ADVISE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
 
@@ -85,6 +87,7 @@ def contrast(
     set_: Overrides = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
+    averaging: AveragingOptions,
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
@@ -99,33 +102,34 @@ def contrast(
     as_json: Json = False,
 ) -> None:
     """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
-    from multinode.core.run.synthetic import with_synthetic
-    from multinode.workflows.comparison.contrast import ContrastRequest, cut_job
-    from multinode.workflows.comparison.contrast import contrast as measure
+    from multinode import api
 
-    nodes_and_text = read_cluster(hosts)
-    what_job = cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set), steps, whole=full_run)
+    there = read_cluster(hosts)
+    what_job = api.cut_job(read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set), steps, whole=full_run)
     if synthetic:
-        what_job = with_synthetic(what_job)
-    request = ContrastRequest(
+        what_job = api.with_synthetic(what_job)
+    request = api.ContrastRequest(
         mode=mode,
         counts=parse_option("--nodes", nodes, _parse_numbers) if nodes is not None else (),
         workers=workers_per_node,
         each_node=each_node,
         baseline_gpus=parse_option("--baseline-gpus", baseline_gpus, _parse_numbers) if baseline_gpus else None,
     )
-    execute = ExecuteOptions(kind="contrast", stall_s=hang_timeout or None, on_stall=on_hang)
-    what = training.make_training(nodes_and_text, what_job, LaunchOptions(), execute, check=check)
+    execute = ExecuteOptions(stall_s=hang_timeout or None, on_stall=on_hang)
+    options = LaunchOptions(averaging=averaging.read())
+    what = training.make_training(there, what_job, options, execute, check=check)
     if dry_run:
         _print_plan(what, request, as_json=as_json)
         return
     with open_context(what.cluster) as context:
-        contrasted = measure(what, context, request, repeats=repeats)
+        contrasted = api.contrast(what, context, request, repeats=repeats)
     name = contrasted.directory.name
     advise = f"multinode advise {name} --try 2{given_options(ctx, _FOR_ADVISE)}"
     following = advise if contrasted.contrast.advice else f"multinode report {name}"
+    if (one_node := one_node_command(contrasted.contrast, given_options(ctx, _FOR_LAUNCH))) is not None:
+        following = one_node
     if as_json:
-        print_document(contrasted.contrast)
+        print_document(contrasted)
         note(f"next: {following}")
     else:
         print_contrast(
@@ -135,6 +139,15 @@ def contrast(
     note(f"as a page: multinode report {name}")
     if min_efficiency is not None and contrasted.contrast.efficiency < min_efficiency:
         fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
+
+
+def one_node_command(contrast: Contrast, given: str) -> str | None:
+    """The launch on one node where that was measured to be the better; `given` are the job and the hostfile."""
+    from multinode.report.comparison.contrast_words import prefers_one_node
+
+    if not prefers_one_node(contrast) or not given:
+        return None
+    return f"multinode launch --nodes 1 --workers-per-node {contrast.baseline.workers_per_node}{given}"
 
 
 def _print_plan(what: Launch, request: ContrastRequest, *, as_json: bool) -> None:

@@ -45,7 +45,7 @@ def import_(
     if as_json:
         print_document(imported.table)
     else:
-        print_cells(imported.table)
+        print_cells(imported.table, more=f"multinode table {imported.table.run_id} --details")
     print_directory(imported.directory)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,6 @@ import typer
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
-from multinode.cli.running import open_agent
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.store.text_file import write_new_text
@@ -25,23 +25,56 @@ def register(app: typer.Typer) -> None:
 
 def init(
     nodes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="NODE...", help="Names or aliases for SSH, in node-rank order; each may carry keys."),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The hostfile to write.")] = Path(
-        "hostfile"
-    ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The hostfile to write, else `hostfile`; of --example the directory."
+        ),
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Ask no node: copy sample hostfiles and training configurations here.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Look at the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
+    if example == bool(nodes):
+        raise UsageError(
+            "--example asks no node, and nodes were named" if example else "no node was named",
+            hint="multinode init gpu-a gpu-b, or: multinode init --example",
+        )
+    if example:
+        _copy_example(output or Path(), as_json=as_json)
+    else:
+        _describe(nodes or [], output or Path("hostfile"), as_json=as_json)
+
+
+def _copy_example(folder: Path, *, as_json: bool) -> None:
+    from multinode.store.example import copy_example
+
+    files = copy_example(folder)
+    if as_json:
+        print_document({"schema": "multinode.init/1", "files": [str(path) for path in files]})
+        return
+    for path in files:
+        typer.echo(path)
+    where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    note(f"next: {where}multinode launch --hosts hostfiles/two4090.txt configs/lora_sft.yaml --dry-run")
+
+
+def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
+    from multinode import api
+
     cluster = parse_hostfile("\n".join(nodes), "the command line")
     if output.exists():
         raise UsageError(f"{output} already exists", hint="name another: -o FILE")
-    with open_agent(cluster) as agent, show_stage() as say:
+    with api.connect(cluster) as context, show_stage() as say:
         from multinode.workflows.init import describe_nodes
 
         say(f"probing {len(cluster.nodes)} nodes")
-        described = describe_nodes(agent, cluster)
+        described = describe_nodes(context.agent, cluster)
     write_new_text(output, described.text)
     if as_json:
         nodes_found = described.cluster.nodes

@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from multinode.cli.output import note
-from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
 from multinode.core.run.engine_commands import Engine, choose_engine, parse_accelerate
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
 
+if TYPE_CHECKING:
+    from multinode.workflows.run.nodes import Nodes
+
 __all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment", "read_nodes"]
 
 T = TypeVar("T")
 
 
-def read_cluster(hosts: str | None, nodes: int | None = None) -> tuple[Cluster, str]:
-    """The cluster that `--hosts` or its stand-ins name, cut to `--nodes`, and the hostfile's text.
+def read_cluster(hosts: str | None, nodes: int | None = None) -> Nodes:
+    """The nodes that `--hosts` or its stand-ins name, cut to `--nodes`.
 
     A hostfile that `--hosts` did not name is told on stderr.
 
     Raises:
         UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
     """
-    from multinode.lab.cluster import lab_hostfile
-    from multinode.store.hostfile import find_hosts, load_hostfile
-    from multinode.store.settings import load_settings
+    from multinode import api
 
-    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
-    if path is None:
-        from multinode.transport.slurm import read_allocation
-
-        cluster, text = read_allocation(os.environ)
-    else:
-        cluster, text = load_hostfile(path, note)
-    if hosts is None:
-        note(f"hostfile: {cluster.source} ({named_by})")
-    if nodes is not None and nodes > len(cluster.nodes):
-        raise UsageError(f"{nodes} nodes were asked for, and {cluster.source} has {len(cluster.nodes)}")
-    return (cluster.first(nodes) if nodes is not None else cluster), text
+    return api.load_nodes(hosts, nodes, note)
 
 
-def read_nodes(hosts: str | None, nodes: int | None, local: int | None, verb: str) -> tuple[Cluster, str]:
+def read_nodes(hosts: str | None, nodes: int | None, local: int | None) -> Nodes:
     """As `read_cluster`; with `--local` this machine, for that many workers.
 
     Raises:
         UsageError: as `read_cluster`; or nodes are named beside `--local`.
     """
+    from multinode import api
+
     if local is None:
         return read_cluster(hosts, nodes)
     if hosts is not None or nodes is not None:
         raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
-    return local_cluster(local, sys.executable), f"# This machine, without SSH: {verb} --local\n"
+    return api.local_nodes(local)
 
 
 def parse_option(name: str, text: str, parse: Callable[[str], T]) -> T:
@@ -85,8 +75,7 @@ def read_job(
     Raises:
         UsageError: both or neither, or it cannot be understood.
     """
-    from multinode.core.job.deepspeed import parse_deepspeed_edits
-    from multinode.store.job import load_job
+    from multinode import api
     from multinode.store.settings import default_job, load_settings
 
     if script is not None:
@@ -100,8 +89,7 @@ def read_job(
                 f"{option} changes a YAML job, and this is a script", hint="give the script its own arguments"
             )
         return ScriptJob(argv=script)
-    edits = parse_deepspeed_edits(deepspeed_edits or [])
-    job = load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), tuple(overrides), edits)
+    job = api.load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), overrides, deepspeed_edits or ())
     _show_diff(job)
     return job
 

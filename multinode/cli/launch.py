@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.early_verdict import IfSlower, require_terminal, watch
+from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     SCRIPT,
+    AveragingOptions,
     Check,
     Fetch,
     GracePeriod,
@@ -32,12 +35,11 @@ from multinode.cli.options import (
     expand_options,
 )
 from multinode.cli.output import note, print_document
+from multinode.cli.restarts import Restarts
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.core.run.planning import LaunchOptions
-from multinode.core.run.restart import RestartOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
-from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.workflows.run.context import Launch
@@ -67,6 +69,7 @@ def launch(
     set_: Overrides = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
+    averaging: AveragingOptions,
     check: Check = True,
     lease: Annotated[
         float,
@@ -89,31 +92,10 @@ def launch(
     ] = False,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
-    restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1000,
-            metavar="N",
-            rich_help_panel="Run control",
-            help="Start a run that fails again from its last complete checkpoint, so often at the most.",
-        ),
-    ] = 0,
-    node_wait: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            rich_help_panel="Run control",
-            help="How long a restart waits for a node that cannot be reached: 90s, 10m, 2h.",
-        ),
-    ] = "10m",
-    restart_after_oom: Annotated[
-        bool,
-        typer.Option(
-            "--restart-after-oom", rich_help_panel="Run control", help="Restart a run that ran out of memory, too."
-        ),
-    ] = False,
+    if_slower: IfSlower = "report",
+    restarting: Restarts,
     notices: NoticeOptions,
+    exports: ExportOptions,
     fetch: Fetch = None,
     profile: Profile = True,
     trace: Trace = None,
@@ -124,17 +106,18 @@ def launch(
     as_json: Json = False,
 ) -> None:
     """Run a training on every node, with matching ranks, and follow it to its end."""
-    from multinode.core.run.synthetic import with_synthetic
+    from multinode import api
 
-    nodes_and_text = read_cluster(hosts, nodes)
-    if detach and any(node.slurm_job is not None for node in nodes_and_text[0].nodes):
+    require_terminal(if_slower, detach=detach)
+    there = read_cluster(hosts, nodes)
+    if detach and any(node.slurm_job is not None for node in there.cluster.nodes):
         raise UsageError(
             "--detach: Slurm ends what a step leaves behind, so a run in an allocation needs its controller there",
             hint="have a batch job of Slurm run both: multinode submit -N2 -- launch ...",
         )
     what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
     if synthetic:
-        what_job = with_synthetic(what_job)
+        what_job = api.with_synthetic(what_job)
     options = LaunchOptions(
         workers_per_node=workers_per_node,
         profile=profile,
@@ -142,6 +125,7 @@ def launch(
         trace_ranks=tuple(trace_ranks or ()),
         nccl_inspector=nccl_inspector,
         sample_interval_s=1 / sample_hz,
+        averaging=averaging.read(),
     )
     execute = ExecuteOptions(
         lease_s=None if detach else lease,
@@ -150,25 +134,22 @@ def launch(
         stall_s=hang_timeout or None,
         on_stall=on_hang,
     )
-    what = training.make_training(nodes_and_text, what_job, options, execute, check=check)
-    if restarts and detach:
+    what = training.make_training(there, what_job, options, execute, check=check)
+    again = restarting.options(detach=detach)
+    if exports.are_wanted and detach:
         raise UsageError(
-            "--restarts needs this command to stay: a detached run is not restarted",
-            hint="leave out --detach; in Slurm, multinode submit keeps it there",
+            "--export and --metrics-port need this command to stay", hint="leave out --detach, or attach with --export"
         )
-    try:
-        node_wait_s = parse_duration(node_wait)
-    except ValueError as error:
-        raise UsageError(f"--node-wait: {error}") from None
-    again = RestartOptions(restarts=restarts, node_wait_s=node_wait_s, after_oom=restart_after_oom)
     if dry_run:
         _print_plan(what, as_json=as_json)
         return
-    with open_context(what.cluster) as context, notices.watch(context) as tell_end:
-        from multinode.workflows.run.launch import launch as run_launch
-        from multinode.workflows.run.restart import launch_with_restarts
-
-        launched = launch_with_restarts(what, context, again) if restarts else run_launch(what, context)
+    with (
+        open_context(what.cluster) as context,
+        watch(context, if_slower),
+        notices.watch(context) as tell_end,
+        exports.watch(context),
+    ):
+        launched = api.launch(what, context, again)
         not_fetched = fetch_results(context, launched, what.cluster, fetch)
         tell_end(launched.run)
     if detach and notices.are_wanted:
@@ -177,11 +158,11 @@ def launch(
 
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
+    from multinode import api
     from multinode.core.run.plan import redact_plan
     from multinode.report.run.plan_text import plan_text
-    from multinode.workflows.run.launch import plan_offline
 
-    plan = plan_offline(what)
+    plan = api.plan(what)
     if as_json:
         print_document(redact_plan(plan))
     else:

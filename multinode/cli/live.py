@@ -16,6 +16,7 @@ from rich.markup import escape
 from multinode.cli.output import is_quiet
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Stall
+from multinode.report.render.escaping import sanitize
 from multinode.report.run.progress_table import progress_line, progress_table, stall_line
 
 __all__ = ["LiveView", "live_view", "show_stage", "within_share"]
@@ -112,6 +113,8 @@ class _PlainLines:
     def __init__(self) -> None:
         self._states: tuple[tuple[str, str], ...] = ()
         self._shown = 0.0
+        # Of which run the note was told.
+        self._noted = ""
 
     def say(self, text: str) -> None:
         sys.stderr.write(text + "\n")
@@ -124,6 +127,9 @@ class _PlainLines:
             self._states = states
             self._shown = now
             self.say(progress_line(progress))
+        if progress.note and self._noted != progress.run_id:
+            self._noted = progress.run_id
+            self.say(sanitize(progress.note))
 
 
 @contextlib.contextmanager

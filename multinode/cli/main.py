@@ -49,6 +49,7 @@ VERBS = {
     "show": Verb("runs", "Inspect", "Show a run: how it ended, and where its time went."),
     "logs": Verb("runs", "Inspect", "Print a run's logs."),
     "report": Verb("report", "Inspect", "Write a run as a page with charts, Markdown or CSV."),
+    "export": Verb("export", "Inspect", "Export a run to TensorBoard, MLflow, W&B, Prometheus."),
     "lab": Verb("lab", "Lab", "Make virtual nodes on this machine."),
 }
 

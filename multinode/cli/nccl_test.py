@@ -24,7 +24,6 @@ from multinode.cli.options import (
 from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
-from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import with_variables
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
@@ -33,12 +32,12 @@ from multinode.store.text_file import read_text, write_text
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
-    from multinode.analyse.nccl_test.nccl_tuning import TuneReport
+    from multinode import api
     from multinode.analyse.nccl_test.size_scan import ScanReport
     from multinode.workflows.nccl_test import Extent
     from multinode.workflows.run.context import Launch
 
-__all__ = ["print_tuning", "register"]
+__all__ = ["register"]
 
 # A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
 _LEASE_S = 30.0
@@ -138,28 +137,17 @@ def nccl_test(
 
     Columns, units and busbw are those of nccl-tests.
     """
-    from multinode.core.measure.benchmark import (
-        BACKENDS,
-        DTYPE_BYTES,
-        REDOPS,
-        CollectiveTest,
-        check_choice,
-        check_reduction,
-        scan_messages,
-        scan_sizes,
-    )
-    from multinode.transport.agent import load_archive
-    from multinode.workflows.nccl_test import Extent
-    from multinode.workflows.nccl_test import nccl_test as run_test
+    from multinode import api
+    from multinode.core.measure.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice, check_reduction
 
-    sizes = scan_sizes(
+    sizes = api.scan_sizes(
         parse_option("-b", begin, parse_size),
         parse_option("-e", end, parse_size),
         factor=factor,
         step_bytes=parse_option("-i", step, parse_size) if step is not None else None,
     )
-    test = CollectiveTest(
-        messages=scan_messages(collectives or ["all_reduce"], sizes),
+    test = api.CollectiveTest(
+        messages=api.scan_messages(collectives or ["all_reduce"], sizes),
         dtype=check_choice("dtype", dtype, tuple(DTYPE_BYTES)),
         redop=check_choice("op", op, REDOPS),
         iters=iters,
@@ -186,18 +174,16 @@ def nccl_test(
         _cluster(hosts, nodes, local),
         test,
         # A training uses all slots; bare sizes are of the network between the nodes.
-        LaunchOptions(
-            workers_per_node=local or workers_per_node or (None if training is not None else 1),
-            agent=load_archive().path,
-        ),
-        ExecuteOptions(kind="nccl-test", lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
+        LaunchOptions(workers_per_node=local or workers_per_node or (None if training is not None else 1)),
+        ExecuteOptions(lease_s=_LEASE_S, stall_s=hang_timeout or None, on_stall=on_hang),
         check=check,
     )
     if tune:
-        _tune(what, Extent(like=training), repeats, write=write, as_json=as_json)
+        _tune(what, api.Extent(like=training), repeats, write=write, details=details, as_json=as_json)
         return
     with open_context(what.cluster, local=local is not None) as context:
-        report = run_test(what, Extent(tcp=tcp, pairs=pairs, compare=compare, like=training), context)
+        extent = api.Extent(tcp=tcp, pairs=pairs, compare=compare, like=training)
+        report = api.nccl_test(what, context, extent)
     if output is not None:
         _write_page(report, output)
     if as_json:
@@ -211,8 +197,8 @@ def nccl_test(
     raise typer.Exit(1 if any(row.num_wrong for row in report.rows) or not report.rows else 0)
 
 
-def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, as_json: bool) -> None:
-    from multinode.report.nccl_test.tune_text import env_keys, tune_warnings
+def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
+    from multinode.report.nccl_test.tune_text import env_keys, tune_parts, tune_warnings
     from multinode.workflows.nccl_tune import nccl_tune
 
     path = Path(what.cluster.source)
@@ -226,7 +212,7 @@ def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, as_json: b
     if as_json:
         print_document(report)
     else:
-        print_tuning(report)
+        print_screen(tune_parts(report, details=details))
     if write and report.winner:
         for line in tune_warnings(report) if as_json else ():
             note(line)
@@ -234,21 +220,9 @@ def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, as_json: b
         note(f"{path}: {env_keys(report)} on the line of every node")
 
 
-def print_tuning(report: TuneReport) -> None:
-    """What `--tune` found."""
-    from multinode.report.nccl_test.tune_text import tune_lines, tune_sheet
-    from multinode.report.render.table import sheet_table
-
-    if report.settings:
-        print_table(sheet_table(tune_sheet(report)))
-    for line in tune_lines(report):
-        typer.echo(line)
-
-
-def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> tuple[Cluster, str]:
-
+def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nodes:
     try:
-        return read_nodes(hosts, nodes, local, "nccl-test")
+        return read_nodes(hosts, nodes, local)
     except UsageError as error:
         if hosts is not None or nodes is not None:
             raise

@@ -17,9 +17,10 @@ import typer
 from multinode.cli.panels import PanelCommand
 
 if TYPE_CHECKING:
-    from multinode.core.cluster.cluster import Cluster
+    from multinode import api
     from multinode.core.job.job import Job
     from multinode.core.measure.benchmark import Benchmark
+    from multinode.core.run.averaging import Averaging
     from multinode.core.run.planning import LaunchOptions
     from multinode.launch.request import ExecuteOptions
     from multinode.workflows.run.context import Launch
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "SCRIPT",
     "AccelerateConfig",
+    "AveragingOptions",
     "Check",
     "Deadline",
     "DeepspeedSet",
     "Details",
     "EngineName",
+    "ExportTo",
     "Fetch",
     "GracePeriod",
     "GradCompress",
@@ -40,6 +43,7 @@ __all__ = [
     "JobFile",
     "Json",
     "MasterPort",
+    "MetricsPort",
     "NcclInspector",
     "NodeOptions",
     "Nodes",
@@ -87,7 +91,7 @@ def complete_hosts(incomplete: str) -> list[str]:
 
 
 # Sections of a verb's help.
-_NODES, _JOB, _RUN, _MEASURE = "Nodes", "Job", "Run control", "Measurement"
+_NODES, _JOB, _SYNC, _RUN, _MEASURE = "Nodes", "Job", "Slow networks", "Run control", "Measurement"
 
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; else the default job.")]
 Hosts = Annotated[
@@ -218,11 +222,55 @@ Notify = Annotated[
         help="Webhook (https) that gets a JSON document when the run ends, hangs or restarts; else $MULTINODE_NOTIFY.",
     ),
 ]
+ExportTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--export",
+        metavar="KIND:WHERE,...",
+        rich_help_panel=_RUN,
+        help="Export the figures as they come: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom; "
+        "csv:DIR, parquet:DIR at the end. Repeatable.",
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        metavar="PORT",
+        rich_help_panel=_RUN,
+        help="Serve Prometheus metrics on 127.0.0.1:PORT while the run is followed.",
+    ),
+]
 GradCompress = Annotated[
     str | None,
     typer.Option(
-        metavar="DTYPE", rich_help_panel=_JOB, help="Send DDP's gradients as fp16 or bf16: half the bytes of fp32 ones."
+        metavar="KIND",
+        rich_help_panel=_JOB,
+        help="Send DDP's gradients as fp16 or bf16: half the bytes of fp32 ones; or by powersgd[:RANK[:START]].",
     ),
+]
+SyncEvery = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1_000_000,
+        metavar="H",
+        rich_help_panel=_SYNC,
+        help="Average the parameters between nodes after every H-th step only (local SGD).",
+    ),
+]
+Diloco = Annotated[
+    str | None,
+    typer.Option(
+        metavar="H[:LR[:MOMENTUM]]",
+        rich_help_panel=_SYNC,
+        help="Likewise, with an outer optimizer of Nesterov momentum (DiLoCo); 0.7 and 0.9.",
+    ),
+]
+SyncDtype = Annotated[
+    str | None,
+    typer.Option(metavar="DTYPE", rich_help_panel=_SYNC, help="Send what nodes average as fp16 or bf16."),
 ]
 Profile = Annotated[
     bool,
@@ -316,7 +364,7 @@ class NodeOptions:
 
     def make_launch(
         self,
-        nodes: tuple[Cluster, str],
+        nodes: api.Nodes,
         job: Job | Benchmark,
         options: LaunchOptions,
         execute: ExecuteOptions,
@@ -331,7 +379,9 @@ class NodeOptions:
         from multinode.workflows.run.context import Launch
 
         options = self.with_environment(options)
-        return Launch(cluster=nodes[0], hostfile=nodes[1], job=job, options=options, execute=execute, check=check)
+        return Launch(
+            cluster=nodes.cluster, hostfile=nodes.hostfile, job=job, options=options, execute=execute, check=check
+        )
 
     def with_environment(self, options: LaunchOptions) -> LaunchOptions:
         """With the port, the variables and the setup that were given.
@@ -361,7 +411,7 @@ class TrainingOptions(NodeOptions):
 
     def make_training(
         self,
-        nodes: tuple[Cluster, str],
+        nodes: api.Nodes,
         job: Job,
         options: LaunchOptions,
         execute: ExecuteOptions,
@@ -381,6 +431,25 @@ class TrainingOptions(NodeOptions):
 
         engine = read_engine(job, self.engine, self.accelerate_config)
         return msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AveragingOptions:
+    """How nodes average, if not at every step."""
+
+    sync_every: SyncEvery = None
+    diloco: Diloco = None
+    sync_dtype: SyncDtype = None
+
+    def read(self) -> Averaging | None:
+        """What they ask for.
+
+        Raises:
+            UsageError: as `read_averaging`.
+        """
+        from multinode.core.run.averaging import read_averaging
+
+        return read_averaging(self.sync_every, self.diloco, self.sync_dtype)
 
 
 def expand_options(verb: Callable[..., None]) -> Callable[..., None]:

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multinode.core.run.run import Failure
-from multinode.core.text.secret_values import redact, redact_text
-from multinode.decoding import decode_json
+from multinode.core.text.secret_values import redact_text
 from multinode.errors import UsageError, printable
 from multinode.report.render.screen import WIDE, Part, print_parts, screen_text
 from multinode.store.run_directory import RunDirectory
@@ -70,8 +69,9 @@ def note(text: object) -> None:
 
 def print_document(value: object) -> None:
     """One JSON document on stdout, without secrets."""
-    shown = redact(decode_json(msgspec.json.encode(value), object))
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n")
+    from multinode import api
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(api.document(value)), indent=2).decode() + "\n")
     sys.stdout.flush()
 
 

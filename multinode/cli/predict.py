@@ -12,12 +12,12 @@ from multinode.cli.inputs import parse_option
 from multinode.cli.options import Details, Json, complete_runs, given_options
 from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.errors import UsageError
-from multinode.store.run_directory import runs_root
 from multinode.units import parse_rate
 
 if TYPE_CHECKING:
     from multinode.analyse.collectives.traffic import Strategy
     from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
+    from multinode.core.run.averaging import Averaging
 
 __all__ = ["register"]
 
@@ -70,7 +70,17 @@ def predict(
         str | None, typer.Option(metavar="on,off", help="Whether gradients are reduced while others are computed.")
     ] = None,
     grad_compress: Annotated[
-        str | None, typer.Option(metavar="none,fp16", help="fp16 or bf16: DDP's gradients at half the width; or none.")
+        str | None,
+        typer.Option(metavar="none,fp16,powersgd:4", help="What DDP sends its gradients as; or none."),
+    ] = None,
+    sync_every: Annotated[
+        str | None, typer.Option(metavar="none,4,16", help="Steps after which nodes average (local SGD); or none.")
+    ] = None,
+    diloco: Annotated[
+        str | None, typer.Option(metavar="64,128:0.7:0.9", help="The same with an outer optimizer (DiLoCo).")
+    ] = None,
+    sync_dtype: Annotated[
+        str | None, typer.Option(metavar="none,fp16", help="What nodes send averages as: fp16, bf16 or none.")
     ] = None,
     target: Annotated[float, typer.Option(help="Efficiency that the break-even is to reach.")] = 0.9,
     link_measured: Annotated[
@@ -89,9 +99,9 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict a training on other links, on more nodes and in other settings, each with an interval."""
-    from multinode.analyse.prediction.forecast import ForecastRequest
+    from multinode import api
 
-    request = ForecastRequest(
+    request = api.ForecastRequest(
         links=_read("--link", link, parse_rate),
         nodes=_read("--nodes", nodes, int),
         workers_per_node=_read("--workers-per-node", workers_per_node, int),
@@ -102,6 +112,7 @@ def predict(
         bucket_mib=_read("--bucket-mib", bucket_mib, float),
         overlaps=_read("--overlap", overlap, _SWITCH.__getitem__),
         grad_compress=_read("--grad-compress", grad_compress, lambda word: None if word == "none" else word),
+        averagings=_averagings(sync_every, diloco, sync_dtype),
         target=target,
         link_measured=parse_option("--link-measured", link_measured, parse_rate) if link_measured is not None else None,
         stream=parse_option("--stream", stream, parse_rate) if stream is not None else None,
@@ -120,7 +131,7 @@ def predict(
 
 
 def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: ForecastRequest) -> Forecast:
-    from multinode.workflows.prediction.predict import forecast_benchmarks, forecast_runs
+    from multinode import api
 
     if benchmarks is not None:
         if run_ids:
@@ -133,8 +144,8 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
                 raise UsageError(
                     f"{option} is of runs, and --benchmarks names a file", hint=f"network: {{{key}}} in it"
                 )
-        return forecast_benchmarks(benchmarks, request)
-    return forecast_runs(runs_root(), run_ids or ["last"], request)
+        return api.predict_from_benchmarks(benchmarks, request)
+    return api.predict(run_ids or ["last"], request)
 
 
 def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
@@ -155,8 +166,26 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
     return tuple(dict.fromkeys(found))
 
 
+def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | None) -> tuple[Averaging | None, ...]:
+    """Every length of a round in every width.
+
+    Raises:
+        UsageError: one cannot be read, or there are widths alone.
+    """
+    from multinode.core.run.averaging import read_averaging
+
+    dtypes = _read("--sync-dtype", sync_dtype, lambda word: None if word == "none" else word) or (None,)
+    rounds = _read("--sync-every", sync_every, lambda word: None if word == "none" else int(word))
+    outer = _read("--diloco", diloco, str)
+    if not rounds and not outer:
+        return tuple(filter(None, (read_averaging(None, None, dtype) for dtype in dtypes)))
+    asked = [read_averaging(every, None, dtype) for every in rounds if every is not None for dtype in dtypes]
+    asked += [read_averaging(None, text, dtype) for text in outer for dtype in dtypes]
+    return (*([None] if None in rounds else []), *asked)
+
+
 def _strategy(word: str) -> Strategy:
-    from multinode.analyse.collectives.traffic import Strategy
+    from multinode.api import Strategy
 
     return {
         "ddp": Strategy.DDP,

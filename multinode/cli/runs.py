@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
+from multinode.cli.early_verdict import running_verdict
 from multinode.cli.options import Details, Json, RunId
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
 from multinode.cli.running import open_context
@@ -46,11 +48,15 @@ def show(run_id: RunId = "last", details: Details = False, as_json: Json = False
     from multinode.workflows.run.runs import load_run
 
     found = load_run(runs_root(), run_id)
+    running = found.run.status == "running" and found.run.kind == "launch"
+    verdict, told = running_verdict(found.run.run_id) if running else (None, "")
     if as_json:
-        print_document(found.document())
+        print_document(found if verdict is None else found.document() | {"early_verdict": verdict})
         return
     if not _show_results(found.directory, details=details) or details or found.run.status != "succeeded":
         print_screen(run_parts(found.run, found.summary, details=details))
+        if told:
+            typer.echo(told)
         if (step := next_step(found.run, found.summary)) is not None:
             typer.echo(step)
     if details:
@@ -63,11 +69,11 @@ def show(run_id: RunId = "last", details: Details = False, as_json: Json = False
 def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     """What a contrast, a sweep or import, a bench, an nccl-test and a tuning found; whether there was any."""
     from multinode.analyse.nccl_test.nccl_tuning import TuneReport
-    from multinode.cli.contrast import print_contrast
-    from multinode.cli.nccl_test import print_tuning
+    from multinode.cli.contrast import one_node_command, print_contrast
     from multinode.cli.table import print_cells
     from multinode.report.bench.bench_sheets import bench_parts
     from multinode.report.nccl_test.scan_text import scan_parts
+    from multinode.report.nccl_test.tune_text import tune_parts
     from multinode.workflows.bench import load_bench
     from multinode.workflows.comparison.compare import load_contrast
     from multinode.workflows.grid.sweep_table import load_table
@@ -75,19 +81,23 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
 
     contrast, unread = load_contrast(directory)
     if contrast is not None:
-        print_contrast(contrast, details=details, more=f"multinode show {directory.run_id} --details")
+        job = contrast.forecast.job if contrast.forecast is not None else ""
+        following = one_node_command(contrast, f" {shlex.quote(job)}" if job else "")
+        following = following or (f"multinode advise {directory.run_id}" if contrast.advice else "")
+        again = f"multinode show {directory.run_id} --details"
+        print_contrast(contrast, details=details, more=again, next_command=following)
     elif unread:
         typer.echo(unread)
     if (table := load_table(directory)) is not None:
-        print_cells(table)
         name = directory.run_id
+        print_cells(table, details=details, more=f"multinode show {name} --details")
         note(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html")
     if (bench := load_bench(directory)) is not None:
         print_screen(bench_parts(bench, details=details))
     if (scan := load_scan(directory)) is not None:
         print_screen(scan_parts(scan, details=details))
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
-        print_tuning(tuning)
+        print_screen(tune_parts(tuning, details=details))
     return any(found is not None for found in (contrast, table, bench, scan, tuning))
 
 

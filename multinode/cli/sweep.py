@@ -35,11 +35,11 @@ from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory, runs_root
 
 if TYPE_CHECKING:
-    from multinode.core.cluster.cluster import Cluster
     from multinode.core.grid.grid import Cell, Grid
     from multinode.core.job.job import Job
     from multinode.workflows.grid.sweep import Resume, Swept
     from multinode.workflows.grid.sweep_cell import AskedGrid
+    from multinode.workflows.run.nodes import Nodes
 
 __all__ = ["register"]
 
@@ -166,7 +166,7 @@ def _read_grid(
     script: tuple[str, ...] | None,
     options: GridOptions,
     training: TrainingOptions,
-    launch: tuple[tuple[Cluster, str], ExecuteOptions, bool],
+    launch: tuple[Nodes, ExecuteOptions, bool],
 ) -> AskedGrid:
     """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured.
 
@@ -174,7 +174,7 @@ def _read_grid(
         UsageError: as `read_job`; a script has no keys; numbers of nodes or workers are none; a file that a setting
             names cannot be read, or a setting is wrong.
     """
-    nodes_and_text, execute, check = launch
+    there, execute, check = launch
     from multinode.core.grid.grid_plan import plan_grid
     from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
 
@@ -182,10 +182,10 @@ def _read_grid(
     fixed = [*(options.set_ or ()), *(() if arguments else _fixed(axes))]
     own = [f"{arguments[name]}={values[0]}" for name, values in axes.items() if name in arguments and len(values) == 1]
     plain = read_job(path, (*script, *own) if script else script, fixed, edits)
-    grid = options.read(axes, arguments, len(nodes_and_text[0].nodes))
-    cells = plan_grid(grid, nodes_and_text[0])
+    grid = options.read(axes, arguments, len(there.cluster.nodes))
+    cells = plan_grid(grid, there.cluster)
     return AskedGrid(
-        launch=training.make_training(nodes_and_text, plain, LaunchOptions(), execute, check=check),
+        launch=training.make_training(there, plain, LaunchOptions(), execute, check=check),
         job=plain,
         grid=grid,
         cells=cells,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Deadline, Json, PricesFile, RunIds, Where, expand_options
-from multinode.cli.output import choose_form, print_document, print_table
+from multinode.cli.options import Deadline, Details, Json, PricesFile, RunIds, Where, expand_options
+from multinode.cli.output import choose_form, print_document, print_screen
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
 from multinode.store.text_file import write_text
@@ -25,8 +24,6 @@ __all__ = ["FormOptions", "ViewOptions", "print_cells", "register"]
 
 _Form = Literal["table", "markdown", "csv", "html"]
 
-# A table in a file or a pipe is not cut to the width of a terminal that is not there.
-_WIDE = 200
 _ENDINGS = {
     ".txt": "table",
     "": "table",
@@ -82,6 +79,8 @@ class FormOptions:
         typer.Option("--output", "-o", metavar="FILE", help="Write it there: .html, .md, .csv or .txt."),
     ] = None
 
+    details: Details = False
+
     def validate(self, *, as_json: bool) -> None:
         """Refuse what contradicts itself, before anything is read.
 
@@ -103,7 +102,7 @@ class FormOptions:
         if as_json:
             print_document(found)
         elif self.output is None:
-            print_cells(found, sort, form)
+            print_cells(found, sort, form, details=self.details, more=_more(found))
 
 
 def register(app: typer.Typer) -> None:
@@ -125,19 +124,27 @@ def table(
     form.show(load_tables(runs_root(), run_ids or ["last"], look.read()), look.sort, as_json=as_json)
 
 
-def print_cells(found: CellTable, sort: str | None = None, form: str = "table") -> None:
+def _more(found: CellTable) -> str:
+    return f"multinode table {' '.join(found.run_id.split(','))} --details"
+
+
+def print_cells(
+    found: CellTable, sort: str | None = None, form: str = "table", *, details: bool = False, more: str = ""
+) -> None:
     """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
     from rich.console import Console
 
     from multinode.analyse.grid.cells import our_name
-    from multinode.report.grid.cell_sheet import cells_terminal
+    from multinode.report.grid.cell_screen import cell_parts
+    from multinode.report.render.screen import WIDE
 
     if form != "table":
         typer.echo(_text(found, form), nl=False)
         return
     console = Console()
-    width = console.width if console.is_terminal else _WIDE
-    print_table(cells_terminal(found, width, our_name(sort.removeprefix("-")) if sort is not None else None))
+    width = console.width if console.is_terminal else WIDE
+    first = our_name(sort.removeprefix("-")) if sort is not None else None
+    print_screen(cell_parts(found, width, first, details=details, more=more))
 
 
 def _text(found: CellTable, form: str) -> str:
@@ -146,13 +153,10 @@ def _text(found: CellTable, form: str) -> str:
 
         return cell_page(found)
     if form == "table":
-        from rich.console import Console
+        from multinode.report.grid.cell_screen import cell_parts
+        from multinode.report.render.screen import WIDE, screen_text
 
-        from multinode.report.grid.cell_sheet import cells_terminal
-
-        file = io.StringIO()
-        Console(file=file, width=_WIDE, color_system=None).print(cells_terminal(found, _WIDE))
-        return file.getvalue()
+        return screen_text(cell_parts(found, WIDE, details=True))
     from multinode.report.grid.cell_export import cell_csv, cell_markdown
 
     return cell_csv(found) if form == "csv" else "".join(cell_markdown(found))

@@ -17,7 +17,7 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.store.run_directory import replace_file
+from multinode.store.private_file import replace_file
 
 __all__ = [
     "DATA_IFNAME",

@@ -12,6 +12,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import RunProgress
+from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import Failure, Run, Stall, new_run
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
@@ -52,6 +53,7 @@ class Execution:
             node_count=len(self.plan.nodes),
             diagnose=functools.partial(diagnose, self.agent, self.cluster, self.plan),
             directory=self.directory,
+            write_hint=functools.partial(as_steps, nodes=self.cluster.nodes),
         )
         # The stall for which the run was stopped.
         self._hang: Stall | None = None
@@ -190,12 +192,16 @@ class Execution:
             kind=self.options.kind,
             detached=self.options.lease_s is None,
             stalls=self._watch.stalls,
+            stop_reason=self.stop.reason if status == "stopped" else "",
         )
 
     def _first_failure(self) -> Failure | None:
         evidence = self._tracker.evidence()
         failure = self._hang_failure() or first_failure(evidence)
-        return failure and blame_machine(self._tracker.explain(failure), evidence)
+        failure = failure and blame_machine(self._tracker.explain(failure), evidence)
+        if failure is None or failure.hint is None:
+            return failure
+        return msgspec.structs.replace(failure, hint=as_steps(failure.hint, self.cluster.nodes))
 
     def _hang_failure(self) -> Failure | None:
         """A hang for which the run was stopped comes before whatever the stop brought about."""

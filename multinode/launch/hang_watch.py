@@ -119,6 +119,7 @@ class StallWatch:
     Args:
         stall_s: how long no node may get on; None watches nothing.
         diagnose: asks all nodes; takes seconds, and is called in a thread.
+        write_hint: a hint as these nodes are reached.
 
     Attributes:
         stalls: all so far, those of an earlier controller too.
@@ -129,6 +130,7 @@ class StallWatch:
     node_count: int
     diagnose: Callable[[], Sequence[NodeDiagnosis]]
     directory: RunDirectory
+    write_hint: Callable[[str], str] = str
 
     def __post_init__(self) -> None:
         self._clock = StallClock(self.node_count)
@@ -184,4 +186,7 @@ class StallWatch:
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
         silent_s = self._clock.silent_s(time.monotonic())
-        return Stall(time_s=time.time(), silent_s=silent_s, **msgspec.structs.asdict(explain_stall(nodes)))
+        found = explain_stall(nodes)
+        if found.hint is not None:
+            found = msgspec.structs.replace(found, hint=self.write_hint(found.hint))
+        return Stall(time_s=time.time(), silent_s=silent_s, **msgspec.structs.asdict(found))

@@ -10,6 +10,7 @@ from multinode.preflight.checks import (
     interfaces,
     link,
     machine,
+    mtu,
     paths,
     ports,
     rdma,
@@ -25,7 +26,7 @@ from multinode.preflight.rule import Check, Rule
 __all__ = ["CHECKS", "CHECK_NAMES", "RULES", "check_all", "sort_findings"]
 
 # Those of a module in the order in which they stand there.
-_MODULES = (software, machine, gpus, rdma, interfaces, variables, link, paths, training, strategy, ports)
+_MODULES = (software, machine, gpus, rdma, interfaces, variables, link, mtu, paths, training, strategy, ports)
 _MEMBERS = [value for module in _MODULES for value in vars(module).values()]
 CHECKS = tuple(value for value in _MEMBERS if isinstance(value, Check))
 # Every kind of finding; those of one check stand together, in the order of the checks.

@@ -61,6 +61,11 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
                     yield node, interface
 
     @property
+    def cards(self) -> dict[str, Interface]:
+        """The same by node name, without loopback."""
+        return {node.name: link for node, link in self.links if link.kind != "loopback"}
+
+    @property
     def training(self) -> LlamaFactoryJob | None:
         """The job, where it is a LLaMA-Factory training."""
         return self.job if isinstance(self.job, LlamaFactoryJob) else None

@@ -9,8 +9,8 @@ from multinode.report.comparison.contrast_screen import contrast_markdown
 from multinode.report.grid.cell_export import cell_markdown
 from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
-from multinode.report.run.outcome import failure_notes
-from multinode.report.run_page import ReportedRun
+from multinode.report.reported_run import ReportedRun
+from multinode.report.run.outcome import attempt_sheet, failure_notes
 from multinode.report.steps.summary_sheets import summary_sheets
 
 __all__ = ["run_markdown"]
@@ -31,6 +31,8 @@ def _parts(one: ReportedRun) -> Iterator[str]:
         yield "".join(f"- {name}: {text_markdown(text)}\n" for name, text in failure_notes(run.first_failure)) + "\n"
     if one.unread:
         yield f"{text_markdown(one.unread)}\n\n"
+    if run.attempts:
+        yield sheet_markdown(attempt_sheet(run.attempts))
     if one.contrast is not None:
         yield from contrast_markdown(one.contrast)
     if one.cells is not None:

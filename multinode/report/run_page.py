@@ -6,12 +6,6 @@ import html
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from multinode.analyse.bench.bench_figures import BenchReport
-from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.analyse.grid.cells import CellTable
-from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Run
@@ -23,47 +17,18 @@ from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.render.escaping import html_text
 from multinode.report.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
-from multinode.report.run.outcome import failure_notes
+from multinode.report.reported_run import ReportedRun
+from multinode.report.run.outcome import attempt_sheet, failure_notes
 from multinode.report.steps.charts import loss_chart, split_chart, step_time_chart, timeline
 from multinode.report.steps.summary_sheets import summary_sheets, verdict_sheet
 from multinode.units import format_duration
 
-__all__ = ["ReportedRun", "run_page"]
+__all__ = ["run_page"]
 
 _CLOCKS = (
     "Times are in seconds since the end of the run's first step, each node's by its own wall clock; the measured "
     "steps are shaded. Of long curves each stretch is drawn by its least and its greatest value."
 )
-
-
-class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and all that is known of it.
-
-    Attributes:
-        summary: its figures; None where it never got so far.
-        observed: its samples; None where it has no nodes of its own, as a contrast.
-        scan: what an nccl-test measured; None of any other run.
-        contrast: what a contrast found; None of any other run.
-        cells: the table of a sweep or an import; None of any other run.
-        bench: what a bench found out; None of any other run.
-        unread: what of it cannot be shown, and why, in a sentence; else empty.
-    """
-
-    run: Run
-    summary: Summary | None = None
-    observed: Observed | None = None
-    scan: ScanReport | None = None
-    contrast: Contrast | None = None
-    cells: CellTable | None = None
-    bench: BenchReport | None = None
-    unread: str = ""
-
-    @property
-    def has_result(self) -> bool:
-        """Whether there is something to show beside samples, or a word on why there is not."""
-        return bool(self.unread) or any(
-            found is not None for found in (self.scan, self.contrast, self.cells, self.bench)
-        )
 
 
 def run_page(runs: Sequence[ReportedRun]) -> str:
@@ -148,6 +113,8 @@ def _head(run: Run) -> str:
         lines.append(f"<p><b>{html_text(run.first_failure.node)}: {html_text(run.first_failure.message)}</b></p>\n")
         notes = (f"<li>{name}: {html_text(text)}</li>" for name, text in failure_notes(run.first_failure))
         lines.append(f"<ul>{''.join(notes)}</ul>\n")
+    if run.attempts:
+        lines.append(sheet_html(attempt_sheet(run.attempts)))
     return "".join(lines)
 
 

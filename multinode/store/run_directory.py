@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -21,16 +20,15 @@ from multinode.core.cluster.hostfile import redact_hostfile
 from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
+from multinode.store.private_file import DIRECTORY_MODE, append, open_private, replace_file, writing
 
-__all__ = ["RunDirectory", "list_runs", "replace_file", "runs_root"]
+__all__ = ["RunDirectory", "SampleTail", "list_runs", "runs_root"]
 
 T = TypeVar("T")
 
-_DIR_MODE = 0o700
 _LOCK = "lock"
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
-_FILE_MODE = 0o600
 # Of a record with the times of a million calls.
 _LONGEST_LINE = 1 << 24
 # Names of files come from the nodes.
@@ -64,9 +62,9 @@ class RunDirectory:
         """
         directory = cls(root / run_id)
         try:
-            root.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+            root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             for path in (directory.path, directory.path / "logs", directory.path / "samples"):
-                path.mkdir(mode=_DIR_MODE)
+                path.mkdir(mode=DIRECTORY_MODE)
         except FileExistsError as error:
             raise UsageError(f"there is a run {run_id} already", hint=f"multinode attach {run_id}") from error
         except OSError as error:
@@ -106,8 +104,8 @@ class RunDirectory:
         Raises:
             UsageError: another one does.
         """
-        with _writing(self.path / _LOCK):
-            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, _FILE_MODE)
+        with writing(self.path / _LOCK):
+            fd = open_private(str(self.path / _LOCK), os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -154,7 +152,7 @@ class RunDirectory:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a file, all of it or nothing."""
-        with _writing(self.path / name):
+        with writing(self.path / name):
             replace_file(self.path / name, data)
 
     def write_cluster(self, cluster: Cluster, hostfile: str) -> None:
@@ -178,7 +176,7 @@ class RunDirectory:
 
     def append_log(self, node_rank: int, data: bytes) -> None:
         """Append to a node's log, as the job wrote it."""
-        _append(self.log_path(node_rank), data)
+        append(self.log_path(node_rank), data)
 
     def append_samples(self, node_rank: int, name: str, data: bytes) -> None:
         """Append to one of a node's files of samples: `name` is as on the node.
@@ -190,14 +188,15 @@ class RunDirectory:
             raise MultinodeError(f"not the name of a file of samples: {name!r}")
         path = self.path / "samples" / f"node-{node_rank}" / name
         if node_rank not in self._sampled:
-            with _writing(path.parent):
-                path.parent.mkdir(mode=_DIR_MODE, exist_ok=True)
+            with writing(path.parent):
+                path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             self._sampled.add(node_rank)
-        _append(path, data)
+        append(path, data)
 
     def sizes(self, node_rank: int) -> dict[str, int]:
         """Bytes of each of a node's files that are here, by the file's name in the node's run directory."""
-        files = {f"samples/{path.name}": path for path in self._samples(node_rank)} | {"log": self.log_path(node_rank)}
+        files = {f"samples/{path.name}": path for path in self.sample_files(node_rank)}
+        files["log"] = self.log_path(node_rank)
         return {name: path.stat().st_size for name, path in files.items() if path.is_file()}
 
     def log_path(self, node_rank: int) -> Path:
@@ -216,7 +215,7 @@ class RunDirectory:
 
     def sample_lines(self, node_rank: int) -> Iterator[bytes]:
         """A node's samples, a line at a time, one file after the other; a line without end comes in pieces."""
-        for path in self._samples(node_rank):
+        for path in self.sample_files(node_rank):
             with path.open("rb") as file:
                 yield from iter(functools.partial(file.readline, _LONGEST_LINE), b"")
 
@@ -224,8 +223,31 @@ class RunDirectory:
         """Where the workers' traces lie, once there are any."""
         return self.path / "traces"
 
-    def _samples(self, node_rank: int) -> list[Path]:
+    def sample_files(self, node_rank: int) -> list[Path]:
+        """A node's files of samples, as many as there are."""
         return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
+
+
+class SampleTail:
+    """A node's samples as they come."""
+
+    def __init__(self, directory: RunDirectory, node_rank: int) -> None:
+        self._directory = directory
+        self._node_rank = node_rank
+        self._read: dict[Path, int] = {}
+
+    def lines(self) -> Iterator[bytes]:
+        """What has come since it was last asked, whole lines alone; a line that is longer than any is passed over."""
+        for path in self._directory.sample_files(self._node_rank):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                while data := file.read(_LONGEST_LINE):
+                    end = data.rfind(b"\n") + 1
+                    if not end and len(data) < _LONGEST_LINE:
+                        break
+                    self._read[path] = self._read.get(path, 0) + (end or len(data))
+                    file.seek(self._read[path])
+                    yield from data[:end].splitlines()
 
 
 def list_runs(root: Path) -> list[Path]:
@@ -240,42 +262,3 @@ def list_runs(root: Path) -> list[Path]:
             if stat.S_ISREG(record.st_mode):
                 written.append((record.st_mtime_ns, path))
     return [path for _, path in sorted(written)]
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put a file in place, all of it or nothing, however many do so at once: the last one wins.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of the attempt.
-    """
-    fd, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, _FILE_MODE)
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        Path(partial).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(partial).unlink()
-        raise
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MultinodeError(f"{path} cannot be written: {error.strerror}", hint=f"df -h {path.parent}") from error
-
-
-def _append(path: Path, data: bytes) -> None:
-    with _writing(path), open(path, "ab", buffering=0, opener=_open_private) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, _FILE_MODE)

@@ -25,7 +25,7 @@ import msgspec
 
 import multinode
 from multinode.core.cluster.cluster import Node
-from multinode.core.run.quoting import quote_path
+from multinode.core.run.quoting import as_steps, quote_path
 from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.base import Completed, Stream, Transport
@@ -258,7 +258,9 @@ class AgentTransport:
             raise NodeFailed(
                 f"the agent could not be stored in ~/{folder}: {_shown(ended.stderr)}",
                 node=node.name,
-                hint=f"is the home directory writable, and not full? see: ssh {node.name} 'ls -ld ~; df -h ~'",
+                hint=as_steps(
+                    f"is the home directory writable, and not full? see: ssh {node.name} 'ls -ld ~; df -h ~'", [node]
+                ),
             )
 
 
@@ -373,7 +375,10 @@ def _no_agent(node: Node, verb: str, ended: Completed) -> Exception:
             "python3 is not on the PATH of a non-interactive shell, and the agent needs it",
             node=node.name,
             ran="python3",
-            hint=f"install it on the node (Debian, Ubuntu: apt-get install python3); then: ssh {node.name} python3 -V",
+            hint=as_steps(
+                f"install it on the node (Debian, Ubuntu: apt-get install python3); then: ssh {node.name} python3 -V",
+                [node],
+            ),
         )
     if ended.exit_code == 0:
         return ContactLost(f"the agent's {verb} ended without an answer", node=node.name)

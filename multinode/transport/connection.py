@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import pwd
+import queue
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fabric
 import paramiko
@@ -28,7 +30,10 @@ from multinode.core.cluster.cluster import Node
 from multinode.errors import NodeError, UsageError
 from multinode.transport import refusals
 
-__all__ = ["KEEPALIVE_S", "close_connection", "closing_at", "make_connection", "open_connection"]
+__all__ = ["BROKEN", "KEEPALIVE_S", "close_connection", "closing_at", "make_connection", "open_connection"]
+
+BROKEN = (OSError, EOFError, paramiko.SSHException)
+"""What paramiko raises when a connection breaks."""
 
 # sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
 KEEPALIVE_S = 15
@@ -142,6 +147,8 @@ def open_connection(
     began = time.monotonic()
     with closing_at(min(end, began + _STAGES * connect_timeout_s), connection.client.get_transport) as passed:
         try:
+            if connection.gateway is None:
+                _resolve(connection, node, max(0.0, min(connect_timeout_s, end - began)))
             connection.open()
             _set_look_up(connection)
             _LOG.debug("%s: connected to %s in %.2f s", node.name, _where(connection), time.monotonic() - began)
@@ -151,14 +158,41 @@ def open_connection(
             raise _explain(connection, node, target or connection, error) from error
 
 
+def _resolve(connection: fabric.Connection, node: Node, within_s: float) -> None:
+    """Resolve its name, and have paramiko connect to these addresses: by itself it waits for a resolver without end.
+
+    Raises:
+        NodeError: no name server answered in time.
+        OSError, UnicodeError: the name does not resolve.
+    """
+    answers: queue.SimpleQueue[list[tuple[Any, Any]] | OSError | UnicodeError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(connection.host, connection.port, type=socket.SOCK_STREAM)
+            answers.put([(family, address) for family, _, _, _, address in found])
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    # Nothing ends a call of the resolver: its thread is left behind.
+    threading.Thread(target=ask, name=f"resolver-{node.name}", daemon=True).start()
+    try:
+        answer = answers.get(timeout=within_s)
+    except queue.Empty:
+        raise refusals.NO_ANSWER.error(node, host=connection.host, within_s=within_s) from None
+    if isinstance(answer, (OSError, UnicodeError)):
+        raise answer
+    connection.client._families_and_addresses = lambda *_: iter(answer)  # noqa: SLF001 - of SSHClient.connect
+
+
 def close_connection(connection: fabric.Connection) -> None:
     """Close it, and those of its jump hosts."""
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+    with contextlib.suppress(*BROKEN):
         sock = _own_socket(connection)
         if sock is not None:
             # Its thread hears of it at once, and sshd as well.
             sock.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+    with contextlib.suppress(*BROKEN):
         connection.close()
     if isinstance(connection.gateway, fabric.Connection):
         close_connection(connection.gateway)
@@ -192,7 +226,7 @@ def closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -
 
     def close() -> None:
         while (found := transport()) is None:
-            # Its name is being resolved, or its port connected to: paramiko has an own timeout for that.
+            # Its port is being connected to: paramiko has an own timeout for that.
             if over.wait(_LOOK_S):
                 return
         passed.set()

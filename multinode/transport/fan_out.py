@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from multinode.core.cluster.cluster import Node
+from multinode.core.run.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError
 
 __all__ = ["DEFAULT_FAN_OUT", "Outcome", "Outcomes", "fan_out", "gather", "set_fan_out"]
@@ -124,7 +125,7 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
         found[index] = outcome
     for index, node in enumerate(nodes):
         if index not in found:
-            hint = f"is it alive? try: ssh {node.name} true"
+            hint = as_steps(f"is it alive? try: ssh {node.name} true", [node])
             silence = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
             found[index] = Outcome(node, error=silence)
     return Outcomes(found[index] for index in range(len(nodes)))

@@ -13,6 +13,7 @@ from multinode.errors import AuthError, ConnectError, HostKeyError, NodeError, R
 __all__ = [
     "CHANGED_KEY",
     "LOCKED_KEY",
+    "NO_ANSWER",
     "NO_BANNER",
     "NO_NAME",
     "NO_ROUTE",
@@ -54,6 +55,12 @@ NO_NAME = Refusal(
     catches="a node's name does not resolve",
     message="the name {host!r} does not resolve to an address",
     hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
+)
+NO_ANSWER = Refusal(
+    kind=ResolveError,
+    catches="a name server that does not answer",
+    message="the name {host!r} was not resolved within {within_s:.0f} s: the name servers do not answer",
+    hint="see /etc/resolv.conf on this machine; an address instead of the name, or a line in /etc/hosts, needs none",
 )
 UNKNOWN_KEY = Refusal(
     kind=HostKeyError,
@@ -113,6 +120,7 @@ OTHERWISE = Refusal(
 )
 REFUSALS = (
     NO_NAME,
+    NO_ANSWER,
     REFUSED,
     TIMED_OUT,
     NO_ROUTE,

@@ -18,6 +18,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost
 from multinode.transport.base import BufferedStream, Transport
 from multinode.transport.connection import (
+    BROKEN,
     KEEPALIVE_S,
     close_connection,
     closing_at,
@@ -78,7 +79,7 @@ class SshTransport(Transport):
             raise ConnectError(
                 f"sshd refused another session: {error}", node=node.name, hint="see MaxSessions in its sshd_config"
             ) from error
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except BROKEN as error:
             self._forget(node)
             late = passed.is_set() or "Timeout" in str(error)
             reason = "sshd did not answer in time" if late else error or type(error).__name__
@@ -177,7 +178,7 @@ class SshStream(BufferedStream):
         try:
             with self._closing_at(end + _CLOSE_S) as passed, self._sending:
                 self._send_all(memoryview(data), end)
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except BROKEN as error:
             # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
             ended = self._channel.eof_received or self._channel.exit_status_ready()
             if passed.is_set() or not ended:
@@ -185,12 +186,12 @@ class SshStream(BufferedStream):
 
     def close_stdin(self) -> None:
         """Tell the command that no more input follows."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException), self._closing_at():
+        with contextlib.suppress(*BROKEN), self._closing_at():
             self._channel.shutdown_write()
 
     def close(self) -> None:
         """Let go of the channel; what runs on the node is not stopped."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException), self._closing_at():
+        with contextlib.suppress(*BROKEN), self._closing_at():
             self._channel.close()
 
     def _closing_at(self, end: float | None = None) -> contextlib.AbstractContextManager[threading.Event]:
@@ -229,10 +230,19 @@ class SshStream(BufferedStream):
                 if left_s > _DRAIN_EVERY_S:
                     continue
                 raise ContactLost("no answer in time", node=self._node) from None
+            except BROKEN as error:
+                raise _lost(self._node) from error
             self._pending += data
             return bool(data)
 
     def _drain_stderr(self) -> None:
         # Unread stderr fills the channel's window and would stop stdout too.
-        while self._channel.recv_stderr_ready():
-            self._keep_stderr(self._channel.recv_stderr(_CHUNK_BYTES))
+        try:
+            while self._channel.recv_stderr_ready():
+                self._keep_stderr(self._channel.recv_stderr(_CHUNK_BYTES))
+        except BROKEN as error:
+            raise _lost(self._node) from error
+
+
+def _lost(node: str) -> ContactLost:
+    return ContactLost("the SSH connection was lost", node=node)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from multinode.analyse.bench.bench import BenchPart, summarise_bench
 from multinode.analyse.bench.bench_figures import BenchReport
 from multinode.core.measure.benchmark import DeviceTest, describe_benchmark
 from multinode.core.run.progress import RunProgress
+from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import NodeRun, Run
 from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
@@ -171,7 +173,7 @@ class _Series:
     def _keep(self, status: str, left: Sequence[_Step] = ()) -> BenchReport:
         """Store what there is, and what is left to be measured."""
         report = summarise_bench(self._directory.run_id, [one.part for one in self._measured])
-        report = with_words(report, self._test)
+        report = with_words(report, self._test, partial(as_steps, nodes=self._what.cluster.nodes))
         report = msgspec.structs.replace(report, left=tuple(self._title(step) for step in left if self._able(step)))
         run = Run(
             run_id=report.run_id,

@@ -23,6 +23,7 @@ from multinode.errors import Interrupted, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.preflight.network.pairs import measure_pairs, require_pairs
 from multinode.preflight.probe import Questions, probe
+from multinode.report.nccl_test.change_words import changes_with_words
 from multinode.report.nccl_test.scan_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
@@ -63,7 +64,9 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
     report, launched = run_scan(what, extent, context)
     if before is not None:
-        report = msgspec.structs.replace(report, changes=compare_scans(before.record, report.record))
+        report = msgspec.structs.replace(
+            report, changes=changes_with_words(compare_scans(before.record, report.record))
+        )
     launched.directory.write(_REPORT, report)
     return report
 

@@ -13,10 +13,10 @@ from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
 from multinode.report.grid.cell_export import cell_csv, cell_markdown
-from multinode.report.grid.cell_page import cell_page
+from multinode.report.reported_run import ReportedRun
 from multinode.report.run_markdown import run_markdown
-from multinode.report.run_page import ReportedRun, run_page
 from multinode.report.steps.export import csv_files
+from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import write_text
 from multinode.workflows.bench import load_bench
 from multinode.workflows.comparison.compare import load_contrast
@@ -66,7 +66,11 @@ def write_page(report: Report, path: Path) -> None:
 
     Raises:
         UsageError: it cannot be written.
+        MultinodeError: plotly is not installed.
     """
+    from multinode.report.grid.cell_page import cell_page  # noqa: PLC0415 - Markdown and CSV need no plotly
+    from multinode.report.run_page import run_page  # noqa: PLC0415
+
     write_text(path, cell_page(report.cells) if report.cells is not None else run_page(report.runs))
 
 
@@ -111,13 +115,16 @@ def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
 
 def _load(stored: StoredRun) -> ReportedRun:
     directory = stored.directory
-    plan = directory.read("plan.json", LaunchPlan)
+    attempts = stored.run.attempts
+    # The figures of a run that was restarted are those of its last attempt.
+    measured = RunDirectory(directory.path.with_name(attempts[-1].run_id)) if attempts else directory
+    plan = measured.read("plan.json", LaunchPlan)
     contrast, unread = load_contrast(directory)
     return ReportedRun(
         run=stored.run,
         summary=stored.summary,
         # A contrast has no nodes of its own: its sides' runs lie beside it.
-        observed=observe_run(directory, plan) if plan is not None else None,
+        observed=observe_run(measured, plan) if plan is not None else None,
         scan=directory.read("nccl-test.json", ScanReport),
         contrast=contrast,
         cells=load_table(directory),

@@ -32,8 +32,9 @@ def begin():
     import torch, torch.distributed
     torch.set_num_threads(1)
     torch.manual_seed(RANK)
-    store = torch.distributed.FileStore(FOLDER + "/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=2)
+    size = int(os.environ["WORLD_SIZE"])
+    store = torch.distributed.FileStore(FOLDER + "/store", size)
+    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=size)
     return torch
 
 def tell(told):

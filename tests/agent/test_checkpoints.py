@@ -43,7 +43,7 @@ def save(folder: Path, step: int, ranks: tuple[int, ...]) -> Path:
         tensors(made / name)
     index = {"metadata": {}, "weight_map": {f"w{number}": name for number, name in enumerate(SHARDS)}}
     (made / "model.safetensors.index.json").write_text(json.dumps(index))
-    (made / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
+    (made / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 200, "log_history": []}))
     (made / "config.json").write_text("not looked at")
     return made
 
@@ -67,7 +67,7 @@ def choose(node: LocalNode, nodes: dict[str, Path]) -> CheckpointChoice:
 
 
 def test_the_newest_is_chosen_by_its_number(node: LocalNode, nodes: dict[str, Path]) -> None:
-    assert choose(node, nodes) == CheckpointChoice(name="checkpoint-100", step=100)
+    assert choose(node, nodes) == CheckpointChoice(name="checkpoint-100", step=100, max_steps=200)
 
 
 def test_a_directory_that_is_not_there_has_none(node: LocalNode, tmp_path: Path) -> None:

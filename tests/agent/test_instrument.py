@@ -94,6 +94,32 @@ def test_a_plain_training_loop_is_counted_by_its_first_optimizer(worker: Worker)
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"MULTINODE_ATTEMPT": "2"}, "3.0 cpu\n"),
+        ({"MULTINODE_ATTEMPT": "2", "MULTINODE_FAILURES_ONLY": "1"}, "3.0 cpu\n"),
+        ({}, "don't know how to restore data location of torch.storage.UntypedStorage (tagged with cpu:1)\n"),
+    ],
+)
+def test_a_run_with_restarts_loads_to_a_cpu_that_has_a_number(
+    warm: Worker, tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    done = warm.run(
+        "import torch\n"
+        f"path = {str(tmp_path / 'optimizer.pt')!r}\n"
+        "torch.save({'exp_avg': torch.arange(3.0)}, path)\n"
+        "try:\n"
+        "    loaded = torch.load(path, map_location=torch.device('cpu', 1), weights_only=True)['exp_avg']\n"
+        "    print(loaded.sum().item(), loaded.device)\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n",
+        **changes,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
+
+
+@pytest.mark.torch
 def test_when_the_first_optimizer_is_gone_another_is_counted(warm: Worker) -> None:
     done = warm.run(
         "import torch\n"

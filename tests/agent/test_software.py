@@ -48,6 +48,10 @@ class Finetuning:
     "torch/__init__.py": "raise SystemExit('imported')\n",
     "torch/version.py": CUDA_BUILD,
     "torch-2.13.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n",
+    # The version is that of the metadata, whatever the directory is called; once there are none, once a checkout's.
+    "flash_attn-2.5.8.dist-info/METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.6.0\n\nVersion: 9\n",
+    "peft-0.18.dist-info/RECORD": "",
+    "bitsandbytes.egg-info/PKG-INFO": "Metadata-Version: 1.2\nName: bitsandbytes\nVersion: 0.45.0\n",
     "nvidia_nccl_cu12-2.27.5.dist-info/METADATA": "Metadata-Version: 2.1\nName: nvidia-nccl-cu12\nVersion: 2.27.5\n",
 }
 
@@ -107,6 +111,8 @@ def test_a_probe_finds_torch_and_unknown_keys_and_imports_nothing(node: LocalNod
     code, (record,) = node.call("probe", request, env=env)
     assert (code, record["unknown_arguments"]) == (0, {"cutof_len": "cutoff_len"})
     assert (record["packages"]["torch"], record["cuda_version"], record["nccl_version"]) == ("2.13.0", "12.8", "2.27.5")
+    assert (record["packages"]["flash-attn"], record["packages"]["bitsandbytes"]) == ("2.6.0", "0.45.0")
+    assert record["packages"].get("peft") != "0.18"
     assert not {"cuda_version", "nccl_version", "unknown_arguments", "packages"} & set(record["missing"])
     _, (record,) = node.call("probe", {"python": sys.executable}, env=env)
     assert (record["unknown_arguments"], record["missing"]["unknown_arguments"]) == ({}, "not asked for")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.advice.advice import Advice, Change, rank_options
+from multinode.analyse.advice.advice import Advice, Change, Tried, pays, rank_options, shortlist
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.advice.tuning_options import setting_options
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
@@ -23,6 +23,7 @@ from multinode.analyse.prediction.variants import Subject
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import parse_llamafactory
+from multinode.core.run.averaging import Averaging
 from multinode.errors import UsageError
 from multinode.report.advice.advice_words import advice_notes, with_words
 
@@ -133,6 +134,36 @@ def test_one_node_that_was_measured_is_told_as_measured_and_not_as_predicted() -
         assert not named(advise(changed(today, **(rates | {unknown: None}))), "one node alone").measured
     more = changed(today, **rates, scenario=changed(today.scenario, accumulation=4))
     assert not named(advise(more), "one node alone").measured
+
+
+def test_one_node_that_is_faster_comes_before_all_that_is_not_certain_to_beat_it() -> None:
+    advice = advise(changed(state(), measured_samples_per_s=3.0, single_samples_per_s=20.0))
+    place = [one.name for one in advice].index("one node alone")
+    assert place < [one.name for one in advice].index("gradients as fp16 + gradient accumulation 4")
+    for one in advice:
+        low, high = one.against_one_node_interval or (0.0, 0.0)
+        assert low <= (one.against_one_node or 0.0) <= high
+    four = named(advice, "gradient accumulation 4")
+    assert four.against_one_node == pytest.approx(four.outlook.samples_per_s / advice[place].outlook.samples_per_s)
+    slower = advise(state(gbit_per_s=100.0))
+    assert slower[0].gain == max(one.gain for one in slower), "one node has no place of its own where it is no faster"
+
+
+def test_a_gain_over_what_was_measured_is_no_wider_than_its_prediction() -> None:
+    today = state()
+    rate = today.outlook().samples_per_s
+    one = named(advise(changed(today, measured_samples_per_s=rate)), "a link of 10 Gbit/s")
+    low, high = one.outlook.interval
+    assert low / rate <= one.interval[0] + 1e-9
+    assert one.interval[1] <= high / rate + 1e-9
+
+
+def test_the_shortlist_has_one_of_each_kind_and_what_was_tried() -> None:
+    advice = advise(state())
+    kinds = [one.kind for one in shortlist(advice, 3)]
+    assert len(kinds) == len(set(kinds)) == 3
+    last = changed(advice[-1], tried=Tried(gain=1.0))
+    assert last in shortlist((*advice[:-1], last), 3)
 
 
 def test_the_training_in_bf16_sends_bf16() -> None:
@@ -314,7 +345,7 @@ def test_lora_is_another_training() -> None:
     assert shape is not None
     today = state(subject=Subject(settings=Settings(method="full", model="tiny"), shape=shape))
     calibration = changed(today.calibration, tokens_per_sample=128)
-    found = named(advise(changed(today, calibration=calibration)), "LoRA of rank 8")
+    found = named(advise(changed(today, calibration=calibration)), "LoRA of rank 8 (another training)")
     assert found.command == "--set finetuning_type=lora --set lora_rank=8"
     assert found.meaning.startswith("another training: an adapter of 0.")
     assert found.memory_gib is not None
@@ -404,8 +435,12 @@ def test_advice_of_anything_is_ranked_honest_and_told_apart(
         settings=Settings(method="full", precision=precision),
     )
     advice = advise(today)
-    gains = [one.gain for one in advice]
-    assert gains == sorted(gains, reverse=True)
+    # One node alone comes before all that is not certain to beat it, where it is faster than today.
+    first = next((at for at, one in enumerate(advice) if one.name == "one node alone" and pays(one)), len(advice))
+    for part in (advice[:first], advice[first + 1 :]):
+        assert [one.gain for one in part] == sorted((one.gain for one in part), reverse=True)
+    assert all((one.against_one_node_interval or (0,))[0] > 1 for one in advice[:first]) or first == len(advice)
+    assert all((one.against_one_node_interval or (0,))[0] <= 1 for one in advice[first + 1 :])
     assert len({one.name for one in advice}) == len(advice)
     rate = today.outlook().samples_per_s
     for one in advice:
@@ -415,3 +450,47 @@ def test_advice_of_anything_is_ranked_honest_and_told_apart(
         assert one.command
         assert one.meaning
     assert msgspec.json.decode(msgspec.json.encode(advice), type=tuple[Advice, ...]) == advice
+
+
+def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_risk() -> None:
+    today = state(settings=Settings(method="full", precision="bf16"))
+    today = changed(
+        today,
+        calibration=changed(
+            today.calibration,
+            costs=StepCosts(compute_ms=146, optimizer_ms=20, overlap=0),
+            matrices=((1920, 1920, 1),),
+        ),
+    )
+    advice = advise(today)
+    # 1.255 s of communication and 0.166 s of a node's own work; an average computes 2 x 20 ms.
+    local = named(advice, "local SGD every 16 steps")
+    assert local.gain == pytest.approx(1421 / (166 + (1255 + 40) / 16), rel=0.01)
+    assert local.interval[0] < local.gain < local.interval[1]
+    assert local.change == Change(averaging=Averaging(every=16))
+    assert (local.command, local.memory_gib) == ("--sync-every 16", 0)
+    assert "may be worse" in local.meaning
+    assert "Stich 2019, arXiv:1805.09767" in local.meaning
+    diloco = named(advice, "DiLoCo every 64 steps as fp16")
+    assert diloco.command == "--diloco 64:0.7:0.9 --sync-dtype fp16"
+    # The parameters of the last round, and the momentum.
+    assert diloco.memory_gib == pytest.approx(2 * G / (1 << 30))
+    assert "Douillard et al. 2023" in diloco.meaning
+    thin = named(advice, "PowerSGD of rank 4")
+    # 1920 x 1920 of 3,691,776 become 2 x 4 x 1920; 1.3 x 20 ms.
+    rest = 1 - 1920 * 1920 / (G / 4)
+    sent_ms = 1255 * (rest + 8 * 1920 / (G / 4))
+    assert thin.gain == pytest.approx(1421 / (166 + 26 * (1 - rest) + sent_ms), rel=0.01)
+    assert thin.change == Change(grad_compress="powersgd:4")
+    assert "Vogels et al. 2019" in thin.meaning
+    names = [one.name for one in advice]
+    assert names.index(diloco.name) < names.index(local.name) < names.index("local SGD every 4 steps")
+
+
+def test_what_cannot_be_averaged_or_approximated_is_not_advised() -> None:
+    for today in (
+        state(Strategy.ZERO2),
+        state(settings=Settings(method="full", precision="fp16")),
+        state(settings=Settings(method="full", grad_compress="fp16")),
+    ):
+        assert not [one.name for one in advise(today) if one.name.startswith(("local SGD", "DiLoCo", "PowerSGD"))]

@@ -93,7 +93,7 @@ CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
     ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16, "),
     ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal 30 % on node2"),
     ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes used 14.2 of node2's 16 cores"),
-    ("software", on_gpu(speeds(0.7), gpu(), torch="2.1.0"), "node2 has torch 2.1.0, node0, node1 2.8.0"),
+    ("software", on_gpu(speeds(0.7), gpu(), torch="2.1.0"), "node2 has torch 2.1.0, node0 and node1 2.8.0"),
     ("unknown", on_gpu(speeds(0.7), gpu()), "nothing that was recorded explains it"),
 ]
 
@@ -136,7 +136,7 @@ def test_a_processor_that_its_control_group_holds_is_named_with_its_quota() -> N
 def test_fewer_threads_are_told_before_what_else_differs() -> None:
     (slow,) = report(part(0, on_cpu(speeds())), part(1, on_cpu(speeds(0.5), threads=1, torch="2.1.0"))).slow
     assert [cause.cause for cause in slow.likely_causes] == ["threads", "software"]
-    assert "node1 uses 1 threads, node0 2" in slow.text
+    assert "threads per worker: 1 on node1, 2 on node0" in slow.text
 
 
 def test_another_device_is_the_cause_where_there_is_no_like_one() -> None:

@@ -7,7 +7,7 @@ from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.steps.exposure import find_exposure
 from multinode.analyse.steps.step_split import StepSplit, split_steps
 from multinode.analyse.steps.stragglers import find_stragglers, find_waiting
-from multinode.report.steps.bottleneck_words import bottleneck_words
+from multinode.report.steps.bottleneck_words import bottleneck_words, straggler_with_words
 from tests.analyse.made_up_steps import MadeUp, always
 
 
@@ -15,7 +15,7 @@ def bottleneck(made_up: MadeUp) -> Bottleneck:
     observed = made_up.observed()
     exposure = find_exposure(observed)
     split = split_steps(exposure)
-    stragglers = find_stragglers(observed, exposure, split, (), rooted=0.0)
+    stragglers = tuple(map(straggler_with_words, find_stragglers(observed, exposure, split, (), rooted=0.0)))
     found = find_bottleneck(split, stragglers, find_waiting(observed, exposure))
     return msgspec.structs.replace(found, sentence=bottleneck_words(found, split, stragglers))
 

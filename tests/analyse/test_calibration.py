@@ -194,6 +194,46 @@ def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None
         calibrate_without_single(Measured(summary=summary(None), layout=TWO), WORK, NETWORK)
 
 
+FOUR = Layout(nodes=2, workers_per_node=2)
+
+
+def of_rank(rank: int, compute_ms: float) -> WorkerSplit:
+    """A worker of four whose step takes 500 ms, 200 of them transfer."""
+    return WorkerSplit(
+        rank=rank, step_ms=500, compute_ms=compute_ms, exposed_ms=200, wait_ms=300 - compute_ms, data_ms=0,
+        optimizer_ms=0, host_ms=0,
+    )  # fmt: skip
+
+
+def split_of_four(comm_ms: float) -> Measured:
+    workers = tuple(of_rank(rank, compute_ms) for rank, compute_ms in enumerate((80, 120, 300, 290)))
+    mean = WorkerSplit(rank=-1, step_ms=500, compute_ms=197.5, exposed_ms=200, wait_ms=102.5)
+    told = msgspec.structs.replace(
+        summary(SPLIT, step_ms=500, samples_per_s=8), split=StepSplit(mean=mean, workers=workers, comm_ms=comm_ms)
+    )
+    return Measured(summary=told, layout=FOUR)
+
+
+def test_one_node_is_the_first_of_several_and_waits_for_the_slowest_of_its_own_workers_alone() -> None:
+    found = calibrate_without_single(split_of_four(300), WORK, NETWORK)
+    assert (found.costs.compute_ms, found.layout) == (120, ONE)
+
+
+def test_what_its_workers_exchange_passes_at_an_assumed_rate_and_no_slower_than_over_all_nodes() -> None:
+    slow, fast = (calibrate_without_single(split_of_four(comm_ms), WORK, NETWORK) for comm_ms in (300, 10))
+    assert slow.network.local_gb_per_s == (0.25, 2.5)
+    # A worker of four sends 1.5 times the gradients.
+    assert fast.network.local_gb_per_s == pytest.approx((1.5 * G / 10e6, 2.5))
+    scenario = Scenario(link=NETWORK.link, layout=ONE, per_device_batch=1.0)
+    found = predict(slow, scenario)
+    # Two workers pass the gradients once, at the geometric mean of the bounds, and hide what they may.
+    assert found.parts.comm_ms == pytest.approx(G / (0.25 * 2.5) ** 0.5 / 1e6)
+    assert found.ends[0].comm_ms == pytest.approx(G / 0.25 / 1e6)
+    assert any("at 0.25 to 2.5 GB/s" in doubt.why for doubt in found.doubts)
+    alone = predict(slow, msgspec.structs.replace(scenario, layout=Layout(nodes=1)))
+    assert (alone.parts.comm_ms, alone.parts.exposed_ms) == (0, 0)
+
+
 def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() -> None:
 
     several = summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))

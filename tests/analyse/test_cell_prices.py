@@ -13,6 +13,7 @@ from multinode.analyse.grid.cells import CellRow, CellTable, Cheapest
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.prices import Price, Prices
+from multinode.report.grid.cell_words import with_words
 
 PRICES = Prices(
     currency="EUR",
@@ -207,7 +208,10 @@ def cell(label: str, hours: float, cost: float | None, *, late: float = 0.0, cur
 
 
 def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
-    return cheapest(CellTable(run_id="run", job="job", cells=cells), hours * HOUR)
+    table = CellTable(run_id="run", job="job", cells=cells)
+    worded = with_words(msgspec.structs.replace(table, cheapest=cheapest(table, hours * HOUR))).cheapest
+    assert worded is not None
+    return worded
 
 
 @pytest.mark.parametrize(

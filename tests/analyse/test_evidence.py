@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from multinode.analyse.prediction.network_model import Link
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.summary import Comm
 from multinode.analyse.traffic.step_bytes import SeenCall
+from multinode.core.run.averaging import Averaging
 from multinode.errors import UsageError
 from tests.analyse.stored import (
     BYTES,
@@ -256,3 +259,20 @@ def test_a_sweep_on_one_node_or_with_absurd_times_is_refused() -> None:
 def test_the_evidence_is_the_same_whichever_way_it_is_asked() -> None:
     found: Evidence = gather([SWEEP, TWO, ONE])
     assert found.calibration == gather([ONE, TWO, SWEEP]).calibration
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"averaging": Averaging(every=16, dtype="fp16")}, "its nodes average every 16 steps (local SGD), as fp16"),
+        ({"grad_compress": "powersgd:4"}, "its gradients travel as powersgd:4"),
+    ],
+)
+def test_nothing_is_predicted_from_a_run_of_another_algorithm(changed: dict[str, Any], words: str) -> None:
+    one, two = training_record("one", 1), training_record("two", 2, exposed_ms=100.0)
+    plain, many = gather([one, two]), msgspec.structs.replace(two, plan=msgspec.structs.replace(two.plan, **changed))
+    with pytest.raises(UsageError) as refused:
+        gather([one, many])
+    assert refused.value.message == f"run two is not predicted from: {words}"
+    # One that is stored beside is passed over.
+    assert gather([one, two], [many]) == plain

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from multinode.analyse.grid.cell_table import make_table as make_cell_table
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows, label_rows, with_derived
-from multinode.core.grid.columns import IMPORTED
+from multinode.core.grid.imported_columns import IMPORTED
 from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table, parse_table
 from multinode.core.text.rounded import Rounded, exactly, parse_rounded
 

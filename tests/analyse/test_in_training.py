@@ -8,6 +8,7 @@ from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.analyse.steps.in_training import InTraining, beside, in_training
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.core.run.samples import DdpSample, ModelSample, Sample
+from multinode.report.steps.in_training_words import in_training_words
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)
@@ -39,7 +40,7 @@ def test_a_window_of_the_profiler_goes_before_ddps_counters() -> None:
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(MB,))
     found = in_training(observed(ddp(0, 6, 100), ddp(1, 6, 100)), trace)
     assert (found.busbw_gb_per_s, found.source, found.sizes_bytes) == (0.118, "trace", (MB,))
-    assert found.sentence == (
+    assert in_training_words(found) == (
         "The training's all-reduces reach 0.118 GB/s busbw, by the transfers of the profiler's window."
     )
 
@@ -51,7 +52,7 @@ def test_ddps_counters_give_the_median_over_steps_of_the_worker_that_waited_leas
     # 4 MB, factor 1 among two, in 50 ms; step 5 does not count.
     assert found.busbw_gb_per_s == pytest.approx(0.08)
     assert (found.source, found.sizes_bytes) == ("ddp span", BUCKETS)
-    assert "lower bound" in found.sentence
+    assert "lower bound" in in_training_words(found)
 
 
 def test_the_factor_is_that_of_all_workers() -> None:
@@ -108,7 +109,7 @@ def test_nccl_test_stands_beside_it_for_the_same_sizes() -> None:
     assert found.alone.run_id == "20260101-nccl"
     # 3 MB and 1 MB, one after the other: 3100 and 1100 us.
     assert found.alone.busbw_gb_per_s == pytest.approx(4000 / 4200)
-    assert "that is 52% of the 0.952 GB/s that nccl-test (20260101-nccl) measured" in found.sentence
+    assert "that is 52% of the 0.952 GB/s that nccl-test (20260101-nccl) measured" in in_training_words(found)
 
 
 @pytest.mark.parametrize("sizes", [(), (0,)])

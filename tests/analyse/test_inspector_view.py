@@ -14,6 +14,7 @@ from multinode.analyse.steps.in_training import in_training, reconciled
 from multinode.analyse.steps.inspector_view import busbw_gb_per_s, total_bytes, view_inspector
 from multinode.analyse.steps.trace_view import TraceView
 from multinode.core.run.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples
+from multinode.report.steps.in_training_words import in_training_words
 
 from .inspector_records import ALL_REDUCE, REDUCE_SCATTER, line
 
@@ -124,7 +125,7 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
     found = in_training(observed, None)
     assert found.source == "nccl inspector"
     assert found.busbw_gb_per_s == pytest.approx(485.119, rel=1e-4)
-    assert "by the records of NCCL's Inspector plugin" in found.sentence
+    assert "by the records of NCCL's Inspector plugin" in in_training_words(found)
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(1_000_000,))
     assert in_training(observed, trace).source == "trace"
     # Where its records tell nothing, DDP's counters do.
@@ -137,5 +138,5 @@ def test_the_bytes_by_nccl_stand_beside_those_of_the_calls(share: float, word: s
     found = in_training(seen(*on_all_ranks()), None)
     assert found.bytes_per_step is not None
     both = reconciled(found, share * found.bytes_per_step)
-    assert f"MB per step by NCCL, {word} " in both.sentence
+    assert f"MB per step by NCCL, {word} " in in_training_words(both)
     assert reconciled(found, None) == found

@@ -6,6 +6,7 @@ import pytest
 
 from multinode.analyse.telemetry.gpus import GpuUse
 from multinode.analyse.telemetry.likely_causes import find_disturbances
+from multinode.report.telemetry.cause_words import disturbance_words
 from tests.analyse.made_up_sides import node_use
 
 CORES = {"n1": 8}
@@ -32,7 +33,7 @@ def hot(**known: Any) -> dict[str, Any]:
 )
 def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any], said: str) -> None:
     (found,) = find_disturbances([[node_use(**use)]], CORES)
-    assert found.startswith(said)
+    assert disturbance_words(found).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +59,4 @@ def test_other_load_is_unknown_without_the_number_of_cores() -> None:
 
 def test_repeats_that_saw_the_same_say_it_once_at_its_strongest() -> None:
     repeats = [[node_use(cpu_steal_percent=part)] for part in (3.0, 9.0, 4.0)]
-    assert [said.split(" of ")[0] for said in find_disturbances(repeats, CORES)] == ["n1: CPU steal 9%"]
+    assert [disturbance_words(one) for one in find_disturbances(repeats, CORES)] == ["n1: CPU steal 9%"]

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.collectives import CollectiveRow
-from multinode.analyse.nccl_test.scan_changes import RULE, NodeState, ScanRecord, compare_scans, node_state
+from multinode.analyse.nccl_test.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
+from multinode.analyse.nccl_test.scan_changes import compare_scans as find_changes
 from multinode.core.cluster.facts import Gpu, Interface, NodeFacts
+from multinode.report.nccl_test.change_words import RULE, changes_with_words
 
 MIB = 1 << 20
 BOX = NodeState(name="node3", ifname="ens1f0", link_gbit_per_s=10.0, mtu=9000, duplex="full", torch="2.7.1", cores=8)
@@ -34,10 +36,15 @@ def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), ru
     return ScanRecord(run_id=run_id, rows=rows, nodes=nodes)
 
 
+def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
+    """What changed, with its words."""
+    return changes_with_words(find_changes(before, now))
+
+
 def test_a_sweep_has_not_changed_from_itself() -> None:
     changes = compare_scans(record(row()), record(row(), run_id="r2"))
     assert (changes.before, changes.now, changes.unchanged, changes.rule) == ("r1", "r2", 1, RULE)
-    assert changes.text == "No speed changed beyond the noise of both (1 messages compared)."
+    assert changes.text == "No speed changed beyond the noise of both (1 message compared)."
     assert (changes.environment, changes.came, changes.gone, changes.rows) == ((), (), (), ())
     assert (changes.only_before, changes.only_now) == ((), ())
 

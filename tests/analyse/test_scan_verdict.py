@@ -110,7 +110,7 @@ def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
 def test_a_network_that_is_used_in_full_needs_no_action() -> None:
     verdict = judged()
     assert verdict.text == (
-        "network OK, no action needed: all_reduce of 16 MiB reaches 99% of TCP line rate (1 Gbit/s) and 99% of raw TCP"
+        "network OK for a link of 1 Gbit/s: all_reduce of 16 MiB reaches 99% of TCP line rate and 99% of raw TCP"
     )
     assert (verdict.nodes, verdict.causes) == ((), ())
 
@@ -206,7 +206,7 @@ def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words:
 
 @pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (1, 2, 6, 7, 8)])
 def test_what_may_explain_slowness_is_not_told_of_a_sweep_that_is_well(seen: dict[str, Any]) -> None:
-    assert judged(**seen).text.startswith("network OK, no action needed")
+    assert judged(**seen).text.startswith("network OK for a link of ")
 
 
 def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
@@ -317,5 +317,5 @@ def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None
 
 def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
     verdict = judged(tcp=tcp(pairs=ALL_BUT_B))
-    assert verdict.text.startswith("network OK, see the cause below: ")
+    assert verdict.text.startswith("network OK for a link of ")
     assert verdict.causes[0].text.startswith("b sends")

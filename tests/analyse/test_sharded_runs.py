@@ -146,6 +146,31 @@ def test_the_calls_of_a_job_are_those_recorded(run: Run) -> None:
     assert all(told[op] == pytest.approx(counted[op], rel=RELATIVE) for op in told)
 
 
+@pytest.mark.parametrize(
+    ("changes", "transformers", "times"),
+    [
+        ({}, "4.51.3", 3),
+        ({}, "4.52.0", 2),
+        ({}, None, 2),
+        ({"use_reentrant_gc": False}, "4.51.3", 2),
+        ({"disable_gradient_checkpointing": True}, "4.51.3", 2),
+        ({"fsdp_config": {"version": 2}}, "4.51.3", 2),
+    ],
+)
+def test_reentrant_checkpointing_around_the_units_gathers_layers_three_times(
+    changes: dict[str, Any], transformers: str | None, times: int
+) -> None:
+    """As `fsdp-full_shard-k1-reentrant` was recorded; what is outside of the layers as `lf-fsdp1-full_shard-k1-gc`."""
+    job, layout = training_job(FULL | {"fsdp": "full_shard auto_wrap"} | changes), Layout(nodes=2)
+    training = read_training(job, TINY, transformers)
+    messages = step_messages(job, TINY, layout, transformers).messages
+    layers = training.shape.layers
+    assert max(one.times for one in messages if one.collective == "all_gather") == times * layers
+    told = sum(one.size_bytes * one.times for one in messages if one.collective == "all_gather")
+    (formula,) = (one for one in step_exchanges(training.strategy, training.load, layout) if one.op == "all_gather")
+    assert formula.size_bytes * formula.times == pytest.approx(told, rel=RELATIVE)
+
+
 @named([run for run in RUNS if run.micro_steps > 1])
 def test_what_grows_with_accumulation_is_known_from_a_run_that_accumulates(run: Run) -> None:
     """Bytes with two micro-batches per step, of a run with four: by the formula, and by what the run called."""

@@ -15,6 +15,7 @@ from multinode.analyse.steps.stragglers import Straggler, Waiting, find_straggle
 from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
 from multinode.analyse.traffic.calls import read_calls, rooted_part
 from multinode.core.run.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
+from multinode.report.steps.bottleneck_words import straggler_with_words
 from tests.analyse.made_up_steps import Duration, MadeUp, always, changed
 
 FOUR = ((0,), (1,), (2,), (3,))
@@ -26,7 +27,8 @@ LATE_GPU = msgspec.structs.replace(LATE, device="cuda")
 def find(made_up: MadeUp | Observed, *uses: NodeUse) -> tuple[Straggler, ...]:
     observed = made_up.observed() if isinstance(made_up, MadeUp) else made_up
     exposure = find_exposure(observed)
-    return find_stragglers(observed, exposure, split_steps(exposure), uses, rooted_part(read_calls(observed).values()))
+    found = find_stragglers(observed, exposure, split_steps(exposure), uses, rooted_part(read_calls(observed).values()))
+    return tuple(map(straggler_with_words, found))
 
 
 def waiting(made_up: MadeUp) -> Waiting:

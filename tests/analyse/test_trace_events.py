@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.stats.intervals import length, subtract
+from multinode.analyse.stats.time_spans import length, subtract
 from multinode.analyse.steps.trace_events import TraceEvents, read_trace
 
 TRACES = Path(__file__).parent / "traces"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.stats.intervals import merge
+from multinode.analyse.stats.time_spans import merge
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
 from multinode.analyse.steps.trace_view import view_traces

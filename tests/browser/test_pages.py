@@ -15,7 +15,8 @@ from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.nccl_test.scan_verdict import Verdict
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.core.measure.benchmark import CollectiveTest, scan_messages
-from multinode.report.run_page import ReportedRun, run_page
+from multinode.report.reported_run import ReportedRun
+from multinode.report.run_page import run_page
 from tests.browser.chromium import Chromium, View, chromium
 from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
 from tests.report.contrasts import CONTRAST, CONTRAST_RUN, CURVE

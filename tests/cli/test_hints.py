@@ -20,7 +20,8 @@ OTHERS = {
     "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
     "--ipc", "--its", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
     "--shm-size", "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
-    "--clear-groups", "--gpus-per-node", "--regid", "--reuid", "--time",
+    "--clear-groups", "--gpus-per-node", "--jobid", "--nodelist", "--ntasks", "--overlap", "--regid", "--reuid",
+    "--time", "--logdir",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _TYPED = re.compile(r"multinode ([a-z-]+)((?: (?!multinode)[^;:,()`]*)?)")

@@ -103,3 +103,19 @@ def test_data_that_cannot_be_made_up_are_refused_before_anything_starts(argument
     result = dry_run("--synthetic", *arguments)
     assert isinstance(result.exception, UsageError)
     assert words in str(result.exception)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--restarts", "1", "--detach"), "--restarts needs this command to stay: a detached run is not restarted"),
+        (("--min-nodes", "1"), "--min-nodes is for --restarts: without these no node is left out"),
+        (("--restarts", "1", "--scale-batch"), "--scale-batch is for --min-nodes: without it no node is left out"),
+        (("--restarts", "1", "--node-wait", "soon"), "--node-wait: "),
+    ],
+)
+def test_options_of_a_restart_that_do_not_go_together_are_refused(options: tuple[str, ...], message: str) -> None:
+    result = dry_run(*options, "--", "train.py")
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith(message)

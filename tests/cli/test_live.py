@@ -30,6 +30,14 @@ def test_a_standstill_is_told_in_a_line_once_and_so_is_its_end(capsys: pytest.Ca
     assert printed.err.count("the run has resumed\n") == 1
 
 
+def test_what_is_known_besides_is_told_once_of_each_attempt(capsys: pytest.CaptureFixture[str]) -> None:
+    noted = msgspec.structs.replace(RUNNING, note="1 node is faster")
+    with live_view() as view:
+        for progress in (RUNNING, noted, noted, msgspec.structs.replace(noted, run_id="r-2")):
+            view.show(progress)
+    assert capsys.readouterr().err.count("1 node is faster\n") == 2
+
+
 def test_a_quiet_view_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     with live_view(quiet=True) as view:
         view.show(STALLED)

@@ -52,7 +52,7 @@ def test_the_document_has_what_was_asked_for() -> None:
         assert low <= one["samples_per_s"] <= high
         assert one["step_time_ms"] > 0
     assert found["break_even"]["efficient"]["value"] > 1
-    assert found["back_test"]["sentence"].startswith("over 1 measured run")
+    assert found["back_test"]["sentence"].startswith("checked against 1 measured run")
 
 
 def test_every_axis_reaches_its_scenarios() -> None:
@@ -65,6 +65,13 @@ def test_every_axis_reaches_its_scenarios() -> None:
     assert (one["strategy"], one["method"], one["bucket_mib"], one["overlap"]) == ("ZeRO-2", "lora:8", 10.0, True)
     (none, half) = document("b-one", "a-sweep", "--link", "1", "--grad-compress", "none,bf16")["scenarios"]
     assert (none["grad_compress"], half["grad_compress"]) == (None, "bf16")
+    rounds = document(
+        *("b-one", "a-sweep", "--link", "1", "--sync-every", "none,16", "--diloco", "64", "--sync-dtype", "none,fp16")
+    )["scenarios"]
+    local, diloco = "every 16 steps (local SGD)", "every 64 steps (DiLoCo, outer lr 0.7)"
+    assert [one["averaging"] for one in rounds] == [None, local, f"{local}, as fp16", diloco, f"{diloco}, as fp16"]
+    text = predict("b-one", "a-sweep", "--link", "1", "--sync-every", "16", "--grad-compress", "none")
+    assert f"averaged {local}" in " ".join(text.split())
 
 
 def test_every_strategy_that_the_model_has_can_be_asked_for() -> None:
@@ -80,7 +87,7 @@ def test_the_newest_run_is_meant_where_none_is_named() -> None:
 def test_published_figures_stand_in_the_place_of_runs() -> None:
     text = predict("--benchmarks", str(SEED), "--link", "0.85")
     assert "Settings    ZeRO-2, lora:8" in text
-    assert "Error       over 1 measured run" in text
+    assert "Model       checked against 1 measured run" in text
     assert "Next" not in text, "there is no run whose settings could be changed"
 
 
@@ -93,6 +100,10 @@ def test_published_figures_stand_in_the_place_of_runs() -> None:
         (("--nodes", "many"), "--nodes many: 'many'"),
         (("--batch", "-2"), "--batch -2"),
         (("--accumulation", "0"), "--accumulation 0"),
+        (("--sync-every", "0"), "--sync-every 0 cannot be"),
+        (("--sync-every", "often"), "--sync-every often: 'often'"),
+        (("--diloco", "64:x"), "--diloco 64:x: it takes H"),
+        (("--sync-dtype", "fp16"), "--sync-dtype fp16 is of what nodes average every H steps"),
         (("--accumulation", "1.5"), "--accumulation 1.5"),
         (("--strategy", "zero9"), "--strategy zero9"),
         (("--overlap", "maybe"), "--overlap maybe"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -170,3 +172,19 @@ def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     assert set(document) == {"schema", "run", "directory", "summary"}
     assert document["schema"] == "multinode.show/1"
     assert document["summary"]["comm"]["exposed_ms"] == 120.5
+
+
+def test_without_plotly_there_are_no_pages_and_all_else(runs: Path) -> None:
+    program = "import sys; sys.modules['plotly'] = None; from multinode.cli.main import run; run()"
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    page = call("report", "20260102")
+    assert page.returncode == 1
+    assert "error: a page with charts needs plotly" in page.stderr
+    assert "multinode[report]" in page.stderr
+    assert not list(runs.parent.glob("*.html"))
+    assert "4 workers on 2 nodes: box1, box2" in call("report", "20260102", "--format", "markdown").stdout
+    assert call("show", "20260102", "--details").returncode == 0

@@ -49,6 +49,12 @@ def test_a_checkpoint_that_one_node_lacks_is_skipped_by_name() -> None:
     assert chosen.skipped == {"checkpoint-40": "b: it is not there"}
 
 
+def test_other_ranks_need_no_random_numbers_of_those_that_saved() -> None:
+    assert find_gap(checkpoint(), (0,), 1, same_ranks=False) is None
+    chosen = choose_checkpoint({"b": (checkpoint(max_steps=200),)}, {"b": (0,)}, same_ranks=False)
+    assert (chosen.name, chosen.max_steps) == ("checkpoint-20", 200)
+
+
 def test_a_node_that_was_not_asked_has_nothing() -> None:
     chosen = choose_checkpoint({"a": (checkpoint(),)}, {"a": (1,), "b": (0,)})
     assert (chosen.name, chosen.skipped) == (None, {"checkpoint-20": "b: it is not there"})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.grid.columns import IMPORTED
+from multinode.core.grid.imported_columns import IMPORTED
 from multinode.core.grid.imported_table import Extras, ImportedTable, parse_table
 from multinode.core.text.rounded import exactly, parse_rounded
 from multinode.errors import UsageError

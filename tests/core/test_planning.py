@@ -407,7 +407,7 @@ def sft(**config: Any) -> LlamaFactoryJob:
     return msgspec.structs.replace(BARE_SFT, config=BARE_SFT.config | config)
 
 
-@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16", "powersgd", "powersgd:2", "powersgd:8:100"])
 @pytest.mark.parametrize("name", sorted(set(ENGINES) - {"llamafactory"}))
 def test_the_workers_of_every_node_are_told_whoever_starts_them(name: str, kind: str) -> None:
     planned = plan(BARE_SCRIPT, engine=Engine(name=name), grad_compress=kind)
@@ -430,8 +430,10 @@ def test_nobody_is_told_what_was_not_asked_for() -> None:
 @pytest.mark.parametrize(
     ("job", "options", "words"),
     [
-        (BARE_SCRIPT, {"grad_compress": "powersgd"}, "aborts on gloo"),
-        (BARE_SCRIPT, {"grad_compress": "PowerSGD"}, "aborts on gloo"),
+        *(
+            (BARE_SCRIPT, {"grad_compress": kind}, "there is no such compression")
+            for kind in ("PowerSGD", "powersgd:", "powersgd:0", "powersgd:4:", "powersgd:4:x", "powersgd:4:1:1")
+        ),
         (BARE_SCRIPT, {"grad_compress": "int8"}, "there is no such compression"),
         (BARE_SCRIPT, {"grad_compress": ""}, "there is no such compression"),
         (BARE_SCRIPT, {"grad_compress": "fp16", "profile": False}, "--no-profile"),

@@ -18,6 +18,7 @@ from multinode.core.run.progress import (
 )
 from multinode.core.run.quoting import Command
 from multinode.core.run.samples import (
+    AveragingSample,
     CollectiveSample,
     DdpSample,
     DeviceWaitSample,
@@ -90,6 +91,16 @@ def test_the_step_time_is_the_median_of_the_last_ten() -> None:
     node = advance_node(NODE, [step(1, us=None), step(2, us=9e9), *(step(n, us=1000.0 * n) for n in range(3, 13))])
     assert len(node.recent_us) == 10
     assert node.step_time_us == 7500.0
+
+
+def test_the_step_time_of_rounds_is_the_mean_of_whole_ones() -> None:
+    rounds = [AveragingSample(rank=2, nodes=2, every=4)]
+    node = advance_node(
+        NODE, [*rounds, *(step(number, us=9000.0 if number % 4 == 0 else 1000.0) for number in range(1, 31))]
+    )
+    assert len(node.recent_us) == 12
+    assert node.step_time_us == 3000.0
+    assert len(advance_node(node, [AveragingSample(rank=2, nodes=2, every=64), step(31)]).recent_us) == 13
 
 
 def test_samples_a_second_are_those_of_all_workers_of_the_node() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.run.quoting import Command, quote_path, render_command
+from multinode.core.cluster.cluster import Node
+from multinode.core.run.quoting import Command, as_steps, quote_path, render_command
 from multinode.core.text.secret_values import REDACTED, is_secret
 
 # A program that says what it was given.
@@ -175,3 +176,21 @@ def test_a_job_does_not_start_after_a_prelude_that_failed() -> None:
     text = render_command(Command(argv=("echo", "started"), prelude="true; false"))
     done = subprocess.run(["/bin/sh"], input=text.encode(), capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
+
+
+STEP = "srun --jobid=42 --overlap --nodelist=n1 --nodes=1 --ntasks=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("see: ssh n1 iostat -x 1 5; then go on", f"see: {STEP} iostat -x 1 5; then go on"),
+        ("its log: ssh n1 'dmesg -T | tail'", f"its log: {STEP} sh -c 'dmesg -T | tail'"),
+        ("ssh n11 top, ssh n2 top", "ssh n11 top, ssh n2 top"),
+        ("no sshd, no ssh n1", "no sshd, no ssh n1"),
+    ],
+)
+def test_a_command_for_a_node_is_a_step_where_slurm_reaches_it(text: str, said: str) -> None:
+    nodes = [Node(name="n1", slurm_job=42), Node(name="n2")]
+    assert as_steps(text, nodes) == said
+    assert as_steps(text, [Node(name="n1"), Node(name="n2")]) == text

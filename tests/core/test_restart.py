@@ -5,9 +5,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.core.job.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.core.run.averaging import Averaging
 from multinode.core.run.checkpoint import Checkpoint, CheckpointChoice
-from multinode.core.run.restart import RestartOptions, Saved, Start, resume_job, why_no_resume, why_not_restarted
+from multinode.core.run.engine_commands import Engine
+from multinode.core.run.planning import LaunchOptions
+from multinode.core.run.restart import (
+    RestartOptions,
+    Saved,
+    Start,
+    batch_words,
+    global_batch,
+    kept_accumulation,
+    resume_job,
+    why_no_fewer_nodes,
+    why_no_resume,
+    why_not_restarted,
+)
 from multinode.core.run.run import Attempt, Failure
 
 TEXT = "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: d\noutput_dir: out/\n"
@@ -65,12 +79,12 @@ def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
     [
         ({}, None),
         ({"stage": "dpo", "finetuning_type": "full"}, None),
-        ({"stage": "rm"}, None),
-        ({"stage": "rm", "finetuning_type": "full"}, "does not resume stage rm with full"),
-        ({"stage": "rm", "finetuning_type": "freeze"}, "does not resume stage rm with freeze"),
+        ({"stage": "rm"}, "does not resume stage rm"),
+        ({"stage": "rm", "finetuning_type": "full"}, "does not resume stage rm"),
+        ({"stage": "kto"}, None),
         ({"stage": "ppo"}, "does not resume stage ppo"),
-        ({"deepspeed": "ds.json"}, "deepspeed"),
-        ({"fsdp": "full_shard"}, "fsdp"),
+        ({"deepspeed": "ds.json"}, "which checkpoint of DeepSpeed"),
+        ({"fsdp": "full_shard"}, "which checkpoint of FSDP"),
         ({"save_only_model": "true"}, "optimizer"),
         ({"save_strategy": "'no'"}, "saves no checkpoint"),
         ({"save_strategy": "no"}, "saves no checkpoint"),
@@ -80,6 +94,112 @@ def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
 def test_which_jobs_can_go_on(config: dict[str, str], reason: str | None) -> None:
     said = why_no_resume(job(**config))
     assert said is None if reason is None else said is not None and reason in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        (Engine(name="accelerate", accelerate={"distributed_type": "FSDP"}), "accelerate with FSDP"),
+        (Engine(name="deepspeed"), "DeepSpeed"),
+        (Engine(name="accelerate", accelerate={"distributed_type": "MULTI_CPU"}), None),
+    ],
+)
+def test_an_engine_may_shard_what_the_yaml_does_not(engine: Engine, reason: str | None) -> None:
+    said = why_no_resume(job(), engine)
+    assert said is None if reason is None else said is not None and reason in said
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "before", "now", "kept"),
+    [(1, 2, 1, 2), (1, 4, 2, 2), (3, 2, 1, 6), (2, 3, 2, 3), (1, 3, 2, None), (1, 2, 2, 1), (3, 4, 3, 4)],
+)
+def test_which_accumulation_keeps_the_global_batch(accumulation: int, before: int, now: int, kept: int | None) -> None:
+    asked = job(gradient_accumulation_steps=accumulation)
+    assert kept_accumulation(asked, before, now) == kept
+    changed = resume_job(asked, Start(nodes=now, first_nodes=before, shared=True))
+    assert isinstance(changed, LlamaFactoryJob)
+    assert changed.config["gradient_accumulation_steps"] == (kept or accumulation)
+    if kept is not None:
+        assert global_batch(changed, now) == global_batch(asked, before)
+
+
+SCRIPT = ScriptJob(argv=("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "what", "launch", "reason"),
+    [
+        ({}, 2, job(), {}, None),
+        ({"min_nodes": 1}, 2, job(), {}, None),
+        ({"min_nodes": 2}, 2, job(), {}, None),
+        ({"min_nodes": 3}, 2, job(), {}, "there are 2 nodes in all"),
+        ({"min_nodes": 2}, 3, job(), {}, "no accumulation keeps the global batch of 3 nodes on fewer"),
+        ({"min_nodes": 2}, 3, job(gradient_accumulation_steps=2), {}, None),
+        ({"min_nodes": 2, "scale_batch": True}, 3, job(), {}, None),
+        ({"min_nodes": 1}, 3, SCRIPT, {}, None),
+        ({"min_nodes": 2}, 3, SCRIPT, {}, "no accumulation"),
+        (
+            {"min_nodes": 1},
+            2,
+            SCRIPT,
+            {"engine": Engine(name="deepspeed")},
+            "a checkpoint of DeepSpeed belongs to one number",
+        ),
+        ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a checkpoint of DeepSpeed belongs to one number"),
+        ({"min_nodes": 1}, 2, job(), {"averaging": Averaging(every=4)}, "nodes that average"),
+    ],
+)
+def test_which_runs_can_go_on_without_a_node(
+    options: dict[str, Any], nodes: int, what: Job, launch: dict[str, Any], reason: str | None
+) -> None:
+    said = why_no_fewer_nodes(what, LaunchOptions(**launch), nodes, RestartOptions(restarts=1, **options))
+    assert said is None if reason is None else said is not None and said.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("what", "start", "words"),
+    [
+        (job(), Start(nodes=2, first_nodes=2), None),
+        (
+            job(per_device_train_batch_size=4, gradient_accumulation_steps=3),
+            Start(nodes=1, first_nodes=2, shared=True),
+            "global batch 48 as before: gradient_accumulation_steps 6 instead of 3",
+        ),
+        (
+            job(num_train_epochs=3, learning_rate=0.001),
+            Start(nodes=2, first_nodes=3, choice=CheckpointChoice(name="checkpoint-20", step=20, max_steps=90)),
+            (
+                "global batch 32 instead of 48: learning_rate stays at 0.001, the schedule at 90 steps; a step has "
+                "2/3 of the samples"
+            ),
+        ),
+        (
+            job(),
+            Start(nodes=2, first_nodes=3),
+            (
+                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule is the YAML's; a step "
+                "has 2/3 of the samples"
+            ),
+        ),
+        (SCRIPT, Start(nodes=1, first_nodes=2), "MULTINODE_ACCUMULATION=2: with it the global batch is as before"),
+        (
+            SCRIPT,
+            Start(nodes=2, first_nodes=3),
+            "MULTINODE_ACCUMULATION=1: with it the global batch is 2/3 of what it was",
+        ),
+    ],
+)
+def test_what_is_said_of_the_batch_on_fewer_nodes(what: Job, start: Start, words: str | None) -> None:
+    assert batch_words(what, resume_job(what, start), start, 2 * start.nodes) == words
+
+
+def test_a_smaller_batch_goes_on_with_the_checkpoints_schedule() -> None:
+    chosen = CheckpointChoice(name="checkpoint-20", step=20, max_steps=90)
+    changed = resume_job(job(num_train_epochs=3), Start(nodes=2, first_nodes=3, choice=chosen, shared=True))
+    assert isinstance(changed, LlamaFactoryJob)
+    # As epochs the rest would be more steps, and the learning rate would jump back.
+    assert changed.config["max_steps"] == 90
+    assert "max_steps" not in resume_job(job(), Start(nodes=1, first_nodes=2, choice=chosen)).config  # type: ignore[union-attr]
 
 
 def test_a_script_sees_to_its_own_checkpoints() -> None:

@@ -38,7 +38,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that want another lab, or none, come last: there is one lab a machine, and it is kept while it will do."""
-    others = ("no_lab", "small", "made", "login")
+    others = ("no_lab", "small", "made", "login", "pinned")
     items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in others])
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.lab.launching import SCRIPT, Command, assert_no_agents, assert_succeeded, processes_of
 
@@ -32,8 +34,11 @@ class Done:
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A plain script."""
-    return Done(tmp_path_factory.mktemp("script"), "--json", "--", SCRIPT, "--steps", "30")
+    """A plain script, exported while it is running; the folder of one of the exports is a file."""
+    runs = tmp_path_factory.mktemp("script")
+    (runs / "file").touch()
+    exports = f"tensorboard:{runs}/board,prometheus:{runs}/run.prom,csv:{runs}/file"
+    return Done(runs, "--json", "--export", exports, "--", SCRIPT, "--steps", "30")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,27 @@ def test_a_plain_script_runs_with_one_worker_a_node(script: Done) -> None:
     assert document["strategy"] == "DDP"
     assert "tokens" in document["missing"]["tokens_per_s"]
     assert "step 30 of 30" in (script.directory / "logs" / "node-0.log").read_text()
+
+
+def test_it_is_exported_while_it_is_running_and_an_export_that_fails_is_told_once(script: Done) -> None:
+    runs = script.directory.parent
+    shown = script.command.document("show", "last", "--json")
+    events = EventAccumulator(str(runs / "board" / script.directory.name), size_guidance={"scalars": 0}).Reload()
+    # A plain script does not say when its first step began.
+    assert [one.step for one in events.Scalars("multinode/step_time_ms")] == list(range(2, 31))
+    (exposed,) = events.Scalars("multinode/summary/comm/exposed_ms")
+    assert exposed.value == pytest.approx(shown["summary"]["comm"]["exposed_ms"], rel=1e-6)
+    assert "multinode/nodes/node0/out_gbit_per_s" in events.Tags()["scalars"]
+    found = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families((runs / "run.prom").read_text())
+        for sample in family.samples
+    }
+    assert found["multinode_summary_samples_per_s"] == shown["summary"]["samples_per_s"]
+    warnings = [line for line in script.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert f"the export to csv:{runs}/file failed: error: " in warnings[0]
+    assert script.code == 0
 
 
 def test_the_run_directory_has_every_noun(script: Done) -> None:

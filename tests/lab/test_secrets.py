@@ -15,6 +15,7 @@ from multinode.lab.cluster import ns_command
 from multinode.lab.state import Lab
 from tests.lab.launching import DEADLINE_S, Command, command_line, processes_of, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
+from tests.workflows.test_advise import JOB, keep
 
 pytestmark = [pytest.mark.lab]
 
@@ -132,6 +133,7 @@ print("begun", flush=True)
 pathlib.Path("/tmp/left.txt").write_text("what is fetched")
 time.sleep(6)
 """
+MEASURED = "20260101-000000-bbbb"
 SHORT = ("--only", "matmul", "--dtype", "fp32", "--size", "64", "--seconds", "0.1", "--alone")
 MESSAGES = ("-b", "8", "-e", "8", "-n", "1", "-w", "1")
 
@@ -143,11 +145,14 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
     """Of their runs as of launch's: of a hang with its diagnosis, too, and of one whose files were fetched."""
     secret = "one-s3cr3t-of-this-test"
     hostfile, yaml, script = tmp_path / "hosts", tmp_path / "sft.yaml", shared_dir / "hang.py"
+    advised = tmp_path / "advised.yaml"
     variables = f" env.WANDB_API_KEY={secret} env.PYTHONPATH={STAND_IN} slots="
     hostfile.write_text(Path(lab.hostfile).read_text().replace(" slots=", variables).replace("slots=2", "slots=1"))
     monkeypatch.setenv("HF_TOKEN", secret)
     yaml.write_text(TRAINED)
     script.write_text(HANGING)
+    advised.write_text(f"{JOB}hub_token: {secret}\n")
+    keep(command.runs, MEASURED, 2, 800)
     hosts = ("--hosts", str(hostfile))
     given = (*hosts, "--no-check", "--env", "HF_TOKEN", "--setup", f"export SWANLAB_API_KEY={secret}")
     real = ("--env", "REAL_TORCH=1")
@@ -155,6 +160,7 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
     verbs: dict[str, tuple[str, ...]] = {
         "launch": (*given, "--hang-timeout", "1", "--fetch", "/tmp/left.txt", *program),
         "contrast": (*given, "--repeats", "1", "--steps", "3", str(yaml)),
+        "advise": (MEASURED, "--try", "1", *given, "--steps", "3", "--job", str(advised)),
         "sweep": (*given, "--steps", "3", "--nodes", "2", "--grid", "per_device_train_batch_size=1", str(yaml)),
         "nccl-test": (*given, *real, *MESSAGES),
         "bench": (*given, *real, *SHORT),
@@ -166,7 +172,7 @@ def test_a_token_is_in_no_file_of_any_verb_that_runs_something(
         assert done.returncode == 0, (verb, printed[verb])
     assert [name for name, text in printed.items() if secret in text] == []
     kept = [path for path in command.runs.rglob("*") if path.is_file()]
-    assert {"stall.json", "left.txt", "contrast.json", "grid.json", "nccl-test.json", "bench.json"} <= {
+    assert {"stall.json", "left.txt", "contrast.json", "advice.json", "grid.json", "nccl-test.json", "bench.json"} <= {
         path.name for path in kept
     }
     assert [path for path in kept if secret in _read(path)] == []

@@ -34,6 +34,16 @@ GPUS = "".join(f"echo '{n}, Fake, 1000, 0, 550.1, GPU-{n}a'; " for n in range(2)
 NVIDIA_SMI = f"#!/bin/sh\ncase $1 in --query-gpu=*) {GPUS};; esac\n"
 
 
+QUICK_YAML = """
+model_name_or_path: m
+stage: sft
+finetuning_type: lora
+per_device_train_batch_size: 1
+max_steps: 8
+output_dir: out
+"""
+
+
 class Login:
     """A shell on node 0, in this repository with its interpreter first on PATH."""
 
@@ -179,6 +189,27 @@ def test_cancelling_the_job_stops_the_run_in_order(login: Login) -> None:
         salloc.communicate(timeout=DEADLINE_S)
     assert login.read(run_id)["status"] == "stopped"
     assert {node["processes_left"] for node in login.read(run_id)["nodes"]} == {0}
+
+
+@pytest.mark.thorough
+def test_the_time_limit_of_the_job_stops_the_run_in_order(login: Login) -> None:
+    with training(login, "--grace-period", "2") as (salloc, run_id, job):
+        # Slurm counts in minutes, from the beginning of the job, and looks twice a minute.
+        login.said("scontrol", "update", f"jobid={job}", "timelimit=1")
+        said, _ = salloc.communicate(timeout=DEADLINE_S)
+    assert login.read(run_id)["status"] == "stopped", said
+    assert {node["processes_left"] for node in login.read(run_id)["nodes"]} == {0}
+
+
+def test_a_contrast_takes_its_sides_from_the_allocation(login: Login) -> None:
+    (login.root / "var/tmp/sft.yaml").write_text(QUICK_YAML)
+    contrast = ("contrast", "--hosts", "slurm", "--json", "--no-check", "--repeats", "1", "--steps", "3")
+    words = (sys.executable, "-m", "multinode", *contrast, "--env", f"PYTHONPATH={STAND_IN}", "/var/tmp/sft.yaml")
+    done = login.run("salloc", "-N2", *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [found[side]["node_names"] for side in ("baseline", "candidate")] == [["node0"], ["node0", "node1"]]
+    assert found["speedup"]["value"] > 0
 
 
 def test_a_killed_controller_takes_its_job_along_and_attach_records_the_end(login: Login) -> None:

@@ -197,7 +197,7 @@ def test_one_request_to_stop_gives_the_grace_period_and_a_second_one_none(pair: 
         talk.end(exit_code=None, signal="SIGKILL", cause="stopped", processes_left=0)
 
     run = pair.run(play)
-    assert (run.status, run.first_failure) == ("stopped", None)
+    assert (run.status, run.first_failure, run.stop_reason) == ("stopped", None, "Ctrl-C")
     assert [(node.state, node.processes_left) for node in run.nodes] == [("ended", 0), ("ended", 0)]
 
 

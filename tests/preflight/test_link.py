@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster.dataplane import Endpoint
-from multinode.preflight.checks.link import check_link_health, check_link_speeds, check_link_up, check_mtus
+from multinode.preflight.checks.link import check_link_health, check_link_speeds, check_link_up
+from multinode.preflight.checks.mtu import check_mtus
 from multinode.preflight.inspection import Inspection
 
 from .inspecting import but, inspection, only

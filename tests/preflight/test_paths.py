@@ -41,18 +41,24 @@ def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
     finding = only(check_paths(but(WELL, "b", paths=(place("models/my model", "missing"), place("data")))))
     assert (finding.severity, finding.node) == ("error", "b")
     assert (
-        finding.hint == "copy it there, from where this was typed: ssh b mkdir -p /work/models && "
+        finding.hint == "copy it there; run in this directory:\nssh b mkdir -p /work/models && "
         "scp -rp 'models/my model' b:/work/models/"
     )
     script = inspection(job=SCRIPT)
     assert "train.py is missing" in only(check_paths(but(script, "b", paths=(place("train.py", "missing"),)))).message
 
 
+def test_of_a_missing_directory_what_is_in_it_is_not_told_too() -> None:
+    paths = (place("data/", "missing"), place("data/dataset_info.json", "missing"), place("database", "missing"))
+    told = [finding.message for finding in check_paths(but(WELL, "b", paths=paths))]
+    assert ["data/ is missing" in told[0], "database is missing" in told[1], len(told)] == [True, True, 2]
+
+
 def test_a_home_directory_stays_for_the_shell_to_expand() -> None:
     finding = only(check_paths(but(WELL, "b", paths=(place("~/models/x", "missing"),))))
     assert (
         finding.hint
-        == "copy it there, from where this was typed: ssh b mkdir -p ~/models && scp -rp ~/models/x b:~/models/"
+        == "copy it there; run in this directory:\nssh b mkdir -p ~/models && scp -rp ~/models/x b:~/models/"
     )
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.analyse.job.training import with_accelerate
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.facts import Gpu
 from multinode.core.job.job import LlamaFactoryJob
-from multinode.preflight.checks.strategy import check_strategy
+from multinode.core.job.job_environment import JobEnvironment
+from multinode.preflight.checks.strategy import check_sharding, check_strategy
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import ConnectivityResult
 from tests.analyse.trainings import LLAMA_3_8B, TINY
@@ -157,3 +159,36 @@ def test_one_node_has_nobody_to_send_to() -> None:
     alone = training(FULL)
     cluster = alone.cluster.first(1)
     assert list(check_strategy(msgspec.structs.replace(alone, cluster=cluster))) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "transformers", "env", "warned"),
+    [
+        ({"fsdp": "hybrid_shard auto_wrap"}, "5.6.0", {}, True),
+        ({"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 1}}, "5.7.1", {}, True),
+        ({"fsdp": "full_shard auto_wrap"}, "5.6.0", {}, False),
+        ({"fsdp": "hybrid_shard auto_wrap"}, "4.57.1", {}, False),
+        ({"fsdp": "hybrid_shard auto_wrap"}, None, {}, False),
+        ({"fsdp": "hybrid_shard auto_wrap"}, "5.6.0", {"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD"}, False),
+        ({"fsdp": "shard_grad_op", "fsdp_config": {"version": 2}}, "5.6.0", {}, False),
+        ({}, "5.6.0", {}, False),
+    ],
+)
+def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(
+    config: dict[str, Any], transformers: str | None, env: dict[str, str], *, warned: bool
+) -> None:
+    packages = {"transformers": transformers} if transformers is not None else {}
+    found = but(training(FULL | config), "b", packages=packages)
+    found = msgspec.structs.replace(found, environment=JobEnvironment(env=env))
+    findings = list(check_sharding(found))
+    assert bool(findings) is warned
+    if warned:
+        assert "is trained as full_shard" in only(findings).message
+        assert only(findings).hint == f"--env FSDP_SHARDING_STRATEGY={config['fsdp'].split()[0].upper()}"
+
+
+def test_what_accelerates_launcher_starts_has_its_strategy() -> None:
+    told = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}
+    found = but(training(FULL), "a", packages={"transformers": "5.6.0"})
+    job = with_accelerate(found.training, told)
+    assert list(check_sharding(msgspec.structs.replace(found, job=job))) == []

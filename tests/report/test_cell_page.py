@@ -6,8 +6,9 @@ import msgspec
 
 from multinode.analyse.grid.cells import CellTable, Cheapest
 from multinode.report.grid.cell_page import cell_page
+from multinode.report.reported_run import ReportedRun
 from multinode.report.run_markdown import run_markdown
-from multinode.report.run_page import ReportedRun, run_page
+from multinode.report.run_page import run_page
 from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, measured_cell, renamed, swept
 
 

@@ -6,28 +6,26 @@ import re
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from multinode.analyse.grid.cell_table import Look, look_at, with_notes
 from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, Cheapest, our_name
 from multinode.analyse.stats.estimate import Estimate
 from multinode.report.grid.cell_export import cell_csv, cell_markdown
+from multinode.report.grid.cell_screen import cell_parts
 from multinode.report.grid.cell_sheet import (
     cell_columns,
     cells_sheet,
-    cells_terminal,
     constants_line,
     lead,
     missing_sheet,
     unmeasured_sheet,
 )
+from multinode.report.render.screen import screen_text
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
 
 def shown(table: CellTable, width: int) -> list[str]:
-    output = io.StringIO()
-    Console(file=output, width=width, color_system=None).print(cells_terminal(table, width))
-    return [line.rstrip() for line in output.getvalue().splitlines()]
+    return screen_text(cell_parts(table, width, details=True), width).splitlines()
 
 
 def line_of(lines: list[str], label: str) -> list[str]:
@@ -73,9 +71,9 @@ def test_of_more_rows_than_anybody_reads_the_first_are_shown_and_the_rest_is_tol
 
 
 def test_what_a_table_is_sorted_by_is_seen_however_narrow_it_is() -> None:
-    output = io.StringIO()
-    Console(file=output, width=80, color_system=None).print(cells_terminal(SWEEP, 80, "energy_j_per_sample"))
-    assert "energy" in next(line for line in output.getvalue().splitlines() if line.startswith("cell "))
+    for details in (False, True):
+        text = screen_text(cell_parts(SWEEP, 80, "energy_j_per_sample", details=details), 80)
+        assert "energy" in next(line for line in text.splitlines() if line.startswith("cell "))
     assert "energy" not in next(line for line in shown(SWEEP, 80) if line.startswith("cell "))
 
 

@@ -29,6 +29,17 @@ FINDINGS = (
     Finding(severity="note", node="node0", check="gpus", message="nvidia-smi took 3.0 s", hint="nvidia-smi -pm 1"),
     Finding(severity="note", node="node1", check="hostname", message="its name is 127.0.1.1", by_hand=True),
 )
+MISSING = tuple(
+    Finding(
+        severity="error",
+        node=node,
+        check="paths",
+        message="data is missing: the job reads it on every node",
+        hint="copy it there; run in this directory:\n"
+        f"ssh -F /run/multinode/lab/ssh_config {node} mkdir -p /home/user/x && scp -rp data {node}:/home/user/x/",
+    )
+    for node in ("node0", "node1")
+)
 TWO = (("node0", True), ("node1", True))
 
 
@@ -37,6 +48,7 @@ TWO = (("node0", True), ("node1", True))
     [
         ("check_ok", TWO, (), False),
         ("check_findings", TWO, FINDINGS, False),
+        ("check_alike", TWO, (*MISSING, CLOCK), False),
         ("check_details", TWO, FINDINGS, True),
         ("check_unreached", (("node0", True), ("node1", False)), (CLOCK,), False),
         ("check_many", tuple((f"node{number}", number != 3) for number in range(64)), (CLOCK,), False),
@@ -63,7 +75,7 @@ def test_what_a_launch_by_hand_alone_would_meet_does_not_count_as_failed() -> No
         ((), "next: multinode launch --hosts h train.yaml"),
         ((CLOCK,), "next: fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
         (
-            (FINDINGS[0], FINDINGS[0], CLOCK),
+            (FINDINGS[0], *MISSING, CLOCK),
             "next: fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
         ),
     ],

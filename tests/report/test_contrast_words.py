@@ -10,7 +10,7 @@ from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.comparison.contrast_verdict import judge
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.traffic.step_bytes import BytesPerStep
-from multinode.report.comparison.contrast_words import with_words
+from multinode.report.comparison.contrast_words import prefers_one_node, with_words
 from tests.analyse.made_up_sides import side_of, split_of
 from tests.golden import Golden
 
@@ -109,6 +109,21 @@ def test_the_words_of_every_case_are_the_golden_ones(golden: Golden) -> None:
 )
 def test_the_outcome_of_a_contrast_is_a_code(name: str, outcome: str) -> None:
     assert judge(CASES[name]) == outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "is_preferred"),
+    [
+        ("same workers, slower", True),
+        ("same workers, as fast", False),
+        ("same workers, noise", False),
+        ("more workers, slower", True),
+        ("more workers, as fast", True),
+        ("more workers, worth it", False),
+    ],
+)
+def test_one_node_is_preferred_where_more_nodes_gain_nothing(name: str, is_preferred: bool) -> None:  # noqa: FBT001
+    assert prefers_one_node(CASES[name]) is is_preferred
 
 
 def test_words_are_written_anew_from_the_figures_alone() -> None:

@@ -37,7 +37,7 @@ def shown(found: Forecast, width: int = 100) -> str:
 
 def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title() -> None:
     text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
-    assert "predicted: DDP, full, 1 worker per node, batch 2, accumulation 1" in text
+    assert "predicted: DDP, full fine-tuning, 1 worker per node, batch 2, accumulation 1" in text
     assert "100 Mbit/s" in text
     assert "accum." not in text
     varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
@@ -50,7 +50,7 @@ def test_what_was_measured_is_marked() -> None:
     text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
     assert "*2" in text
     assert "* measured" in text
-    assert "measured" not in shown(forecast(ForecastRequest(links=(0.1,))))
+    assert "*2" not in shown(forecast(ForecastRequest(links=(0.1,))))
     assert "speed-up: over 1 node with all its workers" in text
 
 
@@ -78,7 +78,7 @@ def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> N
     assert rows["efficiency 90%"].startswith("at least ")
     assert rows["faster than 1 node with 1 worker"].startswith("between ")
     text = "\n".join(forecast_notes(found))
-    assert "back-test: over 2 measured runs the predicted step time was off by" in text
+    assert "back-test: checked against 2 measured runs on 2 nodes at 100 Mbit/s to 1 Gbit/s: step time off by" in text
     assert "intervals: assumed, not back-tested: 2 of the 9 runs that a 90% interval takes" in text
     assert "from: network: nccl-test sweep at 1 Gbit/s" in text
     assert "the link is 10 times slower than measured" in text

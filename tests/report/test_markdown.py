@@ -6,11 +6,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.core.run.run import Failure
+from multinode.core.run.run import Attempt, Failure
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.report.render.sheet import Column, Sheet
+from multinode.report.reported_run import ReportedRun
 from multinode.report.run_markdown import run_markdown
-from multinode.report.run_page import ReportedRun
+from multinode.report.run_page import run_page
 from tests.report.contrasts import CONTRAST, CONTRAST_RUN
 from tests.report.observing import RUN, SUMMARY
 
@@ -20,12 +21,12 @@ def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
     order = ["## tiny\\_sft.yaml", f"**{CONTRAST.verdict}**", f"- **Why**: {CONTRAST.reasons[0]}"]
     order += ["| samples/s | 24.1 | 2.98 |", "### what would change it", "| fp16 gradients | 1.78x |"]
     order += [
-        "| \\*2 | 100 Mbit/s | 1 | 1,342 | 2.98 | 2.89-3.07 |",
+        "| \\*2 | 100 Mbit/s | 2 | 1 | 1,342 | 2.98 | 2.89-3.07 |",
         "- **faster than 1 node with 1 worker**: between 610 Mbit/s and 840 Mbit/s",
     ]
     at = [text.index(one) for one in order]
     assert at == sorted(at)
-    assert "```\nmultinode launch --hosts lab configs/tiny_sft.yaml --grad-compress fp16\n```" in text
+    assert "```\n--grad-compress fp16\n```" in text
 
 
 def test_a_run_has_its_summary_and_its_failure() -> None:
@@ -41,6 +42,18 @@ def test_a_run_has_its_summary_and_its_failure() -> None:
     assert "**box\\|2: out of \\`memory\\`**\n\n- cause: a \\`batch\\`\n- hint: a smaller one\n- see: docs/" in text
     assert "- **bottleneck**: exposed communication takes 120 of 401 ms per step (30%)" in text
     assert "| compute | 210.0 | 52.3 % |" in text
+
+
+def test_a_run_that_was_restarted_has_a_row_for_each_attempt() -> None:
+    first = Attempt(
+        run_id="r-1", status="failed", started_s=0.0, world_size=2, last_step=57, lost_steps=17, lost_s=21.5
+    )
+    second = Attempt(run_id="r-2", status="succeeded", started_s=0.0, checkpoint="checkpoint-40", first_step=40)
+    run = msgspec.structs.replace(RUN, attempts=(first, second))
+    text, page = (show([ReportedRun(run=run, summary=SUMMARY)]) for show in (run_markdown, run_page))
+    assert "| r-1 | the beginning | failed | 2 | - | 0 to 57 | 17 | 21.5 s |" in text
+    assert "| r-2 | checkpoint-40 | succeeded | - | - | 40 to 0 | - | - |" in text
+    assert "r-1</td>" in page
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head_whatever_stands_in_them() -> None:

@@ -11,7 +11,7 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.core.run.run import Failure, NodeRun, Run, Stall
+from multinode.core.run.run import Attempt, Failure, NodeRun, Run, Stall
 from multinode.report.render.screen import screen_text
 from multinode.report.run.outcome import launch_document, next_step, run_parts, run_table, run_verdict
 from tests.golden import Golden
@@ -55,6 +55,7 @@ HELD_UP = msgspec.structs.replace(
     bottleneck=Bottleneck(kind="straggler", share=0.27, sentence="80 of 300 ms per step (27%) are waiting for b"),
     stragglers=(SLOW_NODE,),
 )
+STOPPED = msgspec.structs.replace(RUN, status="stopped", stop_reason="slower_than_one_node")
 FAILED = msgspec.structs.replace(
     RUN,
     status="failed",
@@ -64,6 +65,54 @@ FAILED = msgspec.structs.replace(
         message="rank 2 raised ValueError: x",
         time_s=141.0,
         consequences=("a: Connection reset",),
+    ),
+)
+
+
+RESTARTED = msgspec.structs.replace(
+    RUN,
+    world_size=2,
+    nodes=RUN.nodes[:1],
+    attempts=(
+        Attempt(
+            run_id=f"{RUN.run_id}-1",
+            status="failed",
+            started_s=100.0,
+            ended_s=120.0,
+            world_size=4,
+            global_batch=16,
+            last_step=57,
+            first_failure=Failure(node="b", node_rank=1, message="rank 2 was ended by SIGKILL", kind="killed"),
+            lost_steps=17,
+            lost_s=21.5,
+        ),
+        Attempt(
+            run_id=f"{RUN.run_id}-2",
+            status="lost",
+            started_s=130.0,
+            ended_s=150.0,
+            checkpoint="checkpoint-40",
+            world_size=4,
+            global_batch=16,
+            first_step=40,
+            last_step=83,
+            first_failure=Failure(node="b", node_rank=1, message="contact was lost", kind="node_lost"),
+            lost_steps=23,
+            lost_s=661.0,
+        ),
+        Attempt(
+            run_id=f"{RUN.run_id}-3",
+            status="succeeded",
+            started_s=800.0,
+            ended_s=900.0,
+            checkpoint="checkpoint-60",
+            skipped={"checkpoint-80": "a: optimizer.pt: it is cut"},
+            world_size=2,
+            left_out={"b": "no route to host"},
+            global_batch=16,
+            first_step=60,
+            last_step=200,
+        ),
     ),
 )
 
@@ -81,6 +130,7 @@ MEASURED = msgspec.structs.replace(
         ("run_straggler", RUN, HELD_UP),
         ("run_plain", RUN, SUMMARY),
         ("run_failed", FAILED, NOTHING),
+        ("run_restarted", RESTARTED, SUMMARY),
         ("run_without_figures", msgspec.structs.replace(RUN, status="lost"), None),
     ],
 )
@@ -101,7 +151,7 @@ def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
 
 def test_a_loss_of_zero_is_a_loss() -> None:
     text = screen_text(run_parts(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0)))
-    assert "0 to 0" in text
+    assert "0, 0" in text
 
 
 @pytest.mark.parametrize(
@@ -112,10 +162,16 @@ def test_a_loss_of_zero_is_a_loss() -> None:
         (RUN, HELD_UP, "next: multinode bench"),
         (RUN, SUMMARY, None),
         (msgspec.structs.replace(RUN, status="running"), TRAINING_SUMMARY, None),
+        (STOPPED, TRAINING_SUMMARY, "next: the same command with --nodes 1"),
     ],
 )
 def test_the_next_command_follows_from_how_it_went(run: Run, summary: Summary, expected: str | None) -> None:
     assert next_step(run, summary) == expected
+
+
+def test_why_a_run_was_stopped_stands_in_its_verdict_and_its_document() -> None:
+    assert run_verdict(STOPPED, NOTHING).startswith("stopped after 1 min 05 s as one node alone is faster, ")
+    assert launch_document(STOPPED, NOTHING, "/").stop_reason == "slower_than_one_node"
 
 
 def test_the_document_names_its_schema_and_says_none_with_a_reason() -> None:

@@ -69,6 +69,12 @@ def row(text: str, name: str) -> list[str]:
     return line.replace("\u2502", " ").split()
 
 
+def test_what_is_known_besides_stands_below_the_table() -> None:
+    shown = msgspec.structs.replace(progress(BUSY, WAITING), note="Early verdict: 1 node is faster")
+    *_, last = printed(shown).splitlines()
+    assert last.strip() == "Early verdict: 1 node is faster"
+
+
 def test_a_node_that_trains_shows_all_its_figures_with_units_in_the_header() -> None:
     text = rendered(BUSY, WAITING)
     assert "sft.yaml  run r" in text

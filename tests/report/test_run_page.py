@@ -12,7 +12,8 @@ from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import observe
 from multinode.analyse.steps.summary import Summary
 from multinode.core.measure.benchmark import CollectiveTest, scan_messages
-from multinode.report.run_page import ReportedRun, run_page
+from multinode.report.reported_run import ReportedRun
+from multinode.report.run_page import run_page
 from tests.analyse.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.report.observing import RUN, SUMMARY, observed
 from tests.report.test_nccl_tests_text import row

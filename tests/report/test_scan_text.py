@@ -55,7 +55,7 @@ def test_times_of_a_launch_are_marked_on_a_gpu() -> None:
 
 def test_the_lines_begin_with_the_verdict_and_have_every_figure() -> None:
     lines = scan_lines(WELL)
-    assert lines[0].startswith("network OK, no action needed: ")
+    assert lines[0].startswith("network OK for a link of 1 Gbit/s: ")
     assert lines[1].startswith("network: link 1 Gbit/s, TCP line rate 0.118 GB/s of payload at MTU 1500; raw TCP 0.113")
     assert "model: all_reduce: time = 100 us + size / 0.1177 GB/s" in lines[2]
 

@@ -61,6 +61,7 @@ RECOMMENDATIONS = Recommendations(
     advice=(*(msgspec.structs.replace(one, tried=None) for one in CONTRAST.advice), SLOWER, BATCH),
     notes=("the link's rate is that of its NIC",),
     back_test=CONTRAST.forecast.back_test,
+    job="configs/tiny sft.yaml",
 )
 FAILED = Tried(run_id="20260104-ee", reason="box2: out of memory")
 TRIED = msgspec.structs.replace(
@@ -69,6 +70,16 @@ TRIED = msgspec.structs.replace(
     today_tried=Tried(run_id="20260104-ff", samples_per_s=2.95),
 )
 USELESS = msgspec.structs.replace(RECOMMENDATIONS, advice=(SLOWER, BATCH), back_test=None)
+
+
+# Measured to be slower than the one node beside it.
+SLOW = {
+    "today": msgspec.structs.replace(
+        outlook(0.1, 2), speedup=0.12, speedup_interval=(0.11, 0.13), workers_per_node=1, samples_per_s=2.98
+    ),
+    "one_node": msgspec.structs.replace(outlook(None, 1, 2), measured=True),
+    "job": "configs/tiny sft.yaml",
+}
 
 
 def predicted(**asked: object) -> Forecast:
@@ -96,6 +107,7 @@ SCREENS = {
     "predict-details": forecast_parts(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
     "predict-many": forecast_parts(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
     "predict-one": forecast_parts(predicted(links=(10.0,))),
+    "predict-slow": forecast_parts(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
 }
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import paramiko
 import psutil
 import pytest
 
@@ -15,7 +16,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.transport.fan_out import gather
-from multinode.transport.ssh import SshTransport
+from multinode.transport.ssh import SshStream, SshTransport
 
 from .sshd import Sshd, free_port, make_key
 
@@ -52,6 +53,25 @@ def test_a_session_too_many_is_refused_and_the_others_live_on(ssh: SshTransport,
     assert streams[0].read_line(DEADLINE_S) == b"alive"
     for stream in streams:
         stream.close()
+
+
+@pytest.mark.parametrize("breaks", [EOFError(), OSError(), paramiko.SSHException("key exchange timed out")])
+@pytest.mark.parametrize("stream", ["recv", "recv_stderr"])
+def test_a_connection_that_breaks_while_it_is_read_is_lost(breaks: Exception, stream: str) -> None:
+    # Reading sends, too: it tells the node how much more it may send.
+    class Breaks(paramiko.Channel):
+        def recv(self, _: int) -> bytes:
+            raise breaks
+
+        def recv_stderr_ready(self) -> bool:
+            return stream == "recv_stderr"
+
+        def recv_stderr(self, _: int) -> bytes:
+            raise breaks
+
+    with pytest.raises(ContactLost, match="connection was lost") as caught:
+        SshStream(Breaks(1), "node1", send_deadline_s=DEADLINE_S).read_line(DEADLINE_S)
+    assert caught.value.node == "node1"
 
 
 def test_a_connection_that_dies_is_lost_and_the_next_command_opens_another(ssh: SshTransport, node: Node) -> None:

@@ -18,7 +18,8 @@ from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.run import Run
 from multinode.errors import Interrupted, RunFailed
 from multinode.launch.request import StopRequest
-from multinode.report.nccl_test.tune_text import env_keys, tune_lines, tune_sheet
+from multinode.report.nccl_test.tune_text import env_keys, tune_parts
+from multinode.report.render.screen import screen_text
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.nccl_test import Extent
 from multinode.workflows.nccl_tune import nccl_tune
@@ -78,6 +79,11 @@ def more_sockets(env: dict[str, str], number: int) -> float:
     return gain * (0.6 if env.get("NCCL_PROTO") == "LL" else 1.0) * noise(number)
 
 
+def said(report: TuneReport, *, details: bool = False) -> str:
+    """What is printed, without line breaks."""
+    return " ".join(screen_text(tune_parts(report, details=details)).split())
+
+
 def test_the_best_of_each_axis_is_measured_anew_and_said_with_its_interval(tmp_path: Path) -> None:
     stand_in = StandIn(tmp_path, more_sockets)
     found = stand_in.tune()
@@ -89,10 +95,13 @@ def test_the_best_of_each_axis_is_measured_anew_and_said_with_its_interval(tmp_p
     assert found.together.gain is not None
     assert found.together.gain.repeats == 5
     assert found.together.gain.value == pytest.approx(1.25, rel=0.02)
-    lines = tune_lines(found)
-    assert any("measured anew in 5 turns: 1.2" in line for line in lines)
-    assert any(f"by --write: {env_keys(found)}" in line for line in lines)
-    assert len(tune_sheet(found).rows) == len(found.settings)
+    text = said(found)
+    assert f"{found.together.text} is 1.2" in text
+    assert "faster than NCCL's default" in text
+    assert "measured anew in 5 turns" in text
+    assert f"by --write: {env_keys(found)}" in text
+    whole = said(found, details=True)
+    assert all(setting.text in whole for setting in found.settings)
     assert any(line.endswith(" left") for line in stand_in.said)
     stored = msgspec.json.decode((tmp_path / found.run_id / "tune.json").read_bytes(), type=TuneReport)
     assert stored == found
@@ -106,7 +115,7 @@ def test_settings_take_turns_every_second_one_backwards(tmp_path: Path) -> None:
     # Once before the rest, so that the first turn is no warm-up.
     assert stand_in.asked == [{}, *tried, *reversed(tried)]
     assert (found.together, found.winner) == (None, {})
-    assert "no setting is faster than NCCL's own choice" in "\n".join(tune_lines(found))
+    assert said(found).startswith("Keep NCCL's default: no setting is faster")
 
 
 def test_what_is_the_luckiest_of_many_does_not_win_when_it_is_measured_anew(tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_what_is_the_luckiest_of_many_does_not_win_when_it_is_measured_anew(tmp_
     found = stand_in.tune()
     assert found.together is not None
     assert (found.together.env, found.winner) == (lucky, {})
-    assert "inconclusive" in "\n".join(tune_lines(found))
+    assert said(found).startswith("Inconclusive: NCCL_BUFFSIZE=8388608 measured anew is within noise")
 
 
 def test_a_setting_that_fails_is_left_out_with_its_reason(tmp_path: Path) -> None:
@@ -130,7 +139,9 @@ def test_a_setting_that_fails_is_left_out_with_its_reason(tmp_path: Path) -> Non
     assert set(reasons) == {"NCCL_ALGO=Ring", "NCCL_ALGO=allreduce:tree"}
     assert sum("NCCL_ALGO" in env for env in stand_in.asked) == 2
     assert found.winner == {"NCCL_PROTO": "Simple"}
-    assert "NCCL_PROTO holds for every collective and every message size" in "\n".join(tune_lines(found))
+    assert "NCCL_PROTO holds for every collective and every message size" in said(found)
+    assert "NCCL_ALGO=Ring and NCCL_ALGO=allreduce:tree could not be measured" in said(found)
+    assert "no algorithm/protocol available" in said(found, details=True)
 
 
 def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path) -> None:
@@ -160,4 +171,4 @@ def test_for_gloo_there_is_nothing_to_tune(tmp_path: Path, backend: str | None) 
     stand_in = StandIn(tmp_path, lambda *_: 1.0, gpus=False)
     found = stand_in.tune(test=msgspec.structs.replace(TEST, backend=backend))
     assert (found.backend, stand_in.asked, list(tmp_path.iterdir())) == ("gloo", [], [])
-    assert tune_lines(found)[0].startswith("gloo has nothing to tune")
+    assert said(found).startswith("Nothing to tune: gloo sends over one connection")

@@ -16,6 +16,7 @@ from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.core.run.averaging import Averaging
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
@@ -307,6 +308,14 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
     assert ddp.job.config["deepspeed"] is None
     assert ddp.options.grad_compress == "bf16"
     assert ddp.cluster == CLUSTER
+    rounds = Averaging(every=16, dtype="fp16")
+    short = changed(JOB, config=JOB.config | {"max_steps": 25})
+    for steps, job in ((48, short), (None, JOB)):
+        local = changed_launch(what(job), Change(averaging=rounds), OUTLOOK)
+        assert isinstance(local.job, LlamaFactoryJob)
+        assert local.options.averaging == rounds
+        # A round that warms up and two that are measured.
+        assert local.job.config.get("max_steps") == steps
     # As many workers as today, whatever the hostfile's slots are.
     assert ddp.options.workers_per_node == OUTLOOK.workers_per_node
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional, Tuple
 if TYPE_CHECKING:
     # The rest of the agent reads the same files, and has no such top-level modules.
     from multinode_guard import Guard
-    from multinode_steps import Meter
 
 __all__ = ["Cards", "counter_paths", "meter", "rdma_ports"]
 
@@ -24,7 +23,7 @@ _RDMA_WORD_BYTES = 4
 _LONGEST_NUMBER = 32
 
 
-def meter(guard: Guard, environ: Mapping[str, str]) -> Optional[Meter]:
+def meter(guard: Guard, environ: Mapping[str, str]) -> Optional[Cards]:
     """The meter of `cards`, to be added to the meters of Steps; None where this worker has no cards to look at."""
     names = [name for name in environ.get("MULTINODE_IFNAMES", "").split(",") if name]
     if not names or environ.get("LOCAL_RANK") != "0":
@@ -66,6 +65,10 @@ class Cards:
         self._due_s = now_s + self._interval_s
         cards = {name: self._read(name) for name in list(self._counters)}
         return {"cards": {name: counters for name, counters in cards.items() if counters is not None}}
+
+    def read_soon(self) -> None:
+        """Read them at the end of this step, however short it is: nodes have averaged in it."""
+        self._due_s = 0.0
 
     def _open(self, name: str, classes: str, *, is_named: bool) -> None:
         opened: Dict[str, Tuple[int, int]] = {}

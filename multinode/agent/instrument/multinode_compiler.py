@@ -25,6 +25,8 @@ _NEVER_TRACED = (
     "multinode_phases",
     "multinode_recorder",
     "multinode_steps",
+    "multinode_sync",
+    "multinode_sync_trainer",
 )
 _ONLY_THROUGH = (
     "multinode_collectives",

@@ -1,4 +1,4 @@
-"""Compression: has DDP send its gradients as fp16 or bf16, which halves what fp32 ones take on the wire.
+"""Compression: DDP sends its gradients as fp16 or bf16, half of what fp32 ones take on the wire, or by PowerSGD.
 
 It asks DDP to: a communication hook, registered as late as torch allows, so that one of the user's own finds the place
 free. Whatever stands against it is told, and the training goes on with its gradients as they are.
@@ -14,29 +14,40 @@ import weakref
 from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 import multinode_ddp
+from multinode_checkpoint import around_checkpoints, read_state, write_state
 from multinode_guard import Guard, Hooks
+from multinode_power_sgd import PowerSgd, is_worth_it, read_choice
 from multinode_steps import Steps
 
 __all__ = ["VARIABLE", "hooks"]
 
 VARIABLE = "MULTINODE_GRAD_COMPRESS"
-"""Environment variable that says in which dtype: `fp16` or `bf16`."""
+"""Environment variable that says how: `fp16`, `bf16` or `powersgd[:RANK[:START]]`."""
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _HALF_BYTES = 2
 _ALONE = "a worker that is alone sends none"
 _NO_DDP = "the first step had no DistributedDataParallel; what DeepSpeed and FSDP send is set in their configurations"
 _MOST_WORDS = 300
+# In a checkpoint's directory, by the global rank: what PowerSGD lost is another thing on each.
+_STATE_FILE = "multinode_powersgd_%d.pt"
 
 
 def hooks(steps: Steps, guard: Guard, traffic: Any, kind: str) -> Hooks:
     """Have DDP compress to `kind`; `traffic` is told by `add(op, group, size_bytes, source="ddp")` what is sent."""
     compression = _Compression(steps, guard.quietly(traffic.add), kind)
-    if kind not in _DTYPES:
+    if kind not in _DTYPES and compression.choice is None:
         compression.tell("%r is neither of %s" % (kind, ", ".join(_DTYPES)))
         return []
     steps.meters.append(compression.end_step)
-    return [("torch.nn.parallel.distributed", functools.partial(_hook_ddp, compression, guard))]
+    found: Hooks = [("torch.nn.parallel.distributed", functools.partial(_hook_ddp, compression, guard))]
+    if compression.choice is not None:
+        found.append(("transformers.trainer", functools.partial(_hook_trainer, compression)))
+    return found
+
+
+def _hook_trainer(compression: _Compression, module: Any) -> None:
+    around_checkpoints(module, compression.save, compression.load)
 
 
 def _hook_ddp(compression: _Compression, guard: Guard, module: Any) -> None:
@@ -71,6 +82,7 @@ class _Sender:
         count: told what is sent, as `hooks` has it.
         other: the user's own hook with its state, once that has taken the place.
         is_ours: whether the user's code has not asked for another one.
+        low_rank: PowerSGD's state, where that was asked for.
     """
 
     def __init__(self, group: Any, dtype: Any, count: Callable[..., None]) -> None:
@@ -79,6 +91,7 @@ class _Sender:
         self.count = count
         self.other: Optional[Tuple[Callable[..., Any], Any]] = None
         self.is_ours = True
+        self.low_rank: Optional[PowerSgd] = None
 
 
 class _Compression:
@@ -88,6 +101,8 @@ class _Compression:
         self._steps = steps
         self._count = count
         self._kind = kind
+        self.choice = read_choice(kind)
+        self._loaded: Optional[Dict[str, Any]] = None
         self._senders: weakref.WeakKeyDictionary[Any, _Sender] = weakref.WeakKeyDictionary()
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_first_step = True
@@ -98,7 +113,7 @@ class _Compression:
         if module in self._met or not multinode_ddp.sends_gradients(module):
             return
         self._met.add(module)
-        why = _why_not(module)
+        why = _why_not(module, self.choice)
         if why is None:
             try:
                 self._senders[module] = self._register(module)
@@ -113,6 +128,17 @@ class _Compression:
             self.tell(_ALONE if os.environ.get("WORLD_SIZE", "1") == "1" else _NO_DDP)
         self._is_first_step = False
         return {}
+
+    def save(self, trainer: Any, folder: str) -> None:
+        """Write what PowerSGD keeps of this rank beside a checkpoint."""
+        states = [sender.low_rank.state() for sender in self._senders.values() if sender.low_rank is not None]
+        if states:
+            write_state(trainer, folder, _STATE_FILE % int(os.environ.get("RANK", "0")), states[0])
+
+    def load(self, trainer: Any, folder: str) -> None:
+        """Take that up, once DDP has been given its hook."""
+        device = next(trainer.model.parameters()).device
+        self._loaded = read_state(folder, _STATE_FILE % int(os.environ.get("RANK", "0")), device)
 
     def has_place_of(self, module: Any) -> bool:
         """Whether our hook stands where the user's code is about to register one."""
@@ -147,13 +173,17 @@ class _Compression:
 
     def _register(self, module: Any) -> _Sender:
         torch = sys.modules["torch"]
-        dtype = getattr(torch, _DTYPES[self._kind])
+        dtype = getattr(torch, _DTYPES[self._kind]) if self.choice is None else None
         sender = _Sender(module.process_group, dtype, self._count)
+        if self.choice is not None:
+            sender.low_rank = PowerSgd(module, self.choice, self._count)
+            if self._loaded is not None:
+                sender.low_rank.load(self._loaded, module.device)
         # A backend that cannot add up this dtype says so here, where DDP can still do without: later it is too late.
         sender.group.allreduce([torch.zeros(1, dtype=dtype, device=module.device)]).wait()
         # Not by the module's own method: that keeps hook and state in the module, with which they would be saved.
         torch.distributed._register_comm_hook(module.reducer, sender, _send)  # noqa: SLF001 - see above
-        module.logger._set_comm_hook_name("multinode_%s" % self._kind)  # noqa: SLF001 - see above
+        module.logger._set_comm_hook_name("multinode_%s" % self._kind.partition(":")[0])  # noqa: SLF001 - see above
         return sender
 
     def _lose(self, module: Any, sender: _Sender, name: str) -> None:
@@ -172,6 +202,8 @@ def _send(sender: _Sender, bucket: Any) -> Any:
     if sender.other is not None:
         hook, state = sender.other
         return hook(state, bucket)
+    if sender.low_rank is not None and sender.is_ours:
+        return sender.low_rank.send(bucket)
     gradients = bucket.buffer()
     gradients.div_(sender.group.size())
     is_narrowed = sender.dtype is not None and _is_wide(gradients)
@@ -192,7 +224,7 @@ def _is_wide(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() and tensor.element_size() > _HALF_BYTES and not tensor.is_sparse)
 
 
-def _why_not(module: Any) -> Optional[str]:
+def _why_not(module: Any, choice: Any) -> Optional[str]:
     """Why the gradients of this module cannot be compressed, or need not be; None where they can."""
     if module.process_group.size() == 1:
         return _ALONE
@@ -202,6 +234,9 @@ def _why_not(module: Any) -> Optional[str]:
     if name:
         return "a communication hook stands in DistributedDataParallel already, %s" % name
     trained = [each for each in module.parameters() if each.requires_grad]
+    if choice is not None:
+        worth = any(is_worth_it(each, choice.rank) for each in trained)
+        return None if worth else "no gradient is a matrix that rank %d makes less than half as large" % choice.rank
     if not any(map(_is_wide, trained)):
         return "they are %s and as short already" % ", ".join(sorted({str(each.dtype) for each in trained}))
     return None

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 import multinode_batches
 import multinode_cards
@@ -24,6 +24,8 @@ import multinode_phases
 import multinode_recorder
 import multinode_sequence
 import multinode_stacks
+import multinode_sync
+import multinode_sync_trainer
 import multinode_trace
 from multinode_guard import AfterImport, Guard, Hooks, add_trainer_callback
 from multinode_steps import Steps, memory_meter
@@ -41,7 +43,9 @@ def install() -> None:
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(multinode_stacks.register)(os.environ["MULTINODE_RUN_DIR"], rank)
         guard.quietly(multinode_sequence.start)(os.environ["MULTINODE_RUN_DIR"], rank)
+    resume: Hooks = [("torch.serialization", _hook_serialization)] if "MULTINODE_ATTEMPT" in os.environ else []
     if "MULTINODE_FAILURES_ONLY" in os.environ:
+        sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in resume))
         return
     steps = Steps(recorder, guard)
     traffic = Traffic(steps, guard)
@@ -50,9 +54,12 @@ def install() -> None:
     if cards is not None:
         steps.meters.append(cards)
     compression = os.environ.get(multinode_compress.VARIABLE)
-    hooks: Hooks = [
+    before: Hooks = [
+        *resume,
         *multinode_compiler.HOOKS,
         *multinode_phases.hooks(steps.phases, guard),
+    ]
+    after: Hooks = [
         *multinode_batches.hooks(steps, guard),
         *traffic.hooks(),
         *(multinode_compress.hooks(steps, guard, traffic, compression) if compression else []),
@@ -63,7 +70,21 @@ def install() -> None:
         ("deepspeed.runtime.engine", functools.partial(_hook_deepspeed, steps, guard)),
         ("torch.optim.optimizer", functools.partial(_hook_optimizer, steps, guard)),
     ]
-    sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in hooks))
+    quiet = [[(name, guard.quietly(action)) for name, action in each] for each in (before, after)]
+    # In the optimizer's phase no more, and not yet in the next step.
+    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, cards), *quiet[1]]))
+
+
+def _sync_hooks(steps: Steps, cards: Optional[multinode_cards.Cards]) -> Hooks:
+    """Averaging between nodes, if it was asked for; it is no observer, and the guard is not around it."""
+    text = os.environ.get(multinode_sync.VARIABLE)
+    if not text:
+        return []
+    averaging = multinode_sync.Averaging(multinode_sync.read_settings(text), steps)
+    if cards is not None:
+        # Between two averages the counters tell what a round sends.
+        averaging.listeners.append(cards.read_soon)
+    return [*multinode_sync.hooks(steps, averaging), *multinode_sync_trainer.hooks(averaging)]
 
 
 def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
@@ -108,6 +129,20 @@ def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
         return result
 
     module.DeepSpeedEngine.step = counted
+
+
+def _hook_serialization(module: Any) -> None:
+    """Have torch.load take `cpu:0` for the CPU, as the rest of torch does.
+
+    It is where accelerate puts a worker without a GPU, and where transformers has the optimizer's state loaded to when
+    a training of several workers goes on from a checkpoint (5.6: Trainer._load_optimizer_and_scheduler).
+    """
+
+    def take_cpu(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    # After the CPU's own, which is 10, and before any other.
+    module.register_package(11, lambda _storage: None, take_cpu)
 
 
 def _hook_optimizer(steps: Steps, guard: Guard, module: Any) -> None:

@@ -50,17 +50,19 @@ def look_at(folder: str) -> Record:
     """One checkpoint.
 
     Returns:
-        `files`: by name, what is wrong with each file that a resume reads, None where nothing is; `step`: that of
-        trainer_state.json; `saved_ns`: when that was written; `shards`: names that the indexes of the weights list.
+        `files`: by name, what is wrong with each file that a resume reads, None where nothing is; `step` and
+        `max_steps`: those of trainer_state.json; `saved_ns`: when that was written; `shards`: names that the indexes
+        of the weights list.
     """
     problems: dict[str, Optional[str]] = {}
     step: Optional[int] = None
+    max_steps: Optional[int] = None
     shards: list[str] = []
     for name in list_names(folder)[:_MOST_FILES]:
         path = os.path.join(folder, name)
         try:
             if name == _STATE:
-                step = _read_step(path)
+                step, max_steps = _read_steps(path)
             elif name.endswith(_INDEX):
                 shards += _read_shards(path)
             elif name.endswith(_SAFETENSORS):
@@ -77,14 +79,22 @@ def look_at(folder: str) -> Record:
         saved_ns = os.stat(os.path.join(folder, _STATE)).st_mtime_ns
     except OSError:
         saved_ns = None
-    return {"files": problems, "step": step, "saved_ns": saved_ns, "shards": sorted(set(shards))[:_MOST_FILES]}
+    shards = sorted(set(shards))[:_MOST_FILES]
+    return {"files": problems, "step": step, "max_steps": max_steps, "saved_ns": saved_ns, "shards": shards}
 
 
-def _read_step(path: str) -> int:
-    step = _read_json(path).get("global_step")
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= _MOST_STEP:
+def _read_steps(path: str) -> tuple[int, Optional[int]]:
+    state = _read_json(path)
+    step, max_steps = (_as_step(state.get(name)) for name in ("global_step", "max_steps"))
+    if step is None:
         raise ValueError("it has no global_step")
-    return step
+    return step, max_steps or None
+
+
+def _as_step(value: object) -> Optional[int]:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_STEP:
+        return value
+    return None
 
 
 def _read_shards(path: str) -> list[str]:

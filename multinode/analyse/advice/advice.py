@@ -16,7 +16,7 @@ from multinode.analyse.advice.tuning_options import cluster_options, setting_opt
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.back_test import BackTest
 from multinode.analyse.prediction.forecast import PredictedScenario
-from multinode.analyse.prediction.gain import Gain, gain
+from multinode.analyse.prediction.gain import Gain, gain, gain_over_measured, own_error
 from multinode.errors import UsageError
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "best_tried",
     "pays",
     "rank_options",
+    "shortlist",
 ]
 
 # Settings that go together; of two of one kind there is but one.
@@ -68,9 +69,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: in a few words, unique: `gradient accumulation 4`.
+        kind: what is changed: `link`, `accumulation`, `nodes` and so on; empty in what earlier releases stored.
         gain: samples/s over those of today: predicted, or measured.
         interval: of the gain: low, high.
         measured: whether both were measured, so that nothing is predicted.
+        against_one_node: samples/s over those of one node with today's settings, whose own is 1; None where today is
+            one node, and in what earlier releases stored.
+        against_one_node_interval: low, high; likewise.
         outlook: the scenario behind it.
         memory_gib: that a worker needs more, or less; None is unknown.
         fits: whether the GPUs have room for it; None is unknown.
@@ -82,9 +87,12 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    kind: str = ""
     gain: float
     interval: tuple[float, float]
     measured: bool = False
+    against_one_node: float | None = None
+    against_one_node_interval: tuple[float, float] | None = None
     outlook: PredictedScenario
     memory_gib: float | None = None
     fits: bool | None = None
@@ -108,6 +116,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
         notes: what no prediction can be made of, and what had to be taken for granted, a sentence each.
         today_tried: the training as it stands in a short run, where advice was tried.
         back_test: of the model that the predictions are by; None in what earlier releases stored.
+        job: path of the YAML that was measured, as its user gave it; empty for a script.
     """
 
     schema: str = "multinode.advise/1"
@@ -120,6 +129,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     today_tried: Tried | None = None
     back_test: BackTest | None = None
+    job: str = ""
 
 
 class RankedOption(NamedTuple):
@@ -132,6 +142,7 @@ class RankedOption(NamedTuple):
 def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
     """Every option that applies and the best pairs of them, by their predicted gain, the largest first.
 
+    One node alone costs nothing: where it is faster than today, only what is certainly faster still comes before it.
     What the GPUs have no room for comes last, whatever it would gain.
 
     Raises:
@@ -146,12 +157,37 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
             f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
         ) from error
     ranked = [one for one in given if one is not None]
-    return tuple(sorted(ranked, key=lambda one: (one.advice.fits is False, -one.advice.gain)))
+    return tuple(
+        sorted(ranked, key=lambda one: (one.advice.fits is False, _after_one_node(one, ranked), -one.advice.gain))
+    )
+
+
+def _after_one_node(one: RankedOption, ranked: Sequence[RankedOption]) -> int:
+    """0 before one node alone, 1 itself, 2 behind it; all alike where it is no option, or no faster than today."""
+    alone = next((each for each in ranked if _is_one_node(each.option)), None)
+    if alone is None or not pays(alone.advice):
+        return 0
+    if one is alone:
+        return 1
+    interval = one.advice.against_one_node_interval
+    return 0 if interval is not None and interval[0] > 1 else 2
 
 
 def pays(advice: Advice) -> bool:
     """Whether a user would notice what it gains, and the GPUs have room for it as far as that is known."""
     return advice.gain >= 1 + NOTICEABLE and advice.fits is not False
+
+
+def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
+    """The best of each kind, no more than so many, and what was tried: four links are one idea."""
+    kinds: set[str] = set()
+    kept: list[Advice] = []
+    for one in advice:
+        is_new = not one.kind or one.kind not in kinds
+        if one.tried is not None or (is_new and len(kept) < most):
+            kept.append(one)
+        kinds.add(one.kind)
+    return tuple(kept)
 
 
 def best_tried(advice: Sequence[Advice]) -> Advice | None:
@@ -165,14 +201,17 @@ def best_tried(advice: Sequence[Advice]) -> Advice | None:
 
 def _advice(today: TrainingState, option: TuningOption) -> RankedOption | None:
     """None where it gives too little to be worth a line."""
-    found = _gain(today, option)
+    found, beside = _gain(today, option), _beside_one_node(today, option)
     if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
     advice = Advice(
         name=option.name,
+        kind=option.kind,
         gain=found.value,
         interval=(found.low, found.high),
         measured=_is_measured(today, option),
+        against_one_node=beside.value if beside is not None else None,
+        against_one_node_interval=(beside.low, beside.high) if beside is not None else None,
         outlook=option.after.outlook(),
         memory_gib=option.more_memory_gib,
         fits=option.fits,
@@ -183,13 +222,32 @@ def _advice(today: TrainingState, option: TuningOption) -> RankedOption | None:
 
 def _gain(today: TrainingState, option: TuningOption) -> Gain:
     """Over today; where that was measured, what it measured lies within the range as well."""
-    found = gain(option.after.prediction(), today.prediction(), doubt=option.doubt)
+    then, now = option.after.prediction(), today.prediction()
     if not today.measured_samples_per_s:
-        return found
+        return gain(then, now, doubt=option.doubt)
+    found = gain_over_measured(then, now, today.measured_samples_per_s, doubt=option.doubt)
     if _is_measured(today, option) and today.single_samples_per_s:
-        return found.times(today.single_samples_per_s / today.measured_samples_per_s / found.value)
+        value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(own_error(then), own_error(now))
+        return Gain(value, value / off, value * off)
     off = today.prediction().samples_per_s / today.measured_samples_per_s
     return Gain(found.value, min(found.low, found.value * off), max(found.high, found.value * off))
+
+
+def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
+    """Over one node alone; None where today is one."""
+    if today.scenario.layout.nodes == 1:
+        return None
+    if _is_one_node(option):
+        return Gain(1.0, 1.0, 1.0)
+    alone = next(one for one in cluster_options(today) if _is_one_node(one))
+    then, now = option.after.prediction(), alone.after.prediction()
+    if _is_measured(today, alone):
+        return gain_over_measured(then, now, now.samples_per_s, doubt=option.doubt)
+    return gain(then, now, doubt=option.doubt)
+
+
+def _is_one_node(option: TuningOption) -> bool:
+    return option.kind == "nodes" and option.after.scenario.layout.nodes == 1
 
 
 def _is_measured(today: TrainingState, option: TuningOption) -> bool:

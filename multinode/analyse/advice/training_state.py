@@ -13,15 +13,15 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.memory_need import MemoryNeed, StatePlacement, memory_need
-from multinode.analyse.job.step_calls import passing_bytes, with_gradients
 from multinode.analyse.job.workload import Settings
-from multinode.analyse.prediction.calibration import Calibration
+from multinode.analyse.prediction.calibration import Calibration, sent_as
 from multinode.analyse.prediction.cost_model import Scenario
-from multinode.analyse.prediction.forecast import PredictedScenario, gradient_factor, predict_scenario
-from multinode.analyse.prediction.predict import Prediction, predict
+from multinode.analyse.prediction.forecast import PredictedScenario, predict_scenario
+from multinode.analyse.prediction.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig, fixed_edits
+from multinode.core.run.averaging import Averaging
 
 __all__ = ["DEEPSPEED", "Change", "GpuMemoryBudget", "TrainingState", "TuningOption"]
 
@@ -38,12 +38,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         overrides: `KEY=VALUE` for `--set`.
         deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
+        averaging: what nodes average every H steps.
         nodes: first nodes of the hostfile that are used; None is as many as today, likewise `workers_per_node`.
     """
 
     overrides: tuple[str, ...] = ()
     deepspeed: tuple[str, ...] = ()
     grad_compress: str | None = None
+    averaging: Averaging | None = None
     nodes: int | None = None
     workers_per_node: int | None = None
 
@@ -54,6 +56,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             *(("--nodes", str(self.nodes)) if self.nodes is not None else ()),
             *(("--workers-per-node", str(self.workers_per_node)) if self.workers_per_node is not None else ()),
             *(("--grad-compress", self.grad_compress) if self.grad_compress is not None else ()),
+            *(self.averaging.options if self.averaging is not None else ()),
             *(word for override in self.overrides for word in ("--set", override)),
             *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
         ]
@@ -66,6 +69,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             # A job without DeepSpeed has no configuration to edit.
             deepspeed=() if "deepspeed=null" in second.overrides else (*self.deepspeed, *second.deepspeed),
             grad_compress=second.grad_compress or self.grad_compress,
+            averaging=second.averaging or self.averaging,
             nodes=second.nodes if second.nodes is not None else self.nodes,
             workers_per_node=second.workers_per_node or self.workers_per_node,
         )
@@ -146,13 +150,16 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: as `outlook`.
         """
-        return predict(self.calibration, _replace(self.scenario, gradient_factor=self._gradient_factor))
+        return predict(self.calibration, self.sent)
 
     @property
-    def _gradient_factor(self) -> float:
-        """With that of `--grad-compress`."""
-        compressed = self.settings.grad_compress is not None
-        return self.scenario.gradient_factor * (gradient_factor(self.calibration.work.load) if compressed else 1.0)
+    def sent(self) -> Scenario:
+        """The scenario with its gradients as they are sent.
+
+        Raises:
+            UsageError: what PowerSGD would send is not known.
+        """
+        return sent_as(self.calibration, self.scenario, self.settings.grad_compress)
 
     def memory_need(self) -> MemoryNeed | None:
         """What the states of the model take of a worker; None where the model's size is not known."""
@@ -188,10 +195,9 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: the strategy gathers all parameters, and how many there are is not known.
         """
-        scenario, work = self.scenario, self.calibration.work
-        calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), self._gradient_factor)
+        scenario = self.sent
         samples = scenario.per_device_batch * scenario.accumulation
-        return passing_bytes(calls, scenario.accumulation, scenario.layout.workers) / samples / 1e6
+        return sent_bytes(scenario, calls_of(self.calibration, scenario)) / samples / 1e6
 
 
 class TuningOption(msgspec.Struct, frozen=True, kw_only=True):

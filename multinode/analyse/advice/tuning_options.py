@@ -9,12 +9,14 @@ import msgspec
 from multinode.analyse.advice.training_state import DEEPSPEED, Change, TrainingState, TuningOption
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.break_even import on_one_node
+from multinode.analyse.prediction.levers import make_low_rank
 from multinode.analyse.prediction.variants import vary
 from multinode.core.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
+from multinode.core.run.averaging import Averaging
 from multinode.errors import JobError, UsageError
 from multinode.units import format_rate
 
-__all__ = ["cluster_options", "lacking_nodes", "repeated_calls", "setting_options", "short_nodes"]
+__all__ = ["cluster_options", "lacking_nodes", "one_node", "repeated_calls", "setting_options", "short_nodes"]
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
 _FP32_BYTES, _HALF_BYTES = 4, 2
@@ -34,6 +36,14 @@ _MOVES = {
     Strategy.SHARD_GRAD_OP: (Strategy.DDP,),
     Strategy.HYBRID_SHARD: (Strategy.DDP,),
 }
+_POWER_SGD_RANK = 4
+# From what changes a training little to what sends least.
+_AVERAGINGS = (
+    Averaging(every=4),
+    Averaging(every=16),
+    Averaging(every=16, dtype="fp16"),
+    Averaging(every=64, dtype="fp16", outer_lr=0.7, momentum=0.9),
+)
 _STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2}
 # What NICs and switches are sold with, Gbit/s.
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
@@ -48,7 +58,11 @@ def setting_options(state: TrainingState) -> Iterator[TuningOption]:
     Raises:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
-    several = (_compress, _accumulate, _overlap, _larger_buckets) if state.scenario.layout.workers > 1 else ()
+    several = (
+        (_compress, _approximate, _average, _accumulate, _overlap, _larger_buckets)
+        if state.scenario.layout.workers > 1
+        else ()
+    )
     for options in (*several, _larger_batch, _lora, _strategies):
         for option in options(state):
             written = option.change is not None and (option.change.overrides or option.change.deepspeed)
@@ -70,6 +84,43 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
             # On a slow network the copies of all buckets are on their way at once.
             extra_gib=load.trainable * _HALF_BYTES / _BYTES_PER_GIB,
             doubt=_CAST_DOUBT,
+        )
+
+
+def _approximate(state: TrainingState) -> Iterator[TuningOption]:
+    """PowerSGD, where it makes the gradients less than half as large."""
+    load, kind = state.calibration.work.load, f"powersgd:{_POWER_SGD_RANK}"
+    if state.scenario.strategy is not Strategy.DDP or state.settings.grad_compress is not None:
+        return
+    found = make_low_rank(state.calibration.matrices, load, _POWER_SGD_RANK)
+    if found.left + found.right + found.rest < 1 / 2:
+        yield TuningOption(
+            name=f"PowerSGD of rank {_POWER_SGD_RANK}",
+            kind="gradients",
+            before=state,
+            after=state.with_(settings={"grad_compress": kind}),
+            change=Change(grad_compress=kind),
+            # What it has lost so far.
+            extra_gib=load.trainable * (1 - found.rest) * _FP32_BYTES / _BYTES_PER_GIB,
+        )
+
+
+def _average(state: TrainingState) -> Iterator[TuningOption]:
+    """Local SGD and DiLoCo: of DDP on several nodes, without a GradScaler."""
+    scenario, settings, load = state.scenario, state.settings, state.calibration.work.load
+    is_ddp = scenario.strategy is Strategy.DDP and scenario.layout.nodes > 1 and settings.precision != "fp16"
+    for averaging in _AVERAGINGS if is_ddp and settings.grad_compress is None else ():
+        outer = averaging.outer_lr is not None
+        width = f" as {averaging.dtype}" if averaging.dtype is not None else ""
+        # On the first worker of each node: the parameters of the last round, and an outer optimizer's momentum.
+        copies = (outer or averaging.dtype is not None) + outer
+        yield TuningOption(
+            name=f"{'DiLoCo' if outer else 'local SGD'} every {averaging.every} steps{width}",
+            kind="outer" if outer else "averaging",
+            before=state,
+            after=state.with_({"averaging": averaging}, {"averaging": averaging.words}),
+            change=Change(averaging=averaging),
+            extra_gib=copies * load.trainable * _FP32_BYTES / _BYTES_PER_GIB,
         )
 
 
@@ -151,7 +202,7 @@ def _lora(state: TrainingState) -> Iterator[TuningOption]:
         # Of a model whose shape is not known nothing is known.
         return
     yield TuningOption(
-        name=f"LoRA of rank {_LORA_RANK}",
+        name=f"LoRA of rank {_LORA_RANK} (another training)",
         kind="method",
         before=state,
         after=state.with_(settings={"method": "lora", "lora_rank": _LORA_RANK}, calibration=calibration),
@@ -212,7 +263,7 @@ def cluster_options(state: TrainingState) -> Iterator[TuningOption]:
     alone = on_one_node(state.calibration, state.scenario).layout
     if nodes > 1:
         yield from _faster_links(state)
-        yield _placed(state, alone, "one node alone")
+        yield one_node(state)
         if alone.workers > workers:
             full = Layout(nodes=nodes, workers_per_node=alone.workers)
             yield _placed(state, full, f"{alone.workers} workers on each node")
@@ -221,6 +272,11 @@ def cluster_options(state: TrainingState) -> Iterator[TuningOption]:
     more = (nodes + 1,) if nodes > 1 or len(state.slots) > 1 else ()
     for count in (*fewer, *more):
         yield _placed(state, Layout(nodes=count, workers_per_node=workers), f"{count} nodes")
+
+
+def one_node(state: TrainingState) -> TuningOption:
+    """One node alone, with all the workers that it is known to have."""
+    return _placed(state, on_one_node(state.calibration, state.scenario).layout, "one node alone")
 
 
 def _faster_links(state: TrainingState) -> Iterator[TuningOption]:

@@ -1,6 +1,7 @@
 """Bench causes: what differs between a slow device and its peers, or between all at once and one alone. Pure.
 
 Who is slow is `slow_devices`'. What machines and their GPUs say is judged by the table of `telemetry.likely_causes`.
+The words are `report.telemetry.cause_words`'.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import msgspec
 
 from multinode.analyse.bench.bench_figures import BenchWorker, WorkerUse
 from multinode.analyse.stats.spread import known_median
-from multinode.analyse.telemetry.likely_causes import THROTTLES, Beside, LikelyCause, compare_machines
+from multinode.analyse.telemetry.likely_causes import (
+    THROTTLES,
+    Beside,
+    LikelyCause,
+    Peers,
+    compare_machines,
+    known_figures,
+)
 
 __all__ = ["Case", "find_causes", "sensor_causes", "shared_processors"]
 
@@ -33,14 +41,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         me: the slow worker.
         phase: in which it was slow.
-        they: the others in words; `peers` their workers.
+        they: the others; `peers` their workers.
         peer_phase: in which they were not slow; the same without.
     """
 
     node: str
     me: BenchWorker
     phase: str
-    they: str
+    they: Peers
     peers: tuple[BenchWorker, ...]
     peer_phase: str | None = None
 
@@ -54,21 +62,25 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """What those of the others did."""
         return tuple(peer.use.get(self.peer_phase or self.phase, _NOTHING) for peer in self.peers)
 
+    @property
+    def beside(self) -> Beside:
+        """Its machine beside theirs."""
+        return Beside(
+            node=self.node,
+            they=self.they,
+            use=self.use,
+            others=self.others,
+            gpus=[self.use.gpu] if self.use.gpu is not None else [],
+            peers=[use.gpu for use in self.others if use.gpu is not None],
+            clocks_tell=False,
+        )
+
 
 def find_causes(case: Case) -> tuple[LikelyCause, ...]:
     """All that differs, the likeliest cause first."""
-    beside = Beside(
-        node=case.node,
-        they=case.they,
-        use=case.use,
-        others=case.others,
-        gpus=[case.use.gpu] if case.use.gpu is not None else [],
-        peers=[use.gpu for use in case.others if use.gpu is not None],
-        clocks_tell=False,
-    )
     return (
         *_unlike(case, "device"),
-        *compare_machines(beside),
+        *compare_machines(case.beside),
         *_threads(case),
         *_holders(case),
         *_others_load(case),
@@ -80,27 +92,18 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
     """What a GPU's own sensors say, beside no other."""
     gpu = next((use.gpu for use in worker.use.values() if use.gpu is not None), None)
     if worker.gpu_holders:
-        yield LikelyCause(
-            cause="other_load",
-            sentence=f"before the measurement it was used by {', '.join(worker.gpu_holders)}",
-            hint="see whose process it is, and whether it may be ended: nvidia-smi",
-        )
+        holders = ", ".join(worker.gpu_holders)
+        yield LikelyCause(cause="other_load", code="own_gpu_in_use", figures={"holders": holders})
     if gpu is None:
         return
     for one in THROTTLES:
         if one.share(gpu) >= _THROTTLED:
-            yield LikelyCause(
-                cause=one.cause,
-                sentence=f"its clocks were throttled by {one.what} for {one.share(gpu):.0%} of the time",
-                hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
-            )
+            figures = known_figures(throttled_share=one.share(gpu))
+            yield LikelyCause(cause=one.cause, code=f"own_{one.cause}", figures=figures)
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
     if clock is not None and most is not None and clock < _SLOWER_THAN_MOST * most:
-        yield LikelyCause(
-            cause="gpu_clocks",
-            sentence=f"it ran at {clock:.0f} of {most:.0f} MHz",
-            hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets clocks that were set by hand",
-        )
+        figures = known_figures(sm_clock_mhz=clock, sm_clock_max_mhz=most)
+        yield LikelyCause(cause="gpu_clocks", code="own_gpu_clocks", figures=figures)
 
 
 def shared_processors(case: Case) -> LikelyCause | None:
@@ -110,38 +113,28 @@ def shared_processors(case: Case) -> LikelyCause | None:
         return None
     if busy < _FULL_PERCENT or got >= _SHARED_BELOW * worker.cores:
         return None
-    own = "them" if worker.node_cores in {None, worker.cores} else f"the {worker.cores} that they may run on"
-    return LikelyCause(
-        cause="shared_processors",
-        sentence=f"all {worker.node_cores or worker.cores} cores that {case.node} sees were busy, and its own workers "
-        f"used {got:.1f} of {own}",
-        hint="nodes on one machine share its cores: compare them alone",
+    return case.beside.cause(
+        "shared_processors",
+        "shared_processors",
+        job_cores=got,
+        node_cores=worker.node_cores or worker.cores,
+        # Where its workers may run on some of them only.
+        cores=None if worker.node_cores in {None, worker.cores} else worker.cores,
     )
 
 
 def _threads(case: Case) -> Iterator[LikelyCause]:
     if case.me.device != "cpu":
         return
-    for name, hint in (
-        ("threads", f"set env.OMP_NUM_THREADS= in the hostfile to the same for every node, {case.node} included"),
-        ("cores", f"see what its workers may run on: ssh {case.node} nproc; a cpuset or taskset takes cores away"),
-    ):
+    for name in ("threads", "cores"):
         mine, theirs = getattr(case.me, name), known_median(getattr(peer, name) for peer in case.peers)
         if mine is not None and theirs is not None and mine < _FEWER_CORES * theirs:
-            yield LikelyCause(
-                cause="threads",
-                sentence=f"{case.node} uses {mine} {name}, {case.they} {theirs:g}",
-                hint=hint,
-            )
+            yield case.beside.cause("threads", f"few_{name}", **{name: mine, f"peers_{name}": theirs})
 
 
 def _holders(case: Case) -> Iterator[LikelyCause]:
     if case.me.gpu_holders and not any(peer.gpu_holders for peer in case.peers):
-        yield LikelyCause(
-            cause="other_load",
-            sentence=f"before the measurement its GPU was used by {', '.join(case.me.gpu_holders)}",
-            hint=f"see whose process it is, and whether it may be ended: ssh {case.node} nvidia-smi",
-        )
+        yield case.beside.cause("other_load", "gpu_in_use", holders=", ".join(case.me.gpu_holders))
 
 
 def _others_load(case: Case) -> Iterator[LikelyCause]:
@@ -149,37 +142,25 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
     theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
-    beside = f", {theirs:.1f} of those of {case.they}" if theirs is not None else ""
-    yield LikelyCause(
-        cause="other_load",
-        sentence=f"other processes used {mine:.1f} of {case.node}'s {case.me.node_cores} cores{beside}",
-        hint=f"see what else runs there: ssh {case.node} top",
+    yield case.beside.cause(
+        "other_load",
+        "other_load",
+        others_cores=mine,
+        peers_others_cores=theirs,
+        node_cores=case.me.node_cores,
     )
 
 
 def _unlike(case: Case, cause: str) -> Iterator[LikelyCause]:
     """What none of the others has."""
-    fields, hint = _UNLIKE[cause]
-    for name, words in fields.items():
+    for name in _UNLIKE[cause]:
         mine, theirs = getattr(case.me, name), {getattr(peer, name) for peer in case.peers}
         if mine is not None and None not in theirs and mine not in theirs:
-            yield LikelyCause(
-                cause=cause,
-                sentence=f"{case.node} has {words}{mine}, {case.they} {', '.join(sorted(map(str, theirs)))}",
-                hint=hint.format(node=case.node),
-            )
+            figures = {name: str(mine), f"peers_{name}": ", ".join(sorted(map(str, theirs)))}
+            yield case.beside.cause(cause, f"other_{name}", **figures)
 
 
-_UNLIKE = {
-    "device": (
-        {"name": ""},
-        "in one training the slower device sets the pace: train on equal devices, or give it less work",
-    ),
-    "software": (
-        {"torch": "torch ", "cuda": "torch built with CUDA ", "capability": "kernels for "},
-        "install the same versions on {node} as on the others, and measure again",
-    ),
-}
+_UNLIKE = {"device": ("name",), "software": ("torch", "cuda", "capability")}
 
 
 def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:

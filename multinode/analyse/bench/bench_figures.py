@@ -6,7 +6,7 @@ import msgspec
 
 from multinode.analyse.stats.estimate import Bounds
 from multinode.analyse.telemetry.gpus import GpuUse
-from multinode.analyse.telemetry.likely_causes import LikelyCause
+from multinode.analyse.telemetry.likely_causes import LikelyCause, Peers
 
 __all__ = [
     "Anomaly",
@@ -174,7 +174,7 @@ class Slow(Anomaly, frozen=True, kw_only=True):
     Attributes:
         rank: the worker's, where the others of the node are not slow; None is all of them.
         ratios: by phase and kind of test, the median share of what the peers reach.
-        peers: who they are, in words.
+        compared_with: who they are; None in a report of an earlier release. `peers` in words, once it is worded.
         cause: the likeliest: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`,
             `device`, `software`; `unknown` without any.
     """
@@ -182,7 +182,8 @@ class Slow(Anomaly, frozen=True, kw_only=True):
     node: str
     rank: int | None = None
     ratios: dict[str, dict[str, float]]
-    peers: str
+    compared_with: Peers | None = None
+    peers: str = ""
     cause: str
 
 

@@ -16,34 +16,18 @@ from multinode.analyse.bench.bench_causes import Case, find_causes, sensor_cause
 from multinode.analyse.bench.bench_figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Drop, Slow, Speed
 from multinode.analyse.bench.bench_work import KINDS
 from multinode.analyse.stats.estimate import Estimate, ratio
-from multinode.analyse.telemetry.likely_causes import LikelyCause
+from multinode.analyse.telemetry.likely_causes import LikelyCause, Peers
 from multinode.core.measure.benchmark import PHASES
 
 __all__ = ["SLOW_BELOW", "find_below_sheet", "find_drops", "find_slow", "with_peers"]
 
 SLOW_BELOW = 0.9
 """Of the peers' median: what is below is slow."""
-_MOST_NAMED = 4
 # Large products of half precision reach from two thirds to nine tenths on sound GPUs (A100, H100, RTX 4090, A6000),
 # a copy in memory from eight to nine tenths.
 _LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
 # In smaller matrices, starting and ending weigh as much as the product.
 _LARGE_ROWS = 4096
-_USUAL = {
-    "matmul": LikelyCause(
-        cause="usual",
-        sentence="usual reasons are a power limit below the GPU's own, heat, clocks that were set by hand, a GPU that "
-        "others use, and a torch that was built without kernels for it",
-        hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
-    ),
-    "memory": LikelyCause(
-        cause="usual",
-        sentence="usual reasons are memory clocks that were set by hand, error correction of GPUs that have it as an "
-        "option, and a GPU that others use",
-        hint="nvidia-smi -q -d CLOCK,ECC on the node while bench runs",
-    ),
-}
-
 # By phase and kind of test, a median share of what the peers reach.
 _Ratios = dict[str, dict[str, float]]
 
@@ -175,7 +159,8 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
             mine |= {kind: min(ratio, mine.get(kind, ratio)) for kind, ratio in kinds.items()}
     first = members[0][0]
     peers = _peers(first, placed)
-    they = _names(each.node.node for each in peers if each.node is not first.node) or "the other workers of its node"
+    elsewhere = tuple(dict.fromkeys(each.node.node for each in peers if each.node is not first.node))
+    they = Peers(names=elsewhere) if elsewhere else Peers(kind="workers")
     phase = next(phase for phase in PHASES if phase in worst)
     # Of all members, one of each cause.
     causes: dict[str, LikelyCause] = {}
@@ -190,7 +175,7 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
         node=first.node.node,
         rank=None if whole else first.worker.rank,
         ratios=worst,
-        peers=they,
+        compared_with=they,
         cause=_cause(found),
         likely_causes=found,
     )
@@ -202,7 +187,7 @@ def _drop_causes(each: _Placed, *, alone: bool) -> tuple[LikelyCause, ...]:
         node=name,
         me=worker,
         phase="together",
-        they="the same device alone",
+        they=Peers(kind="alone"),
         peers=(worker,),
         peer_phase="alone",
     )
@@ -233,7 +218,7 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
     best, test, share = max(members, key=lambda one: one[2])
-    causes = (*sensor_causes(best.worker), _USUAL[kind])
+    causes = (*sensor_causes(best.worker), LikelyCause(cause="usual", code=f"usual_{kind}"))
     return BelowSheet(
         device=device,
         label=test.label,
@@ -245,11 +230,3 @@ def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, f
 
 def _cause(causes: Sequence[LikelyCause]) -> str:
     return causes[0].cause if causes else "unknown"
-
-
-def _names(names: Iterable[str]) -> str:
-    """At most four names, and how many there are beside."""
-    shown = list(dict.fromkeys(names))
-    if len(shown) > _MOST_NAMED:
-        return f"{', '.join(shown[: _MOST_NAMED - 1])} and {len(shown) - _MOST_NAMED + 1} others"
-    return ", ".join(shown)

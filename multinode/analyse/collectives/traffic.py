@@ -39,11 +39,12 @@ class Strategy(enum.StrEnum):
 
 
 class GroupScope(enum.StrEnum):
-    """Whom an exchange joins: all workers, those of one node, or those of one local rank across the nodes."""
+    """Whom an exchange joins: all workers, those of a node, of a local rank across the nodes, or the first of each."""
 
     WORLD = "world"
     NODE = "node"
     ACROSS = "across"
+    LEADERS = "leaders"
 
 
 class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ __all__ = ["Difference", "find_differences", "require_alike"]
 _TRAINED = ("model", "dataset", "stage", "method", "sequence_length", "precision")
 _ASKED = (
     *("lora_rank", "strategy", "per_device_batch", "accumulation", "packing", "recompute", "overlap"),
-    *("grad_compress", "command"),
+    *("grad_compress", "averaging", "command"),
 )
 _SAME_LINK = 0.01
 

@@ -11,6 +11,7 @@ from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.telemetry.likely_causes import Disturbance
 from multinode.analyse.traffic.step_bytes import BytesPerStep
 
 __all__ = [
@@ -50,7 +51,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         dataset_samples: samples of the data set, as the training had it.
         whole_s: time that the user's full run would take; `whole_cost` its price.
         cost_per_million_tokens: price of a million tokens, padding counted.
-        disturbances: other load and thermals that were seen, a sentence each.
+        disturbed: other load and thermals that were seen; `disturbances` a sentence each, once it is worded.
         missing: reason by name of every figure that is None.
     """
 
@@ -85,6 +86,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     whole_s: Estimate | None = None
     whole_cost: float | None = None
     cost_per_million_tokens: float | None = None
+    disturbed: tuple[Disturbance, ...] = ()
     disturbances: tuple[str, ...] = ()
     missing: dict[str, str] = {}
 

@@ -112,7 +112,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         late_ms=split.late_ms,
         whole=workload.whole,
         dataset_samples=last.summary.dataset_samples,
-        disturbances=find_disturbances([summary.nodes for summary in summaries], cores),
+        disturbed=find_disturbances([summary.nodes for summary in summaries], cores),
         **figures,
         missing=missing,
     )

@@ -1,7 +1,7 @@
 """What the cells of a table cost, by the hour and to buy, and which is the cheapest that ends in time. Pure.
 
 A price that a row has already, from the hostfile or from an imported table, comes before the prices file's. In time is
-by the figure itself; where its spread reaches beyond the deadline, the sentence says so.
+by the figure itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -19,16 +18,15 @@ from multinode.analyse.grid.cells import (
     CellRow,
     CellTable,
     Cheapest,
+    Offer,
     differing,
     other_job,
     untold,
     value_of,
 )
-from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
-from multinode.units import format_duration
 
 __all__ = ["cheapest", "with_prices"]
 
@@ -200,92 +198,45 @@ def _taken(rows: Sequence[CellRow], prices: Prices) -> Iterator[str]:
         yield f"{_TAKEN_NOTE}{prices.currency}."
 
 
-class _Offer(NamedTuple):
-    """A cell whose full run is timed: how long it takes and what it costs, infinitely much where that is not known."""
-
-    row: CellRow
-    time: Estimate
-    cost: float
-
-    @property
-    def words(self) -> str:
-        """What it costs, for people."""
-        figure = f"{self.cost:,.2f}" if self.cost >= 1 else f"{self.cost:.3g}"
-        return figure if self.row.currency is None else f"{figure} {self.row.currency}"
-
-
 def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     """The cheapest cell whose full run ends by the deadline; of equal ones the one that ends first.
 
-    Of cells whose full runs are different jobs none is the cheapest.
+    Of cells whose full runs are different jobs none is the cheapest. Its words are `report.grid.cell_words`'.
 
     Args:
         table: with prices.
         deadline_s: how long the full run may take.
     """
-    timed = [
-        _Offer(row, row.whole_s, math.inf if row.whole_cost is None else row.whole_cost)
-        for row in table.cells
-        if row.state == MEASURED and row.whole_s is not None
-    ]
-    label, sentence = _choice(table, timed, deadline_s)
-    return Cheapest(deadline_s=deadline_s, label=label, sentence=sentence)
-
-
-def _choice(table: CellTable, timed: Sequence[_Offer], deadline_s: float) -> tuple[str | None, str]:
-    """The cheapest cell and a sentence on it, or why there is none."""
-    rows = [offer.row for offer in timed]
+    timed = [(row, row.whole_s) for row in table.cells if row.state == MEASURED and row.whole_s is not None]
+    rows = [row for row, _ in timed]
     if other := other_job(rows):
-        name = next(iter((*differing(rows), *untold(rows))), "label")
-        told = f"Cells {other}, so that their full runs are not the same one, and none is the cheapest"
-        return None, f"{told}: --where {name}=... shows those of one."
-    early = [offer for offer in timed if offer.time.value <= deadline_s]
-    offers = [offer for offer in early if offer.cost < math.inf]
-    if not offers:
-        return None, _why_none(table, timed, early, deadline_s)
-    currencies = {offer.row.currency for offer in offers}
-    if len(currencies) > 1:
-        named = " and ".join(sorted(currency or "an unknown currency" for currency in currencies))
-        return None, f"Prices are in {named}: which cell is the cheapest is unknown."
-    offers.sort(key=lambda offer: (offer.cost, offer.time.value))
-    said = [_best(offers), _spread(offers, deadline_s), _without_price(len(early) - len(offers))]
-    return offers[0].row.label, " ".join(filter(None, said))
-
-
-def _best(offers: Sequence[_Offer]) -> str:
-    best = offers[0]
-    takes = format_duration(best.time.value)
-    equal = [other for other in offers[1:] if math.isclose(other.cost, best.cost, rel_tol=_EQUAL)]
-    if not equal:
-        return f"{best.row.label} is the cheapest in time: the full run costs {best.words} and takes {takes}."
-    also = ", ".join(other.row.label for other in equal)
-    return f"{best.row.label} is the cheapest in time, with {also}: each costs {best.words}; it takes least, {takes}."
-
-
-def _spread(offers: Sequence[_Offer], deadline_s: float) -> str:
-    best = offers[0]
-    if best.time.high <= deadline_s:
-        return ""
-    sentence = f"By its 95 % interval it may take {format_duration(best.time.high)}, and miss the deadline"
-    safe = next((offer for offer in offers if offer.time.high <= deadline_s), None)
-    if safe is None:
-        return f"{sentence}; so may every other." if len(offers) > 1 else f"{sentence}."
-    return f"{sentence}; the cheapest that cannot is {safe.row.label}, for {safe.words}."
-
-
-def _without_price(count: int) -> str:
-    if not count:
-        return ""
-    return "1 cell that ends in time has no price." if count == 1 else f"{count} cells that end in time have no price."
-
-
-def _why_none(table: CellTable, timed: Sequence[_Offer], early: Sequence[_Offer], deadline_s: float) -> str:
-    if early:
-        return "No cell that ends in time has a price: price= in the hostfile, or a prices file."
+        column = next(iter((*differing(rows), *untold(rows))), "label")
+        return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column)
     if not timed:
         reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
-        reason = next(filter(None, reasons), "none was measured")
-        return f"How long the full run takes is known of no cell: {reason}."
-    fastest = min(timed, key=lambda offer: offer.time.value)
-    takes = format_duration(fastest.time.value)
-    return f"No cell ends within {format_duration(deadline_s)}: the fastest, {fastest.row.label}, takes {takes}."
+        return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=next(filter(None, reasons), ""))
+    all_offers = [
+        Offer(label=row.label, time_s=time_s, cost=row.whole_cost, currency=row.currency) for row, time_s in timed
+    ]
+    early = [offer for offer in all_offers if offer.time_s.value <= deadline_s]
+    if not early:
+        fastest = min(all_offers, key=lambda offer: offer.time_s.value)
+        return Cheapest(deadline_s=deadline_s, outcome="too_late", best=fastest)
+    priced = [(offer.cost, offer) for offer in early if offer.cost is not None]
+    if not priced:
+        return Cheapest(deadline_s=deadline_s, outcome="no_price", unpriced=len(early))
+    currencies = dict.fromkeys(offer.currency for _, offer in priced)
+    if len(currencies) > 1:
+        return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=tuple(currencies))
+    priced.sort(key=lambda one: (one[0], one[1].time_s.value))
+    (least, best), *others = priced
+    return Cheapest(
+        deadline_s=deadline_s,
+        label=best.label,
+        outcome="found",
+        best=best,
+        equal=tuple(offer.label for cost, offer in others if math.isclose(cost, least, rel_tol=_EQUAL)),
+        safe=next((offer for _, offer in priced if offer.time_s.high <= deadline_s), None),
+        in_time=len(priced),
+        unpriced=len(early) - len(priced),
+    )

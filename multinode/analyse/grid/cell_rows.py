@@ -47,7 +47,7 @@ _FROM_SIDE = (
     "energy_j_per_sample",
     "price_per_hour",
     "cost_per_million_tokens",
-    "disturbances",
+    "disturbed",
 )
 # What no figure here can be above.
 _MOST = 1e12

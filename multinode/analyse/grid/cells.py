@@ -11,7 +11,9 @@ import msgspec
 from multinode.analyse.job.workload import BATCH_NAMES, Settings
 from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.spread import Spread
-from multinode.core.grid.columns import COLUMNS, IMPORTED, column_name
+from multinode.analyse.telemetry.likely_causes import Disturbance
+from multinode.core.grid.columns import COLUMNS
+from multinode.core.grid.imported_columns import IMPORTED, column_name
 from multinode.errors import UsageError
 from multinode.units import format_list
 
@@ -22,6 +24,7 @@ __all__ = [
     "CellRow",
     "CellTable",
     "Cheapest",
+    "Offer",
     "currencies",
     "differing",
     "has_figures",
@@ -74,7 +77,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s_per_purchase: samples per second for a unit of money that the devices cost.
         cost_per_million_tokens: by the hour.
         relative: samples_per_s over the table's baseline's.
-        disturbances: other load and thermals that were seen, a sentence each.
+        disturbed: other load and thermals that were seen; `disturbances` a sentence each, once it is worded.
         contradictions: what of an imported row does not fit together, a sentence each.
         missing: reason by name of every figure of a measured row that is None.
     """
@@ -118,9 +121,19 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s_per_purchase: float | None = None
     cost_per_million_tokens: float | None = None
     relative: Estimate | None = None
+    disturbed: tuple[Disturbance, ...] = ()
     disturbances: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
     missing: dict[str, str] = {}
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell whose full run is timed: how long it takes and what it costs, in words of a currency or in units."""
+
+    label: str
+    time_s: Estimate
+    cost: float | None = None
+    currency: str | None = None
 
 
 class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,12 +141,31 @@ class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         label: the cell's; None where none ends in time or none has a price.
-        sentence: which, when it ends and what it costs; or why none.
+        outcome: `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`:
+            how long they take is known of none; `too_late`; `currencies`, which are several. Empty in a table of an
+            earlier release.
+        best: that cell; of `too_late` the fastest one.
+        equal: labels of those that cost the same.
+        safe: the cheapest whose interval does not reach beyond the deadline.
+        in_time: how many cells with a price are in time; `unpriced` without one.
+        reason: why it is not known how long they take, or in what their jobs differ.
+        column: by which cells of one job can be chosen.
+        currencies: of `currencies`; None is unknown.
+        sentence: which, when it ends and what it costs; or why none. Empty until it is worded.
     """
 
     deadline_s: float
     label: str | None = None
-    sentence: str
+    outcome: str = ""
+    best: Offer | None = None
+    equal: tuple[str, ...] = ()
+    safe: Offer | None = None
+    in_time: int = 0
+    unpriced: int = 0
+    reason: str = ""
+    column: str = ""
+    currencies: tuple[str | None, ...] = ()
+    sentence: str = ""
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):

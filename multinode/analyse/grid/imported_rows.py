@@ -17,7 +17,8 @@ from multinode.analyse.grid.contradictions import find_contradictions
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.device_name import short_device_name
-from multinode.core.grid.columns import COLUMNS, IMPORTED
+from multinode.core.grid.columns import COLUMNS
+from multinode.core.grid.imported_columns import IMPORTED
 from multinode.core.grid.imported_table import ImportedRow
 from multinode.core.text.plausible import plausible_count
 from multinode.core.text.rounded import Rounded, product

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["ModelShape", "lora_parameters", "parse_model"]
+__all__ = ["ModelShape", "lora_parameters", "parse_model", "trained_matrices"]
 
 # model_type: whether q, k and v have a bias, and o one, where config.json does not say; whether q and k are normalised.
 _ATTENTION = {
@@ -123,6 +123,22 @@ def lora_parameters(shape: ModelShape, rank: int, targets: Collection[str]) -> i
         return None
     widths = [shape.linears[name].inputs + shape.linears[name].outputs for name in names - ends]
     return rank * (shape.layers * sum(widths) + len(ends) * (shape.vocabulary + shape.hidden))
+
+
+def trained_matrices(shape: ModelShape, rank: int | None, targets: Collection[str]) -> tuple[tuple[int, int, int], ...]:
+    """Rows, columns and count of the matrices that are trained.
+
+    Args:
+        shape: the model.
+        rank: of an adapter; None trains the whole model.
+        targets: of an adapter, as `lora_parameters` has them.
+    """
+    if rank is None:
+        layers = ((one.outputs, one.inputs, shape.layers) for one in shape.linears.values())
+        return (*layers, (shape.vocabulary, shape.hidden, 1 if shape.tied else 2))
+    chosen = [one for name, one in shape.linears.items() if "all" in targets or name in targets]
+    pairs = (((rank, one.inputs, shape.layers), (one.outputs, rank, shape.layers)) for one in chosen)
+    return tuple(matrix for pair in pairs for matrix in pair)
 
 
 def _size(config: Mapping[str, Any], key: str) -> int | None:

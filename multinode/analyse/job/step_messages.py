@@ -131,13 +131,16 @@ class _Calls(NamedTuple):
 _Sent = tuple[list[_Calls], tuple[str, ...]]
 
 
-def step_messages(job: Job, model: Mapping[str, Any] | None, layout: Layout) -> StepMessages:
+def step_messages(
+    job: Job, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
+) -> StepMessages:
     """The calls of one optimizer step of a job, which do not depend on the backend.
 
     Args:
         job: the job.
         model: the model's config.json; None where nobody could read it.
         layout: the workers.
+        transformers: its version on the nodes, as `read_training` takes it.
 
     Raises:
         JobError: what the job sends is not known.
@@ -147,7 +150,7 @@ def step_messages(job: Job, model: Mapping[str, Any] | None, layout: Layout) -> 
             "the messages of a script are not known before it runs",
             hint="name a LLaMA-Factory YAML: multinode nccl-test --like sft.yaml",
         )
-    training = read_training(job, model)
+    training = read_training(job, model, transformers)
     if training.strategy is Strategy.DDP:
         calls, notes = _ddp(job, training) if training.settings is None else _zero_0(training)
     elif training.settings is not None:
@@ -318,7 +321,8 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
         across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes, reductions)
         return [across], (_WRAPS_LAYERS, _INSIDE_LEFT_OUT)
     whole = training.strategy is Strategy.SHARD_GRAD_OP
-    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * (1 if whole else 2)]
+    times = 1 if whole else 3 if training.around else 2
+    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * times]
     # Of micro-batches: under no_sync, version 1 keeps what stays whole.
     micro_batches = round(sharded[0].times) if whole else load.accumulation
     return [

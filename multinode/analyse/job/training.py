@@ -5,6 +5,7 @@ Reads the job and the model's config.json, which are given. What the traffic cos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -64,6 +65,7 @@ _FSDP = {
 # As accelerate's configuration numbers them, from 1.
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _FP32_BYTES, _HALF_BYTES = 4, 2
+_LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
 _MEASURE_SIZES = "sizes of your own can be measured as well: multinode nccl-test -b 1M -e 64M"
 
 
@@ -85,6 +87,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         adapter: what is trained instead of the whole model; None where the whole model is.
         settings: of DeepSpeed; None without it.
         recompute: whether activations are computed again, LLaMA-Factory's default.
+        around: whether reentrant checkpointing lies around FSDP's units, and gathers them for its forward pass, too.
         small: what it would move under DDP with its adapter, or with one of SMALL_RANK where it trains the whole model.
     """
 
@@ -95,6 +98,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     load: TrafficInputs
     small: TrafficInputs
     recompute: bool = True
+    around: bool = False
 
     @property
     def lora(self) -> bool:
@@ -109,12 +113,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
 
 
-def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Training:
+def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transformers: str | None = None) -> Training:
     """What the job trains and how.
 
     Args:
         job: the job.
         model: the model's config.json; None where nobody could read it.
+        transformers: its version on the nodes; None takes one whose layers checkpoint themselves.
 
     Raises:
         JobError: the model, or what is done with it, is not known here; the message says which.
@@ -147,6 +152,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> Trai
         load=load,
         small=small,
         recompute=config.get("disable_gradient_checkpointing") is not True,
+        around=strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1 and _is_around(config, transformers),
     )
     load = msgspec.structs.replace(load, gathers=_gathers(training, version), fsdp_version=version)
     return msgspec.structs.replace(training, load=load)
@@ -225,7 +231,9 @@ def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
         strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
     if version != 1:
         strategy = "SHARD_GRAD_OP" if told.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
-    fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": {"version": version}}
+    # Its launcher puts the strategy into the environment.
+    config = {"version": version, "sharding_strategy": strategy}
+    fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
     return msgspec.structs.replace(job, config=job.config | fsdp)
 
 
@@ -254,6 +262,18 @@ def _fsdp_version(config: object) -> int:
     """Of the Trainer's `fsdp_config`; its default where that is a file."""
     told = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
     return 2 if str(told) == "2" else 1
+
+
+def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
+    """Whether checkpointing is reentrant, LLaMA-Factory's default, and the model's loop calls FSDP's units through it.
+
+    From 4.52 on each layer of transformers checkpoints what it computes inside of its unit (transformers#37223).
+    """
+    is_reentrant = (
+        config.get("disable_gradient_checkpointing") is not True and config.get("use_reentrant_gc") is not False
+    )
+    version = re.match(r"(\d+)\.(\d+)", transformers or "")
+    return is_reentrant and version is not None and (int(version[1]), int(version[2])) < _LAYERS_CHECKPOINT_THEMSELVES
 
 
 def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: bool) -> tuple[int, int]:
@@ -291,7 +311,8 @@ def _gathers(training: Training, version: int) -> float | None:
         tied = shape.vocabulary * shape.hidden if shape.tied and kept < parameters else 0
         return again - (again - 1) * min(1.0, kept / parameters) + tied / parameters
     if training.strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1:
-        return 2 - shape.outside_layers / parameters
+        again = 3 if training.around else 2
+        return again - (again - 1) * shape.outside_layers / parameters
     return None
 
 

@@ -75,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         recompute: whether activations are computed again (gradient checkpointing).
         overlap: whether gradients are reduced while others are computed (DeepSpeed's `overlap_comm`; DDP always).
         grad_compress: what gradients travel as, where `--grad-compress` asked for it.
+        averaging: how nodes average instead of at each step, in words; None at each step.
         command: of a script, as it was given.
     """
 
@@ -92,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recompute: bool | None = None
     overlap: bool | None = None
     grad_compress: str | None = None
+    averaging: str | None = None
     command: str | None = None
 
 
@@ -151,7 +153,7 @@ def read_workload(
         reason = "what a script communicates is known from its steps alone"
         return Workload(settings=settings, reason=reason, versions=known)
     try:
-        work, reason = read_work(job, model, layout), ""
+        work, reason = read_work(job, model, layout, known.get("transformers")), ""
     except JobError as error:
         work, reason = None, error.message
     return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=known)
@@ -194,14 +196,16 @@ def global_batch(settings: Settings, world_size: int | None) -> int | None:
     return product
 
 
-def read_work(job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout) -> Work:
+def read_work(
+    job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
+) -> Work:
     """What a step of a job communicates, in the calls that its engine makes of it.
 
     Raises:
         JobError: the model, or what is done with it, is not known here.
     """
-    training = read_training(job, model)
-    once, twice = (step_messages(_accumulating(job, steps), model, layout) for steps in (1, 2))
+    training = read_training(job, model, transformers)
+    once, twice = (step_messages(_accumulating(job, steps), model, layout, transformers) for steps in (1, 2))
     calls = calls_of_messages(once, twice)
     load = msgspec.structs.replace(training.load, accumulation=1)
     cuts: dict[Strategy, tuple[StepCall, ...]] = {training.strategy: calls} if calls else {}

@@ -1,6 +1,7 @@
 """compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
 
-A speed has changed where the confidence interval of the ratio of both says so; judges neither of the two by itself.
+A speed has changed where the confidence interval of the ratio of both does not contain 1, by 5 % at least; by 20 % of
+fewer than 5 iterations. Judges neither of the two by itself. The words are `report.nccl_test.change_words`'.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import msgspec
 from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.analyse.stats.estimate import Estimate, of_scatter, ratio
 from multinode.core.cluster.facts import Interface, NodeFacts
-from multinode.units import format_rate, format_size
 
-__all__ = ["RULE", "NodeState", "RowChange", "ScanChanges", "ScanRecord", "compare_scans", "node_state"]
-
-RULE = (
-    "a speed has changed where the 95 % confidence interval of the ratio of both, by their iterations, does not "
-    "contain 1, and by 5% at least; by 20% where fewer than 5 iterations were timed"
-)
+__all__ = [
+    "Difference",
+    "NodeState",
+    "RowChange",
+    "ScanChanges",
+    "ScanRecord",
+    "ScannedMessage",
+    "compare_scans",
+    "node_state",
+]
 
 _LEAST_CHANGE = 0.05
 _LEAST_CHANGE_OF_FEW = 0.2
@@ -69,7 +73,16 @@ class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers_per_node: int | None = None
 
 
-class RowChange(msgspec.Struct, frozen=True, kw_only=True):
+class ScannedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent: a collective of so many bytes."""
+
+    collective: str
+    dtype: str
+    redop: str
+    size_bytes: int
+
+
+class RowChange(ScannedMessage, frozen=True, kw_only=True):
     """A message that both scans have and whose speed, or correctness, changed.
 
     Attributes:
@@ -77,17 +90,34 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
         before_gb_per_s: busbw; likewise `now_gb_per_s`.
         change: of busbw, as a fraction: -0.5 is half of what it was; 0 where it is within the noise.
         noise: how far off the ratio of both speeds may be, as a fraction of it.
+        wrong_before: values that were wrong; likewise `wrong_now`. None where that was not checked.
+        text: empty until it is worded.
     """
 
-    collective: str
-    dtype: str
-    redop: str
-    size_bytes: int
     before_gb_per_s: float
     now_gb_per_s: float
     change: float
     noise: float
-    text: str
+    wrong_before: int | None = None
+    wrong_now: int | None = None
+    text: str = ""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between two scans beside their speeds.
+
+    Attributes:
+        what: a field of NodeState or of ScanRecord, or `order`: the names of the nodes in node-rank order.
+        before: its value; likewise `now`.
+        node: whose; None where it is no node's, or every node's.
+        ifname: of the node's interface, where it is that which differs.
+    """
+
+    what: str
+    before: float | str
+    now: float | str
+    node: str | None = None
+    ifname: str | None = None
 
 
 class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,24 +125,28 @@ class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         before: its run id; likewise `now`.
-        environment: what changed in the nodes that both have, as sentences.
+        differences: what changed in the nodes that both have, and in how they were measured.
         came: nodes that only the later one has; likewise `gone`, only the earlier.
         rows: what changed; `unchanged` counts the messages that did not.
-        only_before: messages that only the earlier one has, in words; likewise `only_now`.
-        rule: what counts as a change.
+        messages_before: that only the earlier one has; likewise `messages_now`.
+        text: all of it in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the
+            messages, and `rule`, what counts as a change. Empty until it is worded.
     """
 
     before: str
     now: str
-    text: str
-    environment: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
     came: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     rows: tuple[RowChange, ...] = ()
     unchanged: int = 0
+    messages_before: tuple[ScannedMessage, ...] = ()
+    messages_now: tuple[ScannedMessage, ...] = ()
+    text: str = ""
+    environment: tuple[str, ...] = ()
     only_before: tuple[str, ...] = ()
     only_now: tuple[str, ...] = ()
-    rule: str = RULE
+    rule: str = ""
 
 
 def node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
@@ -145,72 +179,48 @@ def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
     return ScanChanges(
         before=before.run_id,
         now=now.run_id,
-        text=_text(rows, len(pairs)),
-        environment=(*_terms(before, now), *_environment(old, new)),
+        differences=(*_terms(before, now), *_environment(old, new)),
         came=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
         rows=rows,
         unchanged=len(pairs) - len(rows),
-        only_before=tuple(_message(row) for row in only_before),
-        only_now=tuple(_message(row) for row in only_now),
+        messages_before=tuple(map(_message, only_before)),
+        messages_now=tuple(map(_message, only_now)),
     )
 
 
-_CARD_WORDS = {
-    "link_gbit_per_s": "{card} now negotiates {now}, was {before}",
-    "mtu": "{card} now has an MTU of {now}, was {before}",
-    "duplex": "{card} now runs in {now} duplex, was {before}",
-    "driver": "{card} is now of driver {now}, was {before}",
-}
-_NODE_WORDS = {
-    "ifname": "{node} now uses {now}, was {before}",
-    "python": "{node} now has Python {now}, was {before}",
-    "torch": "{node} now has torch {now}, was {before}",
-    "nccl": "{node} now has NCCL {now}, was {before}",
-    "cuda": "{node} now has CUDA {now}, was {before}",
-    "gpu": "{node} now has {now}, was {before}",
-    "gpu_driver": "{node} now has GPU driver {now}, was {before}",
-    "cores": "{node} now has {now} cores, was {before}",
-}
+_TERMS = ("backend", "workers_per_node")
+_CARD = ("link_gbit_per_s", "mtu", "duplex", "driver")
+_NODE = ("ifname", "python", "torch", "nccl", "cuda", "gpu", "gpu_driver", "cores")
 
 
-_TERM_WORDS = {
-    "backend": "measured with {now} now, was {before}",
-    "workers_per_node": "measured with {now} workers on each node now, was {before}",
-}
-
-
-def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[str]:
+def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[Difference]:
     """What was measured with; where it differs, the speeds are not of the same thing."""
-    for field, words in _TERM_WORDS.items():
+    for field in _TERMS:
         values = getattr(before, field), getattr(now, field)
         if None not in values and values[0] != values[1]:
-            yield words.format(before=values[0], now=values[1])
+            yield Difference(what=field, before=values[0], now=values[1])
 
 
-def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> Iterator[str]:
-    """Changes of nodes that both have; what is the same for all of them is said once."""
+def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> Iterator[Difference]:
+    """Changes of nodes that both have; what is the same for all of them is told once."""
     both = [name for name in new if name in old]
     if both != (was := [name for name in old if name in new]):
-        yield f"the order of the nodes is now {', '.join(both)}, was {', '.join(was)}"
-    for field, words in (_CARD_WORDS | _NODE_WORDS).items():
-        changed: dict[str, tuple[str, str]] = {}
+        yield Difference(what="order", before=", ".join(was), now=", ".join(both))
+    for field in (*_CARD, *_NODE):
+        changed: dict[str, tuple[float | str, float | str]] = {}
         for name in both:
             values = getattr(old[name], field), getattr(new[name], field)
             # What one of the two did not tell has not changed.
             if None not in values and values[0] != values[1]:
-                changed[name] = (_value(field, values[0]), _value(field, values[1]))
+                changed[name] = values
         if len(changed) == len(both) > 1 and len(set(changed.values())) == 1:
-            (one,) = set(changed.values())
-            yield words.format(node="every node", card="the NIC of every node", before=one[0], now=one[1])
+            ((before, now),) = set(changed.values())
+            yield Difference(what=field, before=before, now=now)
             continue
-        for name, (value, value_now) in changed.items():
-            card = f"{name}'s {new[name].ifname or 'NIC'}"
-            yield words.format(node=name, card=card, before=value, now=value_now)
-
-
-def _value(field: str, value: float | str) -> str:
-    return format_rate(float(value)) if field == "link_gbit_per_s" else str(value)
+        for name, (before, now) in changed.items():
+            ifname = new[name].ifname if field in _CARD else None
+            yield Difference(what=field, before=before, now=now, node=name, ifname=ifname)
 
 
 _Rows = list[CollectiveRow]
@@ -243,7 +253,7 @@ def _same_size(one: CollectiveRow, other: CollectiveRow) -> bool:
 
 
 def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
-    """The change as RULE has it, or None."""
+    """The change, or None."""
     least = _LEAST_CHANGE if min(before.iters, now.iters) >= _FEW_ITERS else _LEAST_CHANGE_OF_FEW
     # By busbw and not by time: it can be compared between unlike numbers of workers.
     change, noise, has_changed = 0.0, 0.0, False
@@ -251,25 +261,17 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
         change, times = now.busbw_gb_per_s / before.busbw_gb_per_s - 1, ratio(_time_us(before), _time_us(now))
         noise = math.sqrt(times.high / times.low) - 1
         has_changed = max(1 + change, 1 / (1 + change)) - 1 > max(noise, least)
-    words = []
-    if has_changed:
-        way = "faster" if change > 0 else "slower"
-        figures = f"{now.busbw_gb_per_s:.3g} GB/s, was {before.busbw_gb_per_s:.3g} GB/s ({change:+.0%})"
-        words.append(f"{_message(now)} is {way}: {figures}")
-    if bool(now.num_wrong) != bool(before.num_wrong) and None not in (now.num_wrong, before.num_wrong):
-        words.append(f"{now.num_wrong} values of {_message(now)} are wrong now, {before.num_wrong} were")
-    if not words:
+    is_other = bool(now.num_wrong) != bool(before.num_wrong) and None not in (now.num_wrong, before.num_wrong)
+    if not has_changed and not is_other:
         return None
     return RowChange(
-        collective=now.collective,
-        dtype=now.dtype,
-        redop=now.redop,
-        size_bytes=now.size_bytes,
+        **msgspec.structs.asdict(_message(now)),
         before_gb_per_s=before.busbw_gb_per_s,
         now_gb_per_s=now.busbw_gb_per_s,
         change=change if has_changed else 0.0,
         noise=noise,
-        text="; ".join(words),
+        wrong_before=before.num_wrong,
+        wrong_now=now.num_wrong,
     )
 
 
@@ -280,25 +282,5 @@ def _time_us(row: CollectiveRow) -> Estimate:
     return Estimate(value=row.time_us, low=low, high=high)
 
 
-def _message(row: CollectiveRow) -> str:
-    redop = "" if row.redop in {"sum", "none"} else f" {row.redop}"
-    dtype = "" if row.dtype == "float" else f" of {row.dtype}"
-    return f"{row.collective}{redop} {format_size(row.size_bytes)}{dtype}"
-
-
-def _text(rows: Sequence[RowChange], compared: int) -> str:
-    if not compared:
-        return "The two scans have no message in common."
-    if not rows:
-        return f"No speed changed beyond the noise of both ({compared} messages compared)."
-    said = [f"{len(rows)} of {compared} messages changed"]
-    ways = {"slower": [one for one in rows if one.change < 0], "faster": [one for one in rows if one.change > 0]}
-    for way, some in ways.items():
-        if some:
-            most = max(some, key=lambda one: abs(one.change))
-            size = format_size(most.size_bytes)
-            said.append(f"{len(some)} {way}, most: {most.collective} {size} ({most.change:+.0%})")
-    wrong = len(rows) - sum(map(len, ways.values()))
-    if wrong:
-        said.append(f"{wrong} only in its values")
-    return f"{'; '.join(said)}."
+def _message(row: CollectiveRow) -> ScannedMessage:
+    return ScannedMessage(collective=row.collective, dtype=row.dtype, redop=row.redop, size_bytes=row.size_bytes)

@@ -31,12 +31,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of what was predicted, in a few words.
         interval: low, high, as the model assumes it.
+        link_gbit_per_s: of a node's NIC; None in what earlier releases stored, likewise `nodes`.
     """
 
     name: str
     predicted: float
     interval: tuple[float, float]
     measured: float
+    link_gbit_per_s: float | None = None
+    nodes: int | None = None
 
     @property
     def error(self) -> float:

@@ -145,7 +145,8 @@ def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
     """The same on one node with all the workers that a node is known to have: the measured one's, or the scenario's."""
     measured = calibration.layout
     workers = max(scenario.layout.workers_per_node, measured.workers_per_node if measured.nodes == 1 else 1)
-    return msgspec.structs.replace(scenario, layout=Layout(nodes=1, workers_per_node=workers))
+    alone = Layout(nodes=1, workers_per_node=workers)
+    return msgspec.structs.replace(scenario, layout=alone, averaging=None, low_rank=None)
 
 
 def efficiency(calibration: Calibration, scenario: Scenario) -> float:

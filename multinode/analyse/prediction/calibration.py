@@ -6,12 +6,14 @@ Reads summaries alone; the network comes from an nccl-test. What follows from it
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, TrafficInputs
-from multinode.analyse.job.step_calls import Work, with_gradients
+from multinode.analyse.job.step_calls import Work, passing_bytes, with_gradients
 from multinode.analyse.prediction.back_test import ResidualQuantile
 from multinode.analyse.prediction.cost_model import (
     HIDEABLE_SHARE,
@@ -22,9 +24,12 @@ from multinode.analyse.prediction.cost_model import (
     overlaps,
     step_parts,
 )
+from multinode.analyse.prediction.levers import make_low_rank
 from multinode.analyse.prediction.network_model import CommTimes, Link, NetworkModel, UncertaintySource, comm_times
-from multinode.analyse.steps.step_split import WorkerSplit
+from multinode.analyse.stats.spread import known_mean
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
+from multinode.core.run.planning import power_sgd_rank
 from multinode.errors import UsageError
 
 __all__ = [
@@ -36,13 +41,19 @@ __all__ = [
     "calibrate_without_single",
     "gradient_factor",
     "largest",
+    "sent_as",
 ]
 
 _MS_PER_S = 1e3
+# At 1 GB/s.
+_BYTES_PER_MS = 1e6
 _HALF_BYTES = 2
 # Of a worker's own work, where it is known from a run whose network had its part in every figure.
 _UNSEEN_ALONE = 0.05
 _HALVINGS = 40
+# Busbw among the workers of a node, GB/s: NCCL through a host's memory behind PCIe 3.0 x8, and over NVLink; gloo over
+# loopback, its reductions on a core that computes as well, and on cores of their own.
+_LOCAL_GB_PER_S = {"nccl": (3.0, 50.0), "gloo": (0.25, 2.5)}
 # How far the overlap of an engine, and calls in a training, are from what is thought: the usual.
 _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
@@ -98,6 +109,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         scatter: cv of the step times that it was made from; what repeats differ by, where that is more.
         scatter_of: which of the two, in words.
         tokens_per_sample: padded; None is unknown.
+        matrices: rows, columns and count of those that are trained; empty is unknown.
         notes: what had to be taken for granted, a sentence each.
         doubts: of every prediction that is made from it, beside those that the scenario brings.
         residual: of the run on several nodes; of none the model is what it is.
@@ -114,6 +126,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     scatter: float = 0.0
     scatter_of: str = "its step times scatter"
     tokens_per_sample: float | None = None
+    matrices: tuple[tuple[int, int, int], ...] = ()
     notes: tuple[str, ...] = ()
     doubts: tuple[UncertaintySource, ...] = ()
     residual: Residual = Residual()
@@ -164,6 +177,8 @@ def calibrate_without_single(
 ) -> Calibration:
     """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
 
+    One node is the first: its workers wait for no other node, and send through it what nobody has measured.
+
     Raises:
         UsageError: as `calibrate`; or the run does not tell what was exposed.
     """
@@ -175,8 +190,11 @@ def calibrate_without_single(
             f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
             hint="add a run on one node: multinode contrast makes one",
         )
-    seen = _calibrated(several, work, network, share)
     alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
+    network = msgspec.structs.replace(network, local_gb_per_s=_local_gb_per_s(several, work, network.backend))
+    split = msgspec.structs.replace(summary.split, mean=_first_nodes(summary.split, alone) or mean)
+    first = msgspec.structs.replace(several, summary=msgspec.structs.replace(summary, split=split))
+    seen = _calibrated(first, work, network, share)
     note = (
         f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
         f"{mean.exposed_ms:.3g} ms of communication that it exposed"
@@ -184,6 +202,32 @@ def calibrate_without_single(
     doubt = UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
     seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=(doubt,))
     return _with_overlap(seen, several)
+
+
+def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
+    """The mean of the first node's workers, who wait for each other alone; None where workers are not told apart."""
+    mine = [one for one in split.workers if one.rank < alone.workers]
+    own_ms = [one.step_ms - (one.exposed_ms or 0.0) - (one.wait_ms or 0.0) for one in mine]
+    if not mine:
+        return None
+    parts = ("step_ms", "compute_ms", "exposed_ms", "data_ms", "optimizer_ms", "host_ms")
+    means: dict[str, Any] = {name: known_mean(getattr(one, name) for one in mine) for name in parts}
+    return WorkerSplit(rank=-1, **means, wait_ms=max(own_ms) - statistics.fmean(own_ms))
+
+
+def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float, float]:
+    """Bounds of busbw inside a node: the usual, and no less than over all nodes, as that ring passes there as well."""
+    comm_ms, accumulation = several.summary.split.comm_ms, _accumulation(several.summary)
+    factor = gradient_factor(work.load) if several.grad_compress else 1.0
+    low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
+    try:
+        calls = with_gradients(work.calls_of(work.strategy, several.layout), factor)
+    except ValueError:
+        # What is sent is not known, which is told where it is asked for.
+        return low, high
+    sent = passing_bytes(calls, accumulation, max(2, several.layout.workers))
+    seen = sent / comm_ms / _BYTES_PER_MS if comm_ms else 0.0
+    return max(low, seen), max(high, seen)
 
 
 def _calibrated(run: Measured, work: Work, network: NetworkModel, share: float) -> Calibration:
@@ -326,6 +370,27 @@ def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
         return None
     alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary))
     return max(0.0, summary.step_time_ms.median - alone.step_ms)
+
+
+def sent_as(calibration: Calibration, scenario: Scenario, grad_compress: str | None) -> Scenario:
+    """The scenario with its gradients as `--grad-compress` sends them.
+
+    Raises:
+        UsageError: what PowerSGD would send is not known.
+    """
+    if grad_compress is None:
+        return scenario
+    rank = power_sgd_rank(grad_compress)
+    if rank is None:
+        factor = scenario.gradient_factor * gradient_factor(calibration.work.load)
+        return msgspec.structs.replace(scenario, gradient_factor=factor)
+    if not calibration.matrices:
+        raise UsageError(
+            f"--grad-compress {grad_compress}: how small PowerSGD makes the gradients is not known, as the model's "
+            "shape is not",
+            hint="measure it: multinode contrast, with and without the option",
+        )
+    return msgspec.structs.replace(scenario, low_rank=make_low_rank(calibration.matrices, calibration.work.load, rank))
 
 
 def gradient_factor(load: TrafficInputs) -> float:

@@ -11,7 +11,9 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.job.step_calls import StepCall
+from multinode.analyse.prediction.levers import LowRank
 from multinode.analyse.prediction.network_model import CommTimes, Link
+from multinode.core.run.averaging import Averaging
 
 __all__ = [
     "HIDEABLE_SHARE",
@@ -35,6 +37,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
         bucket_bytes: the most that a reduction carries at once; None as calibrated.
         overlap: whether computation may hide communication at all.
+        averaging: what nodes average every H steps instead of gradients; None is DDP. Nothing on one node.
+        low_rank: gradients as PowerSGD sends them; None as they are.
     """
 
     link: Link
@@ -45,6 +49,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     gradient_factor: float = 1.0
     bucket_bytes: float | None = None
     overlap: bool = True
+    averaging: Averaging | None = None
+    low_rank: LowRank | None = None
+
+    @property
+    def averages(self) -> bool:
+        """Whether nodes average parameters instead of gradients."""
+        return self.averaging is not None and self.layout.nodes > 1
+
+    @property
+    def is_another_algorithm(self) -> bool:
+        """Whether no run that predictions start from trained so."""
+        return self.averages or self.low_rank is not None
 
     @property
     def samples(self) -> float:
@@ -97,7 +113,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         compute_ms: of all micro-batches; likewise `data_ms`.
-        optimizer_ms: of the step; likewise `host_ms`.
+        optimizer_ms: of the step, with what averaging or PowerSGD computes; likewise `host_ms`.
         comm_ms: what the calls take alone: C and what cannot be hidden.
         beyond_ms: of x, all but the last bucket of each backward pass, which nothing can hide.
         exposed_ms: x, what of it lengthens the step.

@@ -187,6 +187,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         if not _is_credible(found):
             names = " and ".join(one.run_id for one in (single, *several[-1:]) if one is not None)
             raise UsageError(f"what the summary of run {names} says of its steps cannot be", hint=_MEASURE_AGAIN)
+        found = msgspec.structs.replace(found, matrices=self.subject.matrices())
         found = self._with_repeats(found, [one for one in (single, *several[-1:]) if one is not None])
         return found if many is None else carry_residual(found, many, self._sent_as(many, several[-1]))
 
@@ -333,7 +334,8 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
     job, reason = newest.job, newest.workload.reason if newest.workload is not None else ""
     if job is not None:
         try:
-            return read_work(job, model, newest.layout)
+            versions = newest.workload.versions if newest.workload is not None else {}
+            return read_work(job, model, newest.layout, versions.get("transformers"))
         except JobError as error:
             reason = error.message
     # Those whose gradients were sent as they are come first.

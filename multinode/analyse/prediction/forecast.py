@@ -12,14 +12,16 @@ import msgspec
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.back_test import BackTest, Trial, back_test
 from multinode.analyse.prediction.break_even import BreakEven, break_even, on_one_node
-from multinode.analyse.prediction.calibration import Calibration, gradient_factor
+from multinode.analyse.prediction.calibration import Calibration, sent_as
 from multinode.analyse.prediction.cost_model import Scenario, StepParts
 from multinode.analyse.prediction.evidence import Evidence
-from multinode.analyse.prediction.gain import gain
+from multinode.analyse.prediction.gain import gain, gain_over_measured
 from multinode.analyse.prediction.network_model import UncertaintySource
 from multinode.analyse.prediction.predict import Basis, predict
 from multinode.analyse.prediction.variants import method_of, vary
 from multinode.analyse.steps.bottleneck import Bottleneck
+from multinode.core.run.averaging import Averaging
+from multinode.core.run.planning import power_sgd_rank
 from multinode.errors import UsageError
 from multinode.units import format_count, format_rate
 
@@ -30,7 +32,6 @@ __all__ = [
     "ForecastRequest",
     "PredictedScenario",
     "back_tested",
-    "gradient_factor",
     "make_forecast",
     "predict_scenario",
     "refuse_unusable",
@@ -39,7 +40,7 @@ __all__ = [
 
 
 GRAD_COMPRESS = ("fp16", "bf16")
-"""What a hook of DDP may send gradients as."""
+"""What a hook of DDP may send gradients as, beside `powersgd[:RANK]`."""
 _MIB = 1 << 20
 
 
@@ -53,7 +54,8 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
         methods: `full` or `lora:RANK`.
         bucket_mib: the most that a reduction carries at once.
         overlaps: whether computation may hide communication.
-        grad_compress: `fp16`, `bf16`, or None for gradients as they are.
+        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]`, or None for gradients as they are.
+        averagings: what nodes average every H steps; None of gradients in every step.
         target: efficiency of the break-even, above 0 and below 1.
         link_measured: rate of the link that the runs and the nccl-test used, where their NICs did not report it.
         stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
@@ -69,6 +71,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     bucket_mib: tuple[float, ...] = ()
     overlaps: tuple[bool, ...] = ()
     grad_compress: tuple[str | None, ...] = ()
+    averagings: tuple[Averaging | None, ...] = ()
     target: float = 0.9
     link_measured: float | None = None
     stream: float | None = None
@@ -82,7 +85,8 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches per step.
         method: `full` or `lora:8`; None as calibrated.
-        grad_compress: `fp16`, `bf16` or None.
+        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]` or None.
+        averaging: how nodes average instead of at each step, in words; None at each step.
         bucket_mib: the most that a reduction carries at once; None as calibrated.
         overlap: whether computation may hide communication.
         step_time_ms: of an optimizer step.
@@ -106,6 +110,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     method: str | None = None
     grad_compress: str | None = None
+    averaging: str | None = None
     bucket_mib: float | None = None
     overlap: bool = True
     step_time_ms: float
@@ -130,6 +135,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         scenarios: as asked for, nodes by nodes, link by link.
         break_even: of the scenario that was measured, or of the first on several nodes; None on one node alone.
         break_even_of: which scenario that is, in a few words.
+        today: what was measured on several nodes, predicted; None where none was, and in what earlier releases stored.
+        one_node: one node in the same settings, with all its workers; likewise.
+        job: path of the YAML that was measured, as its user gave it; empty for a script.
         back_test: the same model held against every stored run that it can be held against.
         notes: what had to be taken for granted, a sentence each.
     """
@@ -139,6 +147,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     scenarios: tuple[PredictedScenario, ...]
     break_even: BreakEven | None = None
     break_even_of: str = ""
+    today: PredictedScenario | None = None
+    one_node: PredictedScenario | None = None
+    job: str = ""
     back_test: BackTest = BackTest()
     notes: tuple[str, ...] = ()
 
@@ -157,20 +168,22 @@ def predict_scenario(
         calibration: what was measured; of another method where one is named (`scenarios.variant`).
         scenario: what is asked for; of a hook that compresses, the factor of its gradients is put in here.
         method: how it is told.
-        grad_compress: the hook: one of GRAD_COMPRESS, or None.
+        grad_compress: the hook: one of GRAD_COMPRESS, `powersgd[:RANK]`, or None.
         measured: whether exactly this was measured.
 
     Raises:
+        UsageError: what PowerSGD would send is not known.
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
-    if grad_compress is not None:
-        factor = gradient_factor(calibration.work.load)
-        scenario = msgspec.structs.replace(scenario, gradient_factor=scenario.gradient_factor * factor)
+    scenario = sent_as(calibration, scenario, grad_compress)
     found = predict(calibration, scenario)
     layout = scenario.layout
     alone = predict(calibration, on_one_node(calibration, scenario))
     length = calibration.tokens_per_sample
-    speedup, *speedup_interval = gain(found, alone)
+    if _is_calibrated(calibration, alone.scenario):
+        speedup, *speedup_interval = gain_over_measured(found, alone, alone.samples_per_s)
+    else:
+        speedup, *speedup_interval = gain(found, alone)
     return PredictedScenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
@@ -180,6 +193,7 @@ def predict_scenario(
         strategy=str(scenario.strategy),
         method=method,
         grad_compress=grad_compress,
+        averaging=scenario.averaging.words if scenario.averaging is not None and scenario.averages else None,
         bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / _MIB,
         overlap=scenario.overlap,
         step_time_ms=found.step_time_ms,
@@ -197,11 +211,22 @@ def predict_scenario(
     )
 
 
+def _is_calibrated(calibration: Calibration, scenario: Scenario) -> bool:
+    """Whether it is the very run on one node that the calibration is made from."""
+    return (
+        not calibration.doubts
+        and scenario.strategy is calibration.work.strategy
+        and (scenario.layout, scenario.per_device_batch, scenario.accumulation)
+        == (calibration.layout, calibration.per_device_batch, calibration.accumulation)
+    )
+
+
 USUAL_LINKS = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
 """Rates of NICs that are sold, Gbit/s."""
 _MOST_SCENARIOS = 10_000
 _MOST_NODES = _MOST_WORKERS = 1024
 _MOST_ACCUMULATION = 1 << 16
+_MOST_ROUND = 1_000_000
 _GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
 _ALIKE = 1e-6
 _SHARDED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
@@ -213,6 +238,7 @@ class _Point(NamedTuple):
     strategy: Strategy
     method: str | None
     grad_compress: str | None
+    averaging: Averaging | None
     bucket_mib: float | None
     overlap: bool | None
     per_device_batch: float
@@ -239,11 +265,40 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
             scenarios=outlooks,
             break_even=break_even(evidence.calibration, _compressed(evidence), target=request.target),
             break_even_of=_told(evidence.today),
+            today=_today(evidence),
+            one_node=_one_node(evidence),
+            job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
             back_test=tested,
             notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
         )
     except ValueError as error:
         raise UsageError(str(error), hint="name its parameters, or leave that strategy out") from None
+
+
+def _today(evidence: Evidence) -> PredictedScenario | None:
+    """What was measured on several nodes."""
+    if evidence.today_samples_per_s is None or evidence.today.layout.nodes == 1:
+        return None
+    return _as_measured(evidence, evidence.today, measured=True)
+
+
+def _one_node(evidence: Evidence) -> PredictedScenario | None:
+    """One node beside it."""
+    if evidence.today.layout.nodes == 1:
+        return None
+    alone = on_one_node(evidence.calibration, evidence.today)
+    measured = evidence.single_samples_per_s is not None and _is_calibrated(evidence.calibration, alone)
+    return _as_measured(evidence, alone, measured=measured)
+
+
+def _as_measured(evidence: Evidence, scenario: Scenario, *, measured: bool) -> PredictedScenario:
+    return predict_scenario(
+        evidence.calibration,
+        scenario,
+        method=method_of(evidence.subject.settings),
+        grad_compress=evidence.grad_compress,
+        measured=measured,
+    )
 
 
 def back_tested(evidence: Evidence) -> BackTest:
@@ -256,6 +311,8 @@ def back_tested(evidence: Evidence) -> BackTest:
                 name=held.name,
                 predicted=found.samples_per_s,
                 interval=found.interval,
+                link_gbit_per_s=found.link_gbit_per_s,
+                nodes=found.nodes,
                 measured=held.samples_per_s,
             )
         )
@@ -306,6 +363,7 @@ class _Variants:
             strategy=point.strategy,
             bucket_bytes=None if point.bucket_mib is None else point.bucket_mib * _MIB,
             overlap=overlap,
+            averaging=point.averaging,
         )
 
     def _is_measured(self, scenario: Scenario, point: _Point) -> bool:
@@ -325,6 +383,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
         request.strategies or (today.strategy,),
         request.methods or (None,),
         request.grad_compress or (evidence.grad_compress,),
+        request.averagings or (None,),
         request.bucket_mib or (None,),
         request.overlaps or (None,),
         request.per_device_batches or (today.per_device_batch,),
@@ -340,13 +399,16 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     for values in itertools.product(*axes):
         point = _Point._make(values)
         if point.nodes == 1:
-            point = point._replace(link_gbit_per_s=today.link.gbit_per_s)
-        if point.strategy is not Strategy.DDP and (not request.grad_compress or None in request.grad_compress):
+            point = point._replace(link_gbit_per_s=today.link.gbit_per_s, averaging=None)
+        if point.strategy is not Strategy.DDP and None in request.averagings:
+            point = point._replace(averaging=None)
+        is_ddp = point.strategy is Strategy.DDP and point.averaging is None
+        if not is_ddp and (not request.grad_compress or None in request.grad_compress):
             # The hook is one of DDP: that others have none is no contradiction where it was not asked of them alone.
             point = point._replace(grad_compress=None)
         if point not in seen:
             seen.add(point)
-            _refuse_compression(point)
+            _refuse_contradiction(point)
             yield point
 
 
@@ -370,18 +432,31 @@ def refuse_unusable(request: ForecastRequest) -> None:
         ("--batch", request.per_device_batches, _BATCH),
         ("--accumulation", request.accumulations, (1, _MOST_ACCUMULATION)),
         ("--bucket-mib", request.bucket_mib, _MIBS),
+        ("--sync-every", [one.every for one in request.averagings if one is not None], (1, _MOST_ROUND)),
     ):
         for value in values:
             if not least <= value <= most:
                 raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
-    unknown = next((one for one in request.grad_compress if one not in {None, *GRAD_COMPRESS}), None)
+    asked = [one for one in request.grad_compress if one not in {None, *GRAD_COMPRESS}]
+    unknown = next((one for one in asked if one is not None and power_sgd_rank(one) is None), None)
     if unknown is not None:
-        raise UsageError(f"--grad-compress {unknown} is not known", hint=f"one of {', '.join(GRAD_COMPRESS)}, none")
+        known = f"one of {', '.join(GRAD_COMPRESS)}, powersgd, powersgd:RANK, none"
+        raise UsageError(f"--grad-compress {unknown} is not known", hint=known)
     if not 0 < request.target < 1:
         raise UsageError(f"--target {request.target:g} is no efficiency to reach", hint="between 0 and 1: --target 0.9")
 
 
-def _refuse_compression(point: _Point) -> None:
+def _refuse_contradiction(point: _Point) -> None:
+    if point.averaging is not None and point.strategy is not Strategy.DDP:
+        raise UsageError(
+            f"{point.averaging.option}: it works with DDP, and not with {point.strategy}", hint="--strategy ddp"
+        )
+    if point.averaging is not None and point.grad_compress is not None:
+        raise UsageError(
+            f"{point.averaging.option}: gradients stay on their node, and --grad-compress {point.grad_compress} would "
+            "compress them there",
+            hint="--sync-dtype fp16 is of what is sent between nodes; or --grad-compress none beside it",
+        )
     if point.grad_compress is not None and point.strategy is not Strategy.DDP:
         raise UsageError(
             f"gradients of {point.strategy} cannot be sent as {point.grad_compress}: the hook is one of DDP",
@@ -403,10 +478,7 @@ def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario
 
 def _compressed(evidence: Evidence) -> Scenario:
     """What was measured, with its gradients as they were sent."""
-    if evidence.grad_compress is None:
-        return evidence.today
-    factor = gradient_factor(evidence.calibration.work.load)
-    return msgspec.structs.replace(evidence.today, gradient_factor=factor)
+    return sent_as(evidence.calibration, evidence.today, evidence.grad_compress)
 
 
 def _told(scenario: Scenario) -> str:

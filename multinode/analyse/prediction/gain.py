@@ -11,7 +11,7 @@ from typing import NamedTuple
 from multinode.analyse.prediction.network_model import widest
 from multinode.analyse.prediction.predict import Prediction
 
-__all__ = ["Gain", "gain", "own_error"]
+__all__ = ["Gain", "gain", "gain_over_measured", "own_error"]
 
 # Not two runs of one training agree better.
 _LEAST_DOUBT = 0.02
@@ -54,6 +54,13 @@ def gain(then: Prediction, now: Prediction, *, doubt: float = 0.0) -> Gain:
     ratios = [value, *(samples * end.step_ms / start.step_ms for end, start in zip(now.ends, then.ends, strict=True))]
     stretch = (1 + max(doubt, own_error(then), own_error(now))) * _own_doubts(then, now)
     return Gain(value, min(ratios) / stretch, max(ratios) * stretch)
+
+
+def gain_over_measured(then: Prediction, now: Prediction, measured_samples_per_s: float, *, doubt: float = 0.0) -> Gain:
+    """`gain` where `now` was measured: its range is no wider than the interval of the one over that measurement."""
+    found, (low, high) = gain(then, now, doubt=doubt), then.interval
+    low, high = low / measured_samples_per_s / (1 + doubt), high / measured_samples_per_s * (1 + doubt)
+    return Gain(found.value, min(found.value, max(found.low, low)), max(found.value, min(found.high, high)))
 
 
 def own_error(found: Prediction) -> float:

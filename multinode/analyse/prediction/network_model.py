@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.analyse.collectives.algorithms import algorithms_of, card_factor, link_share, message_steps, node_flows
+from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
@@ -82,6 +83,8 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         error: median error of the sweep's sizes when each is held back.
         stream_gb_per_s: what TCP was measured to carry on the link one way, GB/s; None where nobody has measured it.
         cap_gb_per_s: of what the nodes themselves get through TCP, between which bounds.
+        local_gb_per_s: busbw among the workers of one node, between which bounds; None where a run on one node tells
+            what they expose.
     """
 
     link: Link
@@ -91,6 +94,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     stream_gb_per_s: float | None = None
     cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S
+    local_gb_per_s: tuple[float, float] | None = None
 
     def carried(self, link: Link, end: int) -> float:
         """GB/s of payload that a link carries, at an end of what is not known.
@@ -164,11 +168,14 @@ def comm_times(
     """What the calls of a step take on another link with other workers.
 
     Of each measured time, alpha stays as it is for every step of the algorithm, and the rest grows with what passes the
-    busiest NIC and with one over the link's goodput. Calls inside a node are left out.
+    busiest NIC and with one over the link's goodput. Calls inside a node are left out, but on one node alone, where no
+    run on one was measured.
     """
     totals = {"micro_batch_ms": 0.0, "step_ms": 0.0, "after_ms": 0.0}
+    alone = layout.nodes == 1
+    left_out = {GroupScope.ACROSS, GroupScope.LEADERS} if alone else {GroupScope.NODE}
     for call in calls:
-        if layout.nodes == 1 or call.reach is GroupScope.NODE:
+        if call.reach in left_out or (alone and (network.local_gb_per_s is None or layout.workers == 1)):
             continue
         kind = "after_ms" if not call.hideable else "micro_batch_ms" if call.per_micro_batch else "step_ms"
         place = _Place(link=link, layout=layout, assumed=assumed)
@@ -228,12 +235,15 @@ def _told(layout: Layout) -> str:
 
 def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
     """One call of this size there."""
-    if call.reach is GroupScope.ACROSS:
-        # One ring for each local rank, all through the same NICs: as one call of their bytes between single workers.
-        size = call.size_bytes * place.layout.workers_per_node
-        place = msgspec.structs.replace(place, layout=Layout(nodes=place.layout.nodes))
-    else:
-        size = call.size_bytes
+    if place.layout.nodes == 1:
+        low, high = network.local_gb_per_s or (math.inf, math.inf)
+        rate = _between(low, high, place.assumed)
+        return bus_factor(call.collective, place.layout.workers) * call.size_bytes / rate * _GB_PER_S
+    layout = place.layout
+    if call.reach in {GroupScope.ACROSS, GroupScope.LEADERS}:
+        place = msgspec.structs.replace(place, layout=Layout(nodes=layout.nodes))
+    # One ring for each local rank, all through the same NICs: as one call of their bytes between single workers.
+    size = call.size_bytes * (layout.workers_per_node if call.reach is GroupScope.ACROSS else 1)
     passing = card_factor(network.backend, call.collective, place.layout) * size
     if not network.curves:
         rate = min(network.carried(place.link, place.assumed.end), _cap(network, place))
@@ -262,8 +272,12 @@ def _cap(network: NetworkModel, place: _Place) -> float:
     """GB/s that a node gets through its network at best."""
     if place.link.rdma:
         return math.inf
-    low, high = network.cap_gb_per_s
-    return {-1: high, 0: math.sqrt(low * high), 1: low}[place.assumed.end]
+    return _between(*network.cap_gb_per_s, place.assumed)
+
+
+def _between(low: float, high: float, assumed: Assumed) -> float:
+    """Of a rate's bounds the one at the end that is assumed."""
+    return {-1: high, 0: math.sqrt(low * high), 1: low}[assumed.end]
 
 
 def _alpha_and_rest(curve: SizeCurve, size_bytes: float) -> tuple[float, float]:

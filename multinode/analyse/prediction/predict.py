@@ -23,6 +23,7 @@ from multinode.analyse.prediction.cost_model import (
     overlaps,
     step_parts,
 )
+from multinode.analyse.prediction.levers import averaging_calls, lever_work, low_rank_calls
 from multinode.analyse.prediction.network_model import (
     Assumed,
     NetworkModel,
@@ -37,7 +38,7 @@ from multinode.analyse.steps.summary import Summary
 from multinode.errors import UsageError
 from multinode.units import format_count
 
-__all__ = ["Basis", "Prediction", "carry_residual", "overlap_of", "predict", "sent_bytes", "split_of"]
+__all__ = ["Basis", "Prediction", "calls_of", "carry_residual", "overlap_of", "predict", "sent_bytes", "split_of"]
 
 Basis = Literal["back-test", "measured", "assumed"]
 """Where an interval is from."""
@@ -49,6 +50,9 @@ _PER_DOUBLING_OF_ACCUMULATION = 0.03
 # What they exchange inside a node, and take from each other of its memory and its bus.
 _PER_DOUBLING_OF_WORKERS = 0.1
 _OTHER_STRATEGY = 0.1
+_ONCE_PER_ROUND = 0.05
+# Of PowerSGD and averages, where the optimizer was not timed.
+_UNKNOWN_WORK = 0.2
 _ALIKE = 0.01
 # Of rho, where it was measured: the same training on another day.
 _RHO_DOUBT = 0.1
@@ -92,7 +96,7 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
     Raises:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
-    calls = _calls(calibration, scenario)
+    calls = calls_of(calibration, scenario)
     doubts = _doubts(calibration, scenario, calls)
     stretch, own = widest(doubts, "network"), widest(doubts, "compute")
     fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own)
@@ -105,7 +109,7 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
     basis: Basis = "measured" if scenario == calibration.residual.at else "assumed"
     # One node has no part in the back-test, which is of several.
     if basis == "assumed" and calibration.quantile is not None and scenario.layout.nodes > 1:
-        interval, basis = _by_back_test(calibration.quantile, rate, assumed)
+        interval, basis = _by_back_test(calibration.quantile, scenario, rate, assumed)
         doubts = (*doubts, calibration.quantile.doubt)
     return Prediction(
         scenario=scenario,
@@ -121,21 +125,31 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
 
 
 def _by_back_test(
-    quantile: ResidualQuantile, rate: float, assumed: tuple[float, float]
+    quantile: ResidualQuantile, scenario: Scenario, rate: float, assumed: tuple[float, float]
 ) -> tuple[tuple[float, float], Basis]:
     """What was tested by its residuals; all else as assumed, and no narrower than those."""
     low, high = rate / (1 + quantile.relative), rate * (1 + quantile.relative)
-    if quantile.covers(*assumed):
+    if quantile.covers(*assumed) and not scenario.is_another_algorithm:
         return (low, high), "back-test"
     return (min(assumed[0], low), max(assumed[1], high)), "assumed"
 
 
-def _calls(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]:
+def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]:
+    """The calls of a step of the scenario.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
     work = calibration.work
     if scenario.bucket_bytes is not None:
         # The calls as the engine cut them are of another size of bucket.
         work = msgspec.structs.replace(work, bucket_bytes=scenario.bucket_bytes, calls={})
-    return with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
+    calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
+    if scenario.averaging is not None and scenario.averages:
+        return averaging_calls(calls, scenario.averaging, work.load)
+    if scenario.low_rank is not None:
+        return low_rank_calls(calls, scenario.low_rank, hideable=calibration.network.backend == "gloo")
+    return calls
 
 
 def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: _End) -> StepParts:
@@ -144,7 +158,7 @@ def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, 
     costs = msgspec.structs.replace(
         costs,
         compute_ms=costs.compute_ms * larger * own,
-        optimizer_ms=costs.optimizer_ms * own,
+        optimizer_ms=costs.optimizer_ms * (1 + _lever_work(scenario)) * own,
         host_ms=costs.host_ms * own,
         data_ms=costs.data_ms * larger * own,
     )
@@ -153,9 +167,15 @@ def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, 
     overlap = _overlap(calibration, scenario, calls, end.network.end)
     parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=overlap)
     # A ring over all nodes passes between the workers of each as well: it is no faster than theirs alone.
-    exposed_ms = max(parts.exposed_ms, _local_ms(calibration, scenario, calls) * end.own)
+    local_ms = _local_ms(calibration, scenario, calls) * end.own
+    # An average follows what the workers of each node exchange at every step.
+    exposed_ms = parts.exposed_ms + local_ms if scenario.averages else max(parts.exposed_ms, local_ms)
     exposed_ms = max(0.0, exposed_ms + _extra_ms(residual, scenario, calls))
     return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
+
+
+def _lever_work(scenario: Scenario) -> float:
+    return lever_work(scenario.averaging if scenario.averages else None, scenario.low_rank)
 
 
 def _residual(calibration: Calibration, scenario: Scenario) -> Residual:
@@ -176,12 +196,15 @@ def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
     Raises:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
-    overlap = _overlap(calibration, scenario, _calls(calibration, scenario), 0)
+    overlap = _overlap(calibration, scenario, calls_of(calibration, scenario), 0)
     return hideable_part(overlap.calls) * overlap.hide_ms
 
 
 def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
-    """Bytes that a worker sends in a step of the scenario, and receives as many, in rings over all workers."""
+    """Bytes that a worker sends in a step, and receives as many, in rings over all workers or, of averages, nodes."""
+    if scenario.averages:
+        leaders = [call for call in calls if call.reach is GroupScope.LEADERS]
+        return passing_bytes(leaders, scenario.accumulation, scenario.layout.nodes)
     return passing_bytes(calls, scenario.accumulation, scenario.layout.workers)
 
 
@@ -223,7 +246,7 @@ def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCal
         return 0.0
     measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
     before = passing_bytes(measured, calibration.accumulation, max(2, calibration.layout.workers))
-    inside = [call for call in calls if call.reach is not GroupScope.ACROSS]
+    inside = [call for call in calls if call.reach not in {GroupScope.ACROSS, GroupScope.LEADERS}]
     now = passing_bytes(inside, scenario.accumulation, scenario.layout.workers_per_node)
     return calibration.local_ms * now / before if before else calibration.local_ms
 
@@ -250,17 +273,38 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         why = f"the engine's own work is that of {calibration.work.strategy}, which was measured"
         found.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
     found += calibration.doubts
+    found += _doubts_of_levers(calibration, scenario)
     if not between:
+        if network.local_gb_per_s is not None and scenario.layout.workers > 1:
+            low, high = network.local_gb_per_s
+            why = f"what the workers of one node exchange was not measured: at {low:.2g} to {high:.2g} GB/s"
+            # It moves the rate to its ends, and stretches nothing.
+            found.append(UncertaintySource(part="network", relative=0.0, why=why))
         return tuple(found)
     found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)
-    if _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
+    hides = any(call.hideable and call.reach is not GroupScope.NODE for call in calls)
+    if hides and _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
         least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
         start = f"the {least:.0%} that it was seen to use" if least else "nothing"
         why = f"how much computation hides was not measured: from {start} to all that it could"
         # It moves rho to its ends, and stretches nothing.
         found.append(UncertaintySource(part="overlap", relative=0.0, why=why))
     return tuple(found)
+
+
+def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
+    """Of what no run was measured with, and of its computing half as much or twice."""
+    if scenario.averages:
+        why = "nodes wait for each other once per round, which was not measured"
+        yield UncertaintySource(part="compute", relative=_ONCE_PER_ROUND, why=why)
+    costs, work = calibration.costs, _lever_work(scenario)
+    if work:
+        step_ms = scenario.accumulation * costs.compute_ms + costs.optimizer_ms * (1 + work)
+        part = costs.optimizer_ms * work / step_ms if costs.optimizer_ms else _UNKNOWN_WORK
+        what = "PowerSGD" if scenario.low_rank is not None else "an average of parameters"
+        why = f"what {what} computes is estimated by the optimizer's time"
+        yield UncertaintySource(part="compute", relative=part, why=why)
 
 
 def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[UncertaintySource]:
@@ -388,7 +432,7 @@ def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
     def parts(comm: float) -> StepParts:
         return model.parts(Residual(at=scenario, comm=comm))
 
-    calls = _calls(calibration, scenario)
+    calls = calls_of(calibration, scenario)
     passes = scenario.accumulation if any(call.per_micro_batch for call in calls) else 1
     hide_ms = passes * _overlap(calibration, scenario, calls, 0).hide_ms
     comm, comm_ms = 1.0, parts(1.0).comm_ms

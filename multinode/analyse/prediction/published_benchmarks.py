@@ -5,6 +5,8 @@ What is missing is not made up: a figure that predictions need and that is not t
 
 from __future__ import annotations
 
+import msgspec
+
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.analyse.job.step_calls import Work, hideable_share
@@ -65,20 +67,21 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks) -> Evidence:
     rate = None if several is None else _measured(benchmarks, several, "several_nodes").summary.samples_per_s
     holdouts = () if rate is None else (_held(calibration, today, rate),)
     lora = benchmarks.model.lora
-    return Evidence(
-        calibration=calibration,
-        today=today,
-        subject=Subject(
-            settings=Settings(
-                model=benchmarks.model.name,
-                method="full" if lora is None else "lora",
-                lora_rank=None if lora is None else lora.rank,
-                strategy=str(strategy),
-                precision=benchmarks.precision,
-            ),
-            shape=_shape(benchmarks.model),
-            targets=("all",) if lora is None else lora.targets,
+    subject = Subject(
+        settings=Settings(
+            model=benchmarks.model.name,
+            method="full" if lora is None else "lora",
+            lora_rank=None if lora is None else lora.rank,
+            strategy=str(strategy),
+            precision=benchmarks.precision,
         ),
+        shape=_shape(benchmarks.model),
+        targets=("all",) if lora is None else lora.targets,
+    )
+    return Evidence(
+        calibration=msgspec.structs.replace(calibration, matrices=subject.matrices()),
+        today=today,
+        subject=subject,
         holdouts=holdouts,
         sources=(f"published figures: {benchmarks.title}",),
         notes=(*calibration.notes, f"no collective was measured: {_known(benchmarks.network)} of the network"),

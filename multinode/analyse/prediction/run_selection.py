@@ -31,6 +31,7 @@ __all__ = [
 
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
 _NOT_COMPRESSED = "gradients were NOT compressed"
+_HALVED = ("fp16", "bf16")
 # What two runs of one training have in common, however they are laid out.
 _SAME = (
     "model",
@@ -89,8 +90,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_training(self) -> bool:
-        """Whether it tells how fast a training was."""
-        return self.sweep is None and self.summary is not None and self.summary.samples_per_s is not None
+        """Whether it tells how fast a training is whose workers average at every step."""
+        known = self.summary is not None and self.summary.samples_per_s is not None
+        return self.sweep is None and known and self.changed_algorithm is None
+
+    @property
+    def changed_algorithm(self) -> str | None:
+        """What its workers do in place of averaging all gradients in each step; None is nothing."""
+        if self.plan.averaging is not None:
+            return f"its nodes average {self.plan.averaging.words}"
+        compressed = self.plan.grad_compress
+        return None if compressed is None or compressed in _HALVED else f"its gradients travel as {compressed}"
 
     @functools.cached_property
     def job(self) -> LlamaFactoryJob | None:
@@ -185,8 +195,14 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
         others: all others that are stored, oldest first.
 
     Raises:
-        UsageError: there is no training among them, or there are several.
+        UsageError: there is no training among them, or there are several, or one trained by another algorithm.
     """
+    for record in named:
+        if record.changed_algorithm is not None:
+            raise UsageError(
+                f"run {record.run_id} is not predicted from: {record.changed_algorithm}",
+                hint=f"measure it without: {CONTRAST}",
+            )
     trainings = [record for record in named if record.is_training]
     sweeps = [record for record in named if record.sweep is not None]
     if not trainings and sweeps:

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
 from multinode.analyse.job.flops import flops_per_token
-from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.analyse.job.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
 from multinode.analyse.job.step_calls import Work, hideable_share, passing_bytes
 from multinode.analyse.job.workload import Settings, read_work
 from multinode.analyse.prediction.calibration import Calibration
@@ -60,6 +60,15 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     def known_shape(self) -> ModelShape | None:
         """The model's shape."""
         return self.shape or (parse_model(self.model) if self.model is not None else None)
+
+    def matrices(self, method: str | None = None) -> tuple[tuple[int, int, int], ...]:
+        """Rows, columns and count of those that a method trains, today's without one; empty is unknown."""
+        shape, method = self.known_shape(), method or method_of(self.settings)
+        if shape is None or method is None or not (method == _FULL or method.startswith("lora:")):
+            return ()
+        told = self.job.config.get("lora_target", "all") if self.job is not None else ",".join(self.targets)
+        targets = [name.strip() for name in told.split(",")] if isinstance(told, str) else []
+        return trained_matrices(shape, parse_method(method), targets)
 
 
 def method_of(settings: Settings) -> str | None:
@@ -110,7 +119,8 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
         return msgspec.structs.replace(calibration, work=work)
     measured = _work(calibration, subject, calibration.work.strategy, rank, other=True)
     work = msgspec.structs.replace(measured, load=asked.load, calls={**measured.calls, **asked.calls})
-    return _of_method(calibration, subject, msgspec.structs.replace(calibration, work=work), rank)
+    asked_for = msgspec.structs.replace(calibration, work=work, matrices=subject.matrices(method))
+    return _of_method(calibration, subject, asked_for, rank)
 
 
 def _of_method(calibration: Calibration, subject: Subject, other: Calibration, rank: int | None) -> Calibration:

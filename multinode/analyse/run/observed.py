@@ -12,13 +12,22 @@ from typing import TypeVar
 import msgspec
 
 from multinode.analyse.run.steady import find_steady_state
-from multinode.core.run.samples import DdpSample, DeviceWaitSample, LossSample, Sample, StepSample, TraceSample
+from multinode.core.run.samples import (
+    AveragingSample,
+    DdpSample,
+    DeviceWaitSample,
+    LossSample,
+    Sample,
+    StepSample,
+    SyncSample,
+    TraceSample,
+)
 
 __all__ = ["Observed", "ObservedNode", "observe"]
 
 _Kind = TypeVar("_Kind")
 # What is told of certain steps. What else a worker said, of its model and its groups, may hold for its next training.
-_OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample, TraceSample)
+_OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample, SyncSample, TraceSample)
 
 
 class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +63,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         steps: by the step's number, ascending, the records of it by rank.
         counted: the numbers of the measured steps, ascending; those in `steps` that have a time.
         rule: which those are, in words.
+        syncs: those of the measured steps in which nodes averaged their parameters; the measured steps are whole
+            rounds then, and the last one ends with the last of these.
     """
 
     run_id: str
@@ -63,10 +74,16 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[int, dict[int, StepSample]]
     counted: tuple[int, ...]
     rule: str
+    syncs: tuple[int, ...] = ()
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Samples of one kind, of all nodes."""
         return [sample for node in self.nodes for sample in node.of(kind)]
+
+    @property
+    def averaging(self) -> AveragingSample | None:
+        """How nodes average, by the worker of the lowest rank that says so; None where they do at each step."""
+        return min(self.of(AveragingSample), key=lambda one: one.rank, default=None)
 
     @property
     def counted_steps(self) -> list[dict[int, StepSample]]:
@@ -95,6 +112,10 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
     timed = [number for number, workers in steps.items() if _times(workers)]
     steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
     counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
+    syncs: tuple[int, ...] = ()
+    if any(node.of(AveragingSample) for node in nodes):
+        counted, syncs, whole = _whole_rounds(counted, nodes)
+        rules.insert(0, whole)
     return Observed(
         run_id=run_id,
         world_size=sum(len(node.ranks) for node in nodes),
@@ -103,7 +124,26 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
         steps=steps,
         counted=counted,
         rule="; ".join([rule, *rules]),
+        syncs=syncs,
     )
+
+
+def _whole_rounds(
+    counted: Sequence[int], nodes: Sequence[ObservedNode]
+) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Of the measured steps those of whole rounds, in which of them nodes averaged, and the rule in words.
+
+    A median step leaves the averaging out, and a part of a round has too much or too little of it.
+    """
+    ended = {sync.step for node in nodes for sync in node.of(SyncSample) if sync.rank in node.ranks}
+    since = [step for step in sorted(ended) if counted and step >= counted[0] - 1]
+    # A round that ends with every step begins with the first measured one.
+    first, last = (since[0], since[-1]) if since else (0, 0)
+    whole = tuple(number for number in counted if first < number <= last)
+    if not whole:
+        return (), (), "no whole round was measured after the warm-up"
+    syncs = tuple(sorted(ended.intersection(whole)))
+    return whole, syncs, f"{len(whole)} steps are {len(syncs)} whole rounds of averaging between nodes"
 
 
 def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -19,7 +19,7 @@ from multinode.analyse.traffic.calls import last_models
 from multinode.core.run.progress import StepRecords
 from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
 
-__all__ = ["DdpTimes", "Exposure", "WorkerStep", "find_exposure"]
+__all__ = ["DdpTimes", "Exposure", "WorkerStep", "expose_each", "find_exposure"]
 
 # A checkpoint now and then is not what a step spends its time on. What comes more often than in one step of twenty is
 # the training's own rhythm (a loader that refills its queue), and stays.
@@ -101,10 +101,23 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_exposure(observed: Observed) -> Exposure:
     """Choose the best source, and the measured steps, that all workers recorded, and that it tells."""
-    whole = [step for number in observed.counted if (step := _whole_step(observed, number)) is not None]
+    whole = _whole_steps(observed, observed.counted)
     if not whole:
         return Exposure(reason="no measured step was recorded by all workers")
-    usual = _without_rare(whole)
+    return _expose(observed, whole, _without_rare(whole, observed.syncs))
+
+
+def expose_each(observed: Observed) -> Exposure:
+    """The same of every step that all workers recorded, measured or not, however long."""
+    whole = _whole_steps(observed, observed.steps)
+    return _expose(observed, whole, whole)
+
+
+def _whole_steps(observed: Observed, numbers: Iterable[int]) -> list[_Step]:
+    return [step for number in numbers if (step := _whole_step(observed, number)) is not None]
+
+
+def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) -> Exposure:
     models = last_models(observed)
     devices = {model.device for model in models.values()}
     evidence = _Evidence(
@@ -135,10 +148,15 @@ def _whole_step(observed: Observed, number: int) -> _Step | None:
     return whole if len(whole) == observed.world_size else None
 
 
-def _without_rare(steps: Sequence[_Step]) -> list[_Step]:
+def _without_rare(steps: Sequence[_Step], syncs: Collection[int]) -> list[_Step]:
+    """Without steps that take long and are few; those in which nodes average are part of the training's rhythm."""
     times = [statistics.median(worker.step_us for worker in step.values()) for step in steps]
     limit = _LONG * statistics.median(times)
-    usual = [step for step, time_us in zip(steps, times, strict=True) if time_us <= limit]
+    usual = [
+        step
+        for step, time_us in zip(steps, times, strict=True)
+        if time_us <= limit or next(iter(step.values())).record.step in syncs
+    ]
     return usual if len(steps) - len(usual) <= math.ceil(len(steps) / _RARE) else list(steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -18,16 +18,9 @@ from multinode.analyse.steps.trace_view import TraceView
 from multinode.analyse.traffic.calls import last_models
 from multinode.core.run.samples import DdpSample, NcclOpSample
 
-__all__ = ["Alone", "InTraining", "beside", "in_training", "reconciled"]
+__all__ = ["Alone", "InTraining", "beside", "in_training", "reconciled", "step_bandwidths"]
 
 _GB_PER_S = 1e-3  # of bytes in a microsecond
-# Steps and records do not end at the same moment.
-_ALIKE = 0.05
-_SPOKEN = {
-    "trace": "by the transfers of the profiler's window",
-    "nccl inspector": "by the records of NCCL's Inspector plugin, each by the worker that waited least",
-    "ddp span": "by DDP's counters: first bucket to last, waiting for buckets included, so that it is a lower bound",
-}
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +46,7 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
         bytes_per_step: of all-reduces, by the source; None is unknown.
         asked_bytes: that the calls asked for, of a worker in a step, beside it.
         alone: nccl-test's figure, where a run of the same nodes and workers is stored.
-        sentence: both in words.
+        sentence: both in words, written by `report`.
         reason: why there is none.
     """
 
@@ -72,13 +65,13 @@ def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
     if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
         return InTraining(reason="one worker has nobody to talk to")
     if trace is not None and trace.busbw_gb_per_s is not None:
-        return _said(InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes))
+        return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
     missing: dict[str, str] = {}
     has_records = bool(observed.of(NcclOpSample))
     found = attempt(missing, "inspector", lambda: _by_inspector(observed)) if has_records else None
     found = found or attempt(missing, "ddp", lambda: _by_counters(observed))
     if found is not None:
-        return _said(found)
+        return found
     reasons = [missing[name] for name in ("ddp", "inspector") if name in missing]
     if trace is not None:
         reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it tells none')}")
@@ -89,7 +82,7 @@ def reconciled(training: InTraining, asked_bytes: float | None) -> InTraining:
     """The same beside what the calls asked for, where the source counts bytes, with whether they differ."""
     if training.bytes_per_step is None or not asked_bytes:
         return training
-    return _said(msgspec.structs.replace(training, asked_bytes=asked_bytes))
+    return msgspec.structs.replace(training, asked_bytes=asked_bytes)
 
 
 def _by_inspector(observed: Observed) -> InTraining:
@@ -118,23 +111,43 @@ def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int)
     if not 0 < took_us < math.inf:
         return training
     alone = Alone(run_id=run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
-    return _said(msgspec.structs.replace(training, alone=alone))
+    return msgspec.structs.replace(training, alone=alone)
 
 
 def _by_counters(observed: Observed) -> InTraining:
     """A step's buckets over the span of the worker that waited least, the median of the measured steps."""
+    if observed.averaging is not None:
+        raise UnknownError("gradients stay on their node, and the rounds tell what nodes average")
     steps = _counters(observed)
     if not steps:
         raise UnknownError("no DDP counters in the measured steps, only a window of the profiler (--trace) shows it")
-    if any(model.settings.get("comm_hooks") for model in last_models(observed).values()):
+    if _has_hooks(observed):
         raise UnknownError("a communication hook changes what DDP sends: its buckets are not what travels")
-    whole = [list(workers.values()) for workers in steps.values() if len(workers) == observed.world_size]
-    measured = [one for workers in whole if (one := _of_step(workers, observed.world_size)) is not None]
+    measured = list(_measured(steps, observed.world_size).values())
     if not measured:
         raise UnknownError("DDP's counters of no step are those of all workers, or they are impossible")
     ((sizes, _),) = Counter(sizes for sizes, _ in measured).most_common(1)
     median = statistics.median(busbw for _, busbw in measured)
     return InTraining(busbw_gb_per_s=median, source="ddp span", sizes_bytes=sizes)
+
+
+def step_bandwidths(observed: Observed) -> dict[int, float]:
+    """The busbw of each measured step in GB/s, by DDP's counters of the worker that waited least."""
+    if observed.world_size < 2 or _has_hooks(observed):  # noqa: PLR2004 - one worker alone has nobody to talk to
+        return {}
+    return {number: busbw for number, (_, busbw) in _measured(_counters(observed), observed.world_size).items()}
+
+
+def _has_hooks(observed: Observed) -> bool:
+    return any(model.settings.get("comm_hooks") for model in last_models(observed).values())
+
+
+def _measured(
+    steps: Mapping[int, Mapping[int, Sequence[DdpSample]]], world_size: int
+) -> dict[int, tuple[tuple[int, ...], float]]:
+    """Buckets and busbw by step, of those that all workers counted and that are plausible."""
+    whole = {number: list(workers.values()) for number, workers in steps.items() if len(workers) == world_size}
+    return {number: one for number, workers in whole.items() if (one := _of_step(workers, world_size)) is not None}
 
 
 def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
@@ -163,21 +176,3 @@ def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[t
 
 def _busbw(sizes: Sequence[int], took_us: float, world_size: int) -> float:
     return bus_factor("all_reduce", world_size) * sum(sizes) / took_us * _GB_PER_S
-
-
-def _said(training: InTraining) -> InTraining:
-    """The same with its sentence."""
-    if training.busbw_gb_per_s is None or training.source is None:
-        return training
-    sentence = f"The training's all-reduces reach {training.busbw_gb_per_s:.3g} GB/s busbw, {_SPOKEN[training.source]}"
-    if training.alone is not None and training.alone.busbw_gb_per_s > 0:
-        share = training.busbw_gb_per_s / training.alone.busbw_gb_per_s
-        sentence += (
-            f"; that is {share:.0%} of the {training.alone.busbw_gb_per_s:.3g} GB/s "
-            f"that nccl-test ({training.alone.run_id}) measured for the same sizes"
-        )
-    if training.bytes_per_step is not None and training.asked_bytes:
-        parts = f"{training.bytes_per_step / 1e6:.3g} MB per step by NCCL"
-        alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
-        sentence += f"; {parts}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls"
-    return msgspec.structs.replace(training, sentence=sentence + ".")

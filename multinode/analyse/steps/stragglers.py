@@ -1,7 +1,7 @@
 """Stragglers: workers that the others wait for, step after step, and what is the likely cause. Pure.
 
 How long a worker waited is `exposure`'s. A cause has figures of both sides: what is the same everywhere makes nobody
-late.
+late. Its words are `report.telemetry.cause_words`'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multinode.analyse.stats.spread import known_median
 from multinode.analyse.steps.exposure import Exposure, WorkerStep
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.telemetry.gpus import GpuUse
-from multinode.analyse.telemetry.likely_causes import Beside, LikelyCause, compare_machines
+from multinode.analyse.telemetry.likely_causes import Beside, LikelyCause, Peers, compare_machines
 from multinode.analyse.telemetry.machine_use import NodeUse
 
 __all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
@@ -52,8 +52,9 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         share: of the step.
         cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (it has more
             tokens) or `unknown`.
-        evidence: what says so, a sentence each with its figures; the first is of the cause.
-        hint: what to do about it.
+        causes: what says so, the first that of the cause; where it is unknown, what was looked at. None in a record of
+            an earlier release.
+        evidence: the same, a sentence each; likewise `hint`, what to do about it. Empty until the summary is worded.
     """
 
     node: str
@@ -61,6 +62,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     late_ms: float
     share: float
     cause: str = "unknown"
+    causes: tuple[LikelyCause, ...] = ()
     evidence: tuple[str, ...] = ()
     hint: str = ""
 
@@ -209,21 +211,19 @@ def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | N
             late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
         ),
         cause=causes[0].cause if causes else "unknown",
-        evidence=tuple(cause.sentence for cause in causes) or (_nothing_differs(case),),
-        hint=causes[0].hint if causes else f"look at it while it trains: ssh {late.node} {_watch(case)}",
+        causes=causes or (_nothing_differs(case),),
     )
 
 
-def _watch(case: _Case) -> str:
-    return "top -b -n 1" if case.on_cpu else "nvidia-smi dmon -c 10"
-
-
-def _nothing_differs(case: _Case) -> str:
+def _nothing_differs(case: _Case) -> LikelyCause:
     compared = _name_compared(case)
-    slower = f"{said}; " if (said := _compute_longer(case)) else ""
-    if not compared:
-        return f"{slower}nothing else that was recorded of {case.node} can be compared with {case.they}"
-    return f"{slower}no difference from {case.they} explains it; compared: {', '.join(compared)}"
+    return case.beside.cause(
+        "unknown",
+        "nothing_differs" if compared else "nothing_to_compare",
+        **_compute_longer(case),
+        compared=", ".join(compared) or None,
+        device="cpu" if case.on_cpu else "gpu",
+    )
 
 
 def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
@@ -235,7 +235,7 @@ def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
     unit, work = _work(seen.exposure)
     return _Case(
         node=late.node,
-        they=next(iter(names)) if len(names) == 1 else "the others",
+        they=Peers(names=tuple(node.name for node in elsewhere)) if elsewhere else Peers(kind="workers"),
         late_ms=statistics.median(late.late_us) / 1000,
         on_cpu=seen.exposure.device == "cpu",
         mine=tuple(workers[rank] for rank in late.ranks if rank in workers),
@@ -263,7 +263,6 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     """A late node beside the others.
 
     Attributes:
-        they: the others in words.
         late_ms: what the others wait for it a step.
         on_cpu: whether its workers train on processors.
         mine: the late workers' steps; `theirs` those of the workers that are compared with them.
@@ -272,7 +271,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     node: str
-    they: str
+    they: Peers
     late_ms: float
     on_cpu: bool
     mine: tuple[WorkerSplit, ...]
@@ -282,45 +281,54 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     use: NodeUse | None = None
     others: tuple[NodeUse, ...] = ()
 
+    @property
+    def beside(self) -> Beside:
+        """Its machine beside theirs."""
+        return Beside(
+            node=self.node,
+            they=self.they,
+            use=self.use,
+            others=self.others,
+            gpus=self.use.gpus if self.use is not None else (),
+            peers=_peers(self, self.use) if self.use is not None else (),
+        )
+
+    @property
+    def ranks(self) -> str:
+        """Of the late workers, as `2, 3`."""
+        return ", ".join(str(worker.rank) for worker in self.mine)
+
 
 def _find_causes(case: _Case) -> tuple[LikelyCause, ...]:
     """All that differs, the best evidence first; the first names the cause."""
     found = [*_more_work(case), *_data(case)]
     if case.use is not None:
-        beside = Beside(
-            node=case.node,
-            they=case.they,
-            use=case.use,
-            others=case.others,
-            gpus=case.use.gpus,
-            peers=_peers(case, case.use),
-        )
         # Fewer cores may follow from waiting for a disk, and therefore come last.
-        found += [*compare_machines(beside), *_fewer_cores(case, case.use)]
+        found += [*compare_machines(case.beside), *_fewer_cores(case, case.use)]
     return tuple(found)
 
 
 def _name_compared(case: _Case) -> tuple[str, ...]:
-    """What was known of both sides and could be compared, in words."""
+    """What was known of both sides and could be compared."""
     workers = (*case.mine, *case.theirs)
     known = {
         case.work_unit: all(worker.rank in case.work for worker in workers),
-        "waits for batches": all(worker.data_ms is not None for worker in workers),
-        "processors": _both_know(case, lambda use: use.job_cores is not None),
-        "GPUs": case.use is not None and bool(_peers(case, case.use)),
-        "waits for a disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
+        "data": all(worker.data_ms is not None for worker in workers),
+        "cpus": _both_know(case, lambda use: use.job_cores is not None),
+        "gpus": case.use is not None and bool(_peers(case, case.use)),
+        "disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
         "memory": _both_know(case, lambda use: use.memory_available_gib is not None),
     }
     return tuple(name for name, is_known in known.items() if is_known)
 
 
-def _compute_longer(case: _Case) -> str:
-    """That it computed longer, in words, which is what is to be explained and no cause; empty where it did not."""
+def _compute_longer(case: _Case) -> dict[str, float | str]:
+    """How long it computed, which is what is to be explained and no cause; empty where it did not compute longer."""
     mine = max((worker.compute_ms for worker in case.mine if worker.compute_ms is not None), default=None)
     theirs = known_median(worker.compute_ms for worker in case.theirs)
     if mine is None or theirs is None or mine - theirs < _EXPLAINS * case.late_ms:
-        return ""
-    return f"{_workers(case)} computed {mine:.0f} ms per step, {case.they} {theirs:.0f} ms"
+        return {}
+    return {"ranks": case.ranks, "compute_ms": mine, "peers_compute_ms": theirs}
 
 
 def _both_know(case: _Case, knows: Callable[[NodeUse], bool]) -> bool:
@@ -334,24 +342,15 @@ def _more_work(case: _Case) -> Iterator[LikelyCause]:
         return
     busy_ms = max(_busy_ms(worker) for worker in case.mine)
     if busy_ms * (1 - theirs / max(mine)) >= _EXPLAINS * case.late_ms:
-        yield LikelyCause(
-            cause="work",
-            sentence=f"{_workers(case)} had {max(mine):.0f} {case.work_unit} per step, {case.they} {theirs:.0f}",
-            hint="give every worker the same amount of work: the same batch size on every node, and samples of similar "
-            "length together (group_by_length) or packed (packing)",
-        )
+        work = {f"{case.work_unit}_per_step": max(mine), f"peers_{case.work_unit}_per_step": theirs}
+        yield case.beside.cause("work", f"more_{case.work_unit}", ranks=case.ranks, **work)
 
 
 def _data(case: _Case) -> Iterator[LikelyCause]:
     mine = max((worker.data_ms for worker in case.mine if worker.data_ms is not None), default=None)
     theirs = known_median(worker.data_ms for worker in case.theirs)
     if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
-        yield LikelyCause(
-            cause="data",
-            sentence=f"{_workers(case)} waited {mine:.0f} ms per step for batches, {case.they} {theirs:.0f} ms",
-            hint=f"look at where {case.node} reads its data, and how fast: ssh {case.node} iostat -x 1 5; more loader "
-            "workers (dataloader_num_workers) hide a slow disk",
-        )
+        yield case.beside.cause("data", "slow_data", ranks=case.ranks, data_ms=mine, peers_data_ms=theirs)
 
 
 def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
@@ -361,14 +360,13 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     # A GPU's host has cores to spare: fewer say something only where there are none left.
     if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
         return
-    when = " during compute" if case.on_cpu else ""
-    why = f", and its CPUs are {use.cpu_busy_percent:.0f} % busy" if crowded else ""
-    yield LikelyCause(
-        cause="cpu",
-        sentence=f"{case.node}'s job used {_figure(mine)} cores{when}, {_figure(theirs)} on {case.they}{why}",
-        hint=f"see what else runs there: ssh {case.node} top -b -n 1"
-        if crowded
-        else f"see whether the job may use fewer cores on {case.node}: a cgroup, taskset, OMP_NUM_THREADS",
+    yield case.beside.cause(
+        "cpu",
+        "busy_cpus" if crowded else "fewer_cores",
+        job_cores=mine,
+        peers_job_cores=theirs,
+        cpu_busy_percent=use.cpu_busy_percent if crowded else None,
+        device="cpu" if case.on_cpu else "gpu",
     )
 
 
@@ -388,19 +386,9 @@ def _peers(case: _Case, use: NodeUse) -> Sequence[GpuUse]:
     return [gpu for other in case.others for gpu in other.gpus] or use.gpus
 
 
-def _workers(case: _Case) -> str:
-    """`rank 1 on node1`, `ranks 2, 3 on node1`."""
-    numbers = ", ".join(str(worker.rank) for worker in case.mine)
-    return f"rank{'' if len(case.mine) == 1 else 's'} {numbers} on {case.node}"
-
-
 def _waiting_ms(worker: WorkerSplit) -> float:
     return (worker.exposed_ms or 0.0) + (worker.wait_ms or 0.0)
 
 
 def _busy_ms(worker: WorkerSplit) -> float:
     return worker.step_ms - _waiting_ms(worker) - (worker.data_ms or 0.0)
-
-
-def _figure(value: float) -> str:
-    return f"{value:.2f}" if value < 1000 else f"{value:.3g}"  # noqa: PLR2004 - from here on decimals say nothing

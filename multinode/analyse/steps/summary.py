@@ -16,6 +16,7 @@ from multinode.analyse.stats.unknown import attempt
 from multinode.analyse.steps.bottleneck import Bottleneck, find_bottleneck
 from multinode.analyse.steps.exposure import Exposure, find_exposure
 from multinode.analyse.steps.in_training import InTraining, beside, in_training, reconciled
+from multinode.analyse.steps.rounds import Rounds, round_times_ms, see_rounds
 from multinode.analyse.steps.step_split import StepSplit, split_steps, transfers_us
 from multinode.analyse.steps.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.analyse.steps.throughput import Throughput, all_steps_samples_per_s, measure_throughput
@@ -72,12 +73,14 @@ class Summary(Throughput, frozen=True, kw_only=True):
         steps: optimizer steps that were recorded.
         steady_steps: those that count.
         rule: which those are.
-        step_time_ms: of each step the median over the workers (they end a step together), over the steady state.
+        step_time_ms: of each step the median over the workers (they end a step together), over the steady state; of
+            rounds the mean step of each.
         parameters: of the model; `trainable` those that have gradients.
         dataset_samples: of the data that an epoch goes through, on all workers together.
         all_steps_samples_per_s: as `samples_per_s`, warm-up included, as the Trainer counts.
         trainer_samples_per_s: the Trainer's own figure.
         trace: the profiler's window; None where none was asked for.
+        rounds: of nodes that average every H-th step; None where they do so at each.
         missing: reason by name of every figure that is None, and whatever else could not be recorded.
     """
 
@@ -103,6 +106,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
     nodes: tuple[NodeUse, ...] = ()
     utilisation: Utilisation | None = None
     trace: TraceView | None = None
+    rounds: Rounds | None = None
 
 
 def summarise(
@@ -131,7 +135,7 @@ def summarise(
     missing: dict[str, str] = {}
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
-    times_ms = [_time_us(workers) / 1000 for workers in observed.counted_steps]
+    times_ms = round_times_ms(observed, [_time_us(workers) / 1000 for workers in observed.counted_steps])
     strategy = recognise_strategy(observed, calls, seen.bytes_per_step.card).name
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
     unknown = _missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {})
@@ -159,6 +163,7 @@ def summarise(
         nodes=uses,
         utilisation=used,
         trace=trace,
+        rounds=see_rounds(observed),
     )
 
 

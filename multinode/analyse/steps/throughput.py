@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -23,6 +23,8 @@ __all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput", "train
 # On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
 # the change of that delay: of fewer steps than this it is too large a part.
 _LEAST_LATE_STEPS = 50
+# Fewer rounds tell less of the scatter than their steps do.
+_LEAST_ROUNDS = 3
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,18 +177,33 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
         raise UnknownError(f"the training does not say {work.meaning}: it counted none")
-    return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s))
+    return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s, observed.syncs))
 
 
-def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float) -> Bounds:
-    """By the mean of a step's workers, which end it together."""
-    timed = [[one for one in step.values() if one.step_time_us is not None] for step in steps]
+def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float, syncs: Collection[int]) -> Bounds:
+    """By the mean of a step's workers, which end it together; of several rounds of averaging, by these."""
+    timed = [
+        [one for step in part for one in step.values() if one.step_time_us is not None] for part in _parts(steps, syncs)
+    ]
     estimate = estimate_rate(
         [statistics.fmean(getattr(one, work.field) or 0 for one in workers) for workers in timed if workers],
         [statistics.fmean(one.step_time_us or 0.0 for one in workers) for workers in timed if workers],
     )
     scaled = estimate * (per_s / estimate.value)
     return scaled.low, scaled.high
+
+
+def _parts(steps: Sequence[dict[int, StepSample]], syncs: Collection[int]) -> Iterator[list[dict[int, StepSample]]]:
+    """Steps that are independent of one another, or nearly: each alone, or those of a round."""
+    if len(syncs) < _LEAST_ROUNDS:
+        yield from ([step] for step in steps)
+        return
+    part: list[dict[int, StepSample]] = []
+    for step in steps:
+        part.append(step)
+        if syncs and next((one.step for one in step.values()), None) in syncs:
+            yield part
+            part = []
 
 
 def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> tuple[list[StepSample], list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.stats.intervals import Interval, gaps, merge
+from multinode.analyse.stats.time_spans import Interval, gaps, merge
 from multinode.decoding import decode_json
 from multinode.units import format_size
 

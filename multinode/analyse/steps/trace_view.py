@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.stats.intervals import Interval, clip, intersect, length, merge, subtract
+from multinode.analyse.stats.time_spans import Interval, clip, intersect, length, merge, subtract
 from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents

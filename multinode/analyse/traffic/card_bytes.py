@@ -80,7 +80,12 @@ class _Series(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_node_cards(observed: Observed) -> tuple[NodeCards, ...]:
     """Each node's cards, from the last warm-up step's end to that of the last measured step."""
-    return tuple(_read_node(node, _window(observed)) for node in observed.nodes)
+    window = _window(observed)
+    if observed.syncs:
+        # Between two averages: a part of a round has too much or too little of what it sends.
+        ends = {next(iter(window[0].values())).step, *observed.syncs}
+        window = [workers for workers in window if any(one.step in ends for one in workers.values())]
+    return tuple(_read_node(node, window) for node in observed.nodes)
 
 
 def find_carrier(others: Mapping[str, Carried], lack: float, *, sends: bool, least: float = 0.0) -> str | None:

@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.traffic.calls import Group, Kind, WorkerCalls, busiest_worker, last_models
-from multinode.core.run.samples import ModelSample, WorkerSample
+from multinode.core.run.samples import AveragingSample, ModelSample, WorkerSample
 
 __all__ = ["Recognised", "model_of", "recognise_strategy"]
 
@@ -67,8 +67,9 @@ def recognise_strategy(
         calls: of it, as `read_calls` has them.
         card_bytes: what a card carried in a step: calls that nobody saw (of compiled code) are calls all the same.
     """
-    if observed.world_size <= 1:
-        return Recognised(name="one worker")
+    averaging = observed.averaging
+    if observed.world_size <= 1 or averaging is not None:
+        return Recognised(name=_averaged(averaging) if averaging is not None else "one worker")
     model = model_of(observed)
     told = _as_told(model) if model else None
     silence = _why_silent(observed, calls, wrapped=told is not None)
@@ -84,6 +85,13 @@ def recognise_strategy(
         model = msgspec.structs.replace(model, accumulation=model.accumulation or _seen_accumulation(observed))
         return _fsdp(model, sent, hybrid=_is_hybrid(observed, calls))
     return _contradicted(told, sent) if _contradicts(told.strategy, sent) else told
+
+
+def _averaged(averaging: AveragingSample) -> str:
+    """Its calls are none in most steps, which is no silence."""
+    kind = "local SGD" if averaging.outer_lr is None else "DiLoCo"
+    every = "step" if averaging.every == 1 else f"{averaging.every} steps"
+    return f"{kind}: DDP inside each node, {averaging.nodes} nodes averaged every {every}"
 
 
 def model_of(observed: Observed) -> ModelSample | None:

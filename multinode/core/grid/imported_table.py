@@ -1,6 +1,6 @@
 """ImportedTable: figures measured elsewhere, as a file has them; make_table reads its cells, strict about each.
 
-What columns there are and what a cell may hold stands in columns.py; what a row means is
+What columns there are and what a cell may hold stands in imported_columns.py; what a row means is
 `analyse.grid.imported_rows`'.
 """
 
@@ -14,7 +14,14 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from multinode.core.grid.columns import IMPORTED, NONE, OUT_OF_MEMORY, ImportedColumn, column_name, nearest_columns
+from multinode.core.grid.imported_columns import (
+    IMPORTED,
+    NONE,
+    OUT_OF_MEMORY,
+    ImportedColumn,
+    column_name,
+    nearest_columns,
+)
 from multinode.core.text.rounded import Rounded, exactly
 from multinode.core.text.strict_yaml import YamlError, yaml_nodes
 from multinode.errors import UsageError

@@ -16,7 +16,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line adds to every node's job.
+    """Variables and setup commands of a job, the same on every node.
 
     Attributes:
         env: variables; they win over the hostfile's.

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.averaging import Averaging
 from multinode.core.run.quoting import Command, shown_environment
 from multinode.core.text.secret_values import redact, redact_file
 from multinode.decoding import convert
@@ -70,6 +71,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         profile: whether the workers record their steps.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
+        averaging: what nodes average every H steps; None is nothing, as on one node.
         test: what a benchmark measures; None of any other job.
     """
 
@@ -85,6 +87,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     trace: TraceWindow | None = None
     sample_interval_s: float = 1.0
     grad_compress: str | None = None
+    averaging: Averaging | None = None
     test: Benchmark | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()

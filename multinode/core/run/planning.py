@@ -15,6 +15,7 @@ from multinode.core.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
+from multinode.core.run.averaging import Averaging, averaging_environment, refuse_averaging
 from multinode.core.run.engine_commands import (
     JOB_FILE,
     Engine,
@@ -33,6 +34,7 @@ from multinode.errors import UsageError
 __all__ = [
     "DEFAULT_MASTER_PORT",
     "LaunchOptions",
+    "gradient_sender",
     "plan_launch",
     "workers_per_node",
 ]
@@ -43,13 +45,19 @@ _OUTPUT = "output"
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for.
+    """How a job is laid out over the nodes and started.
 
     Attributes:
         workers_per_node: None takes the hostfile's slots.
+        master_port: of the rendezvous, on node 0.
+        profile: whether the workers record where the time of their steps goes.
+        trace_steps: how many steps torch.profiler records after the warm-up; None is none.
         trace_ranks: on these workers; empty takes the first one of each node.
-        sample_interval_s: as LaunchPlan has it; likewise `grad_compress`.
-        agent: where the agent lies on a node, relative to the home directory; a benchmark runs it.
+        sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
+        grad_compress: `fp16` or `bf16`, in which DDP sends its gradients; None sends them as they are.
+        averaging: how nodes average, as LaunchPlan has it.
+        environment: variables and setup commands of the job.
+        agent: where the agent lies on a node, relative to the home directory; set for what is measured.
         engine: what starts the workers; None is the job's own.
         nccl_inspector: whether NCCL's Inspector plugin records each operation.
     """
@@ -61,6 +69,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace_ranks: tuple[int, ...] = ()
     sample_interval_s: float = 1.0
     grad_compress: str | None = None
+    averaging: Averaging | None = None
     agent: str | None = None
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()
@@ -74,6 +83,7 @@ class _Task(NamedTuple):
     engine: Engine
     environment: JobEnvironment
     grad_compress: str | None
+    averaging: Averaging | None = None
     nccl_inspector: bool = False
 
 
@@ -94,7 +104,7 @@ def plan_launch(
     master_addr = endpoints[0].addr
     if master_addr is None:
         raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
-    task = _task(job, options)
+    task = _task(job, options, len(cluster.nodes))
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         found = facts.get(node.name)
@@ -128,9 +138,10 @@ def plan_launch(
         trace=_trace_window(options, nproc, len(cluster.nodes)),
         sample_interval_s=options.sample_interval_s,
         grad_compress=task.grad_compress,
+        averaging=task.averaging,
         test=job if isinstance(job, Benchmark) else None,
         nodes=tuple(nodes),
-        notes=tuple(route_notes(cluster, endpoints, facts)),
+        notes=(*route_notes(cluster, endpoints, facts), *_averaging_notes(task, options)),
     )
 
 
@@ -215,7 +226,7 @@ def _slots(node: Node, found: NodeFacts | None) -> int:
     return len(found.visible_gpus) or 1 if found else 1
 
 
-def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
+def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
     if isinstance(job, Benchmark):
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
@@ -223,7 +234,21 @@ def _task(job: Job | Benchmark, options: LaunchOptions) -> _Task:
         raise UsageError("--nccl-inspector needs the instrumentation, and --no-profile leaves it out")
     if kind is not None:
         _refuse_compression(kind, job, engine, profile=options.profile)
-    return _Task(job, engine, options.environment, kind, options.nccl_inspector)
+    averaging = options.averaging
+    if averaging is not None:
+        sender = gradient_sender(job, engine)
+        refuse_averaging(averaging, job, sender=sender, grad_compress=kind, profile=options.profile)
+        if engine.accelerate.get("mixed_precision") == "fp16":
+            raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would leave out a step alone")
+    # On one node there is nothing between nodes.
+    averaging = averaging if nodes > 1 else None
+    return _Task(job, engine, options.environment, kind, averaging, options.nccl_inspector)
+
+
+def _averaging_notes(task: _Task, options: LaunchOptions) -> tuple[str, ...]:
+    if options.averaging is None or task.averaging is not None:
+        return ()
+    return (f"{options.averaging.option} does nothing on one node: its workers average gradients at every step",)
 
 
 def _is_known(node: Node, environment: JobEnvironment) -> bool:
@@ -290,6 +315,7 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
         command = engine_command(task.engine, place, task.job, own | env, cwd)
     environment = task.environment
     env = command.env | _compression_environment(task.grad_compress)
+    env |= averaging_environment(task.averaging, place.nproc)
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
@@ -363,10 +389,18 @@ def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) ->
 
 
 _KINDS = ("fp16", "bf16")
+_POWER_SGD = re.compile(r"powersgd(?::([1-9]\d{0,2})(?::\d{1,6})?)?", re.ASCII)
+_USUAL_RANK = 4
 # Read by the instrumentation.
 _VARIABLE = "MULTINODE_GRAD_COMPRESS"
 # What accelerate's configuration calls the ways in which not DDP sends the gradients.
 _NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
+
+
+def power_sgd_rank(kind: str) -> int | None:
+    """The rank of `powersgd[:RANK[:START]]`; None of another compression."""
+    found = _POWER_SGD.fullmatch(kind)
+    return None if found is None else int(found[1] or _USUAL_RANK)
 
 
 def _compression_environment(kind: str | None) -> dict[str, str]:
@@ -381,19 +415,15 @@ def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -
         UsageError: there is no such compression, or not DDP sends the gradients, or nobody could ask it to.
     """
     option = f"--grad-compress {kind}"
-    if kind.lower() == "powersgd":
-        raise UsageError(
-            f"{option}: PowerSGD aborts on gloo, where its collectives of two buckets cross",
-            hint="--grad-compress fp16 or bf16 halves fp32 gradients",
-        )
-    if kind not in _KINDS:
-        raise UsageError(f"{option}: there is no such compression", hint=f"one of {', '.join(_KINDS)}")
+    if kind not in _KINDS and power_sgd_rank(kind) is None:
+        known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
+        raise UsageError(f"{option}: there is no such compression", hint=known)
     if not profile:
         raise UsageError(
             f"{option} needs the instrumentation, which --no-profile leaves out",
             hint="leave --no-profile out: what it records also shows whether gradients were compressed",
         )
-    sender = _sender(job, engine)
+    sender = gradient_sender(job, engine)
     if sender is not None:
         raise UsageError(
             f"{option}: it works on DDP's gradients, and {sender} sends those of this job",
@@ -402,7 +432,7 @@ def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -
         )
 
 
-def _sender(job: Job, engine: Engine) -> str | None:
+def gradient_sender(job: Job, engine: Engine) -> str | None:
     """What sends the gradients in DDP's place, by the job's own files; None where these name nothing else."""
     if isinstance(job, LlamaFactoryJob):
         if job.config.get("deepspeed"):

@@ -14,6 +14,7 @@ from multinode.core.run.log import FIRST_STEP
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Stall
 from multinode.core.run.samples import (
+    AveragingSample,
     CollectiveSample,
     DdpSample,
     DeviceWaitSample,
@@ -44,6 +45,8 @@ _Device = TypeVar("_Device")
 
 # Recent enough to follow, steady enough to read.
 RECENT_STEPS = 10
+# Of a training whose nodes average every H-th step, whole rounds are followed, as far as these are not too long.
+_MOST_FOLLOWED = 4096
 # Counters of a step may come some steps after it.
 _KEPT_STEPS = 3 * RECENT_STEPS
 # Collectives on streams of their own are not timed. Beyond a tenth of them, the rest does not speak for all.
@@ -166,6 +169,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
         stage: what its workers do before their first step; empty is unknown.
         step: last step that a worker of this node finished; of a benchmark, messages or tests measured.
         recent_us: the last step times of its first worker, oldest first.
+        round_steps: of a round of averaging between nodes; None where they average at each step.
         samples_per_step: of all its workers; None is unknown.
         loss: last one logged; NaN where it was no finite number.
         cards: its NICs, by name.
@@ -184,6 +188,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     total_steps: int | None = None
     recent_us: tuple[float, ...] = ()
+    round_steps: int | None = None
     samples_per_step: int | None = None
     loss: float | None = None
     cards: dict[str, CardProgress] = {}
@@ -215,8 +220,10 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_time_us(self) -> float | None:
-        """Median of the recent steps."""
-        return statistics.median(self.recent_us) if self.recent_us else None
+        """Median of the recent steps; of rounds their mean, as few steps have all of the communication."""
+        if not self.recent_us:
+            return None
+        return statistics.median(self.recent_us) if self.round_steps is None else statistics.fmean(self.recent_us)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -297,6 +304,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         stall: what is behind the standstill that lasts; None while the run gets on.
         training: how far it is in its time; None has it train its steps.
         attempt: which attempt this is, of `attempts` at the most, where it is restarted when it fails; else None.
+        note: what is known of the run besides, in one line; empty is nothing yet.
     """
 
     run_id: str
@@ -308,6 +316,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainingTime | None = None
     attempt: int | None = None
     attempts: int | None = None
+    note: str = ""
 
     @property
     def left_s(self) -> float | None:
@@ -355,7 +364,7 @@ def advance_node(node: NodeProgress, samples: Iterable[Sample]) -> NodeProgress:
     return node
 
 
-def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR0911 - one line a kind of record
+def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: C901, PLR0911 - one line a kind of record
     match sample:
         case StepSample():
             return _step(node, sample)
@@ -371,6 +380,8 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: PLR09
             return _nic(node, sample)
         case GpuSample():
             return msgspec.structs.replace(node, gpus=_with_device(node.gpus, sample.index, sample))
+        case AveragingSample():
+            return msgspec.structs.replace(node, round_steps=max(1, min(sample.every, _MOST_FOLLOWED)))
         case WorkerSample():
             return msgspec.structs.replace(node, stage=FIRST_STEP)
         case ModelSample(device=str()):
@@ -392,9 +403,14 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
         node,
         step=sample.step,
         total_steps=sample.total_steps,
-        recent_us=recent[-RECENT_STEPS:],
+        recent_us=recent[-_followed(node.round_steps or 1) :],
         samples_per_step=sample.samples * len(node.ranks) if sample.samples is not None else None,
     )
+
+
+def _followed(round_steps: int) -> int:
+    """Steps that are recent: ten, or those of whole rounds."""
+    return round_steps * math.ceil(RECENT_STEPS / round_steps)
 
 
 def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodeProgress:

@@ -5,7 +5,9 @@ Quoting here is for display and for the few constant command lines of the transp
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterable
 
 import msgspec
 
@@ -14,6 +16,7 @@ from multinode.core.text.secret_values import FORWARDED, redact, redact_text, re
 
 __all__ = [
     "Command",
+    "as_steps",
     "bracketed",
     "destination",
     "is_ipv6",
@@ -78,6 +81,23 @@ def ssh_words(node: Node, program: str) -> list[str]:
 def destination(node: Node) -> str:
     """The node as `ssh` takes it, with its user where the hostfile names one."""
     return f"{node.user}@{node.name}" if node.user else node.name
+
+
+_SSH = re.compile(r"\bssh (\S+) (?=(')?)")
+
+
+def as_steps(text: str, nodes: Iterable[Node]) -> str:
+    """The text with `ssh NODE COMMAND` of nodes in a Slurm job as a step of that job; else as it is."""
+    jobs = {node.name: node.slurm_job for node in nodes if node.slurm_job is not None}
+
+    def step(found: re.Match[str]) -> str:
+        if found[1] not in jobs:
+            return found[0]
+        # What ssh hands to a shell.
+        shell = "sh -c " if found[2] else ""
+        return f"srun --jobid={jobs[found[1]]} --overlap --nodelist={found[1]} --nodes=1 --ntasks=1 {shell}"
+
+    return _SSH.sub(step, text) if jobs else text
 
 
 def render_command(command: Command) -> str:

@@ -11,6 +11,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.units import format_count
 
 __all__ = [
+    "SLOWER_THAN_ONE_NODE",
     "Attempt",
     "Connection",
     "Failure",
@@ -150,6 +151,8 @@ class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RunStatus = str  # running | succeeded | failed | stopped | lost
+SLOWER_THAN_ONE_NODE = "slower_than_one_node"
+"""Why a run was stopped: one node alone is faster, and the user wanted it stopped then."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +226,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         run_id: its own.
         checkpoint: the one that it went on from; None begins anew.
         skipped: checkpoints that were newer, and why each is not complete.
+        world_size: its workers; 0 is unknown.
+        left_out: nodes of the run that it goes on without, and why.
+        global_batch: samples of an optimizer step; None is unknown, as of a script.
         first_step: optimizer steps that were done before; `last_step` when it ended, before its first step the same.
         lost_steps: steps of it that the attempt after it did again; None of the last one.
         lost_s: from its failure to the start of the next attempt, and what the lost steps had taken; likewise.
@@ -235,6 +241,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float | None = None
     checkpoint: str | None = None
     skipped: dict[str, str] = {}
+    world_size: int = 0
+    left_out: dict[str, str] = {}
+    global_batch: int | None = None
     first_step: int = 0
     last_step: int = 0
     first_failure: Failure | None = None
@@ -253,6 +262,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`.
         detached: whether it goes on without a controller.
         attempts: of a run that is restarted when it fails, oldest first; empty of any other.
+        stop_reason: of a run that was stopped here: a signal's name, `stop` (the verb), or SLOWER_THAN_ONE_NODE.
     """
 
     schema: str = "multinode.run/1"
@@ -270,6 +280,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     detached: bool = False
     stalls: tuple[Stall, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    stop_reason: str = ""
 
     @property
     def extent(self) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from multinode.decoding import convert, decode_json, printable_values
 
 __all__ = [
+    "AveragingSample",
     "BenchmarkSample",
     "CallCount",
     "CardBytes",
@@ -39,6 +40,7 @@ __all__ = [
     "StepSample",
     "StreamResult",
     "StreamSample",
+    "SyncSample",
     "TcpSample",
     "TraceSample",
     "TrafficSample",
@@ -176,6 +178,47 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     backward_us: Us
     comm_us: Us
     overlap_us: Us
+
+
+class AveragingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="averaging"):
+    """Nodes average their parameters every H-th optimizer step, and gradients inside the node alone.
+
+    Attributes:
+        rank: global rank.
+        nodes: that average.
+        every: optimizer steps of a round, H.
+        dtype: in which changes travel, `fp16` or `bf16`; None sends the parameters as they are.
+        outer_lr: of DiLoCo's outer optimizer; None is local SGD. `momentum` is its own.
+    """
+
+    rank: Count
+    nodes: Count
+    every: Count
+    dtype: str | None = None
+    outer_lr: Total | None = None
+    momentum: Total = 0.0
+
+
+class SyncSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sync"):
+    """The end of a round, in which nodes average their parameters.
+
+    Attributes:
+        rank: global rank.
+        step: in whose time it falls; that after the last step where it ends the training.
+        steps: optimizer steps of the round; fewer than H where it was closed early.
+        reason: `round`, or what closed it early: `checkpoint`, `evaluation`, `best model` or `end`.
+        size_bytes: S of its all-reduces between nodes; 0 of a worker that takes its node's from another.
+        sync_us: that it took, waiting for other nodes included.
+        drift: norm of the difference between this node's parameters and the mean of all; of a node's first worker.
+    """
+
+    rank: Count
+    step: Count
+    steps: Count
+    reason: str
+    size_bytes: Count
+    sync_us: Us
+    drift: Total | None = None
 
 
 class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="device_wait"):
@@ -630,6 +673,8 @@ Sample = (
     | GroupSample
     | TrafficSample
     | DdpSample
+    | AveragingSample
+    | SyncSample
     | DeviceWaitSample
     | TraceSample
     | TcpSample

@@ -7,12 +7,11 @@ from itertools import permutations
 from typing import NamedTuple
 
 from multinode.analyse.nccl_test.pair_speeds import Pair, blame_pairs, least_of_due
-from multinode.core.cluster.facts import Interface
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
+from multinode.preflight.rule import Case, Check, Rule, launch_check
 from multinode.units import format_rate, goodput_gb_per_s
 
-__all__ = ["check_link_health", "check_link_speeds", "check_link_up", "check_mtus", "check_streams", "least_speeds"]
+__all__ = ["check_link_health", "check_link_speeds", "check_link_up", "check_streams", "least_speeds"]
 
 LINK_DOWN = Rule(
     "link",
@@ -42,14 +41,6 @@ HALF_DUPLEX = Rule(
     catches="half duplex: one end of the cable does not negotiate",
     message="{ifname} runs at half duplex: it cannot send while it receives, as every ring does, and loses packets",
     hint="on {node}: sudo ethtool -s {ifname} autoneg on; and the same on the switch port",
-)
-MTU_DIFFERS = Rule(
-    "link",
-    "warning",
-    catches="different MTUs on the data plane: large packets get lost, or every node is slower than it could be",
-    message="{ifname} has an MTU of {mtu}, that of {peer} {expected}: small packets pass, and large ones may be lost "
-    "without an error",
-    hint="on {node}: sudo ip link set dev {ifname} mtu {expected}; switches on the way must pass it too",
 )
 LINK_ERRORS = Rule(
     "link",
@@ -152,7 +143,7 @@ class _Stream(NamedTuple):
 @launch_check
 def check_link_up(inspection: Inspection) -> Iterator[Case]:
     """The card of the data plane has a link."""
-    for name, link in _cards(inspection).items():
+    for name, link in inspection.cards.items():
         if not link.up or link.running is False:
             yield LINK_DOWN.found(name, ifname=link.name)
 
@@ -160,7 +151,7 @@ def check_link_up(inspection: Inspection) -> Iterator[Case]:
 @Check
 def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
     """The card runs as fast as it can, and as those of the other nodes."""
-    cards = _cards(inspection)
+    cards = inspection.cards
     speeds = {name: link.speed_gbit_per_s for name, link in cards.items() if link.speed_gbit_per_s}
     fastest = max(speeds, key=lambda name: speeds[name], default="")
     for name, speed in speeds.items():
@@ -174,21 +165,12 @@ def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
 @Check
 def check_link_health(inspection: Inspection) -> Iterator[Case]:
     """The card loses no packets to errors, and sends while it receives."""
-    for name, link in _cards(inspection).items():
+    for name, link in inspection.cards.items():
         if link.duplex == "half":
             yield HALF_DUPLEX.found(name, ifname=link.name)
         errors, packets = link.errors or 0, link.packets or 0
         if errors >= _FEW_ERRORS and errors > _ERROR_RATE * packets:
             yield LINK_ERRORS.found(name, ifname=link.name, errors=errors, packets=packets)
-
-
-@Check
-def check_mtus(inspection: Inspection) -> Iterator[Case]:
-    """All cards of the data plane have one MTU."""
-    cards = _cards(inspection)
-    mtus = {name: link.mtu for name, link in cards.items() if link.mtu is not None}
-    for name, mtu, peer, expected in disagreements(mtus, majority=True):
-        yield MTU_DIFFERS.found(name, ifname=cards[name].name, mtu=mtu, peer=peer, expected=expected)
 
 
 @Check
@@ -220,10 +202,6 @@ def check_streams(inspection: Inspection) -> Iterator[Case]:
 def least_speeds(inspection: Inspection) -> dict[Pair, float]:
     """Gbit/s that a stream reaches at least unless something is wrong, by pair of nodes whose links are known."""
     return {pair: least_of_due(*due) for pair, due in _dues(inspection).items()}
-
-
-def _cards(inspection: Inspection) -> dict[str, Interface]:
-    return {node.name: link for node, link in inspection.links if link.kind != "loopback"}
 
 
 def _dues(inspection: Inspection) -> dict[Pair, _Due]:

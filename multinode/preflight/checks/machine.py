@@ -16,7 +16,7 @@ from multinode.core.job.deepspeed import parse_deepspeed
 from multinode.core.job.job import LlamaFactoryJob, ScriptJob
 from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule
+from multinode.preflight.rule import Case, Check, Rule, launch_check
 from multinode.units import format_duration
 
 __all__ = [
@@ -230,7 +230,7 @@ def check_shared_memory(inspection: Inspection) -> Iterator[Case]:
             yield FULL_SHM.found(node.name, total=_size(total), users=users, free=_size(free))
 
 
-@Check
+@launch_check
 def check_disk(inspection: Inspection) -> Iterator[Case]:
     """There is room for a run's log and samples."""
     for node, found in inspection.known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 
 from multinode.core.cluster.facts import NodeFacts, PathFact
 from multinode.core.run.job_files import job_files
@@ -26,7 +27,7 @@ PATH_MISSING = Rule(
     "error",
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing: the job reads it on every node",
-    hint="copy it there, from where this was typed: {ssh!s} mkdir -p {parent!s} && {scp!s} {quoted!s} "
+    hint="copy it there; run in this directory:\n{ssh!s} mkdir -p {parent!s} && {scp!s} {quoted!s} "
     "{destination}:{parent!s}/",
 )
 OUTPUT_NOT_WRITABLE = Rule(
@@ -116,15 +117,17 @@ def check_paths(inspection: Inspection) -> Iterator[Case]:
     files = job_files(inspection.job)
     only_written = {files.output, files.cache} - set(files.needed)
     for node, found in inspection.known:
-        for path in found.paths:
-            if path.kind == "missing" and path.path not in only_written:
-                folder, _, _ = _absolute(path.path.rstrip("/"), found).rpartition("/")
+        missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in only_written]
+        for path in missing:
+            # What is in a directory comes with it.
+            if set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
+                folder, _, _ = _absolute(path.rstrip("/"), found).rpartition("/")
                 yield PATH_MISSING.found(
                     node.name,
-                    path=path.path,
+                    path=path,
                     ssh=shlex.join([*ssh_words(node, "ssh"), destination(node)]),
                     scp=shlex.join([*ssh_words(node, "scp"), "-rp"]),
-                    quoted=_quote(path.path),
+                    quoted=_quote(path),
                     destination=destination(node),
                     parent=_quote(folder or "/"),
                 )

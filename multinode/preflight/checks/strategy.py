@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -21,7 +22,7 @@ from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule
 from multinode.units import format_duration, format_rate, goodput_gb_per_s
 
-__all__ = ["check_strategy"]
+__all__ = ["check_sharding", "check_strategy"]
 
 SENDS_TOO_MUCH = Rule(
     "strategy",
@@ -39,6 +40,18 @@ SENDS_MUCH = Rule(
     "estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
+
+IGNORED = Rule(
+    "strategy",
+    "warning",
+    catches="a sharding strategy of FSDP version 1 that accelerate does not take from the YAML",
+    message="fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate takes the strategy of FSDP "
+    "version 1 from FSDP_SHARDING_STRATEGY alone, and it is not set",
+    hint="--env FSDP_SHARDING_STRATEGY={name}",
+)
+_STRATEGY_VARIABLE = "FSDP_SHARDING_STRATEGY"
+# With accelerate 1.11; transformers 4 put the YAML's words into the variable.
+_NOT_TOLD_SINCE = (5, 6)
 
 _WARN_S = 1.0
 # A healthy pair of nodes at 1 Gbit/s with the small model of configs/tiny_sft.yaml stays below.
@@ -92,11 +105,36 @@ def check_strategy(inspection: Inspection) -> Iterator[Case]:
         yield SENDS_MUCH.found(None, **values, way=_amortise(training, layout))
 
 
+@Check
+def check_sharding(inspection: Inspection) -> Iterator[Case]:
+    """FSDP shares the model out as the YAML says."""
+    job = inspection.training
+    words = str(job.config.get("fsdp") or "").split() if job is not None else []
+    name = next((word for word in words if word in {"shard_grad_op", "no_shard", "hybrid_shard"}), None)
+    told = job.config.get("fsdp_config") if job is not None else None
+    told = told if isinstance(told, dict) else {}
+    # What accelerate's own launcher starts has the variable from its configuration.
+    if name is None or str(told.get("version") or told.get("fsdp_version")) == "2" or "sharding_strategy" in told:
+        return
+    for node, found in inspection.known:
+        version = found.packages.get("transformers", "")
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        env = found.env | node.env | inspection.environment.env
+        is_recent = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _NOT_TOLD_SINCE
+        if is_recent and _STRATEGY_VARIABLE not in env:
+            yield IGNORED.found(None, fsdp=name, version=version, name=name.upper())
+            return
+
+
 def _read(inspection: Inspection) -> Training | None:
     """What the job trains and how; None where it is not known, as then nothing can be said."""
-    models = (found.model for found in inspection.facts.values() if found.model is not None)
+    facts = inspection.facts.values()
+    models = (found.model for found in facts if found.model is not None)
+    versions = (found.packages["transformers"] for found in facts if "transformers" in found.packages)
+    if inspection.training is None:
+        return None
     try:
-        return read_training(inspection.training, next(models, None)) if inspection.training is not None else None
+        return read_training(inspection.training, next(models, None), next(versions, None))
     except UsageError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from multinode.analyse.advice.advice import Advice, Recommendations, best_tried, pays
@@ -9,11 +10,12 @@ from multinode.report.advice.advice_sheet import (
     failures,
     gain_words,
     gains_sheet,
+    is_one_node,
     meaning_words,
 )
 from multinode.report.prediction.forecast_words import error_words
-from multinode.report.render.screen import Part, labelled, paragraph
-from multinode.report.render.sheet import format_sig, times
+from multinode.report.render.screen import Command, Part, labelled_parts, paragraph
+from multinode.report.render.sheet import format_sig, span_of_times, times
 from multinode.report.render.table import sheet_table
 from multinode.units import format_count, format_rate
 
@@ -43,11 +45,13 @@ def advice_parts(
         yield ""
         yield sheet_table(gains_sheet(shown))
     yield ""
-    yield labelled(_rows(recommendations, shown, details=details))
+    yield from labelled_parts(_rows(recommendations, shown, details=details))
     if more and not details:
         yield f"Details     {more}"
     if next_command:
         yield f"Next        {next_command}"
+        if " --try " in next_command:
+            yield "            (measures the best that need no purchase, in short runs)"
 
 
 def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
@@ -60,13 +64,35 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
     paying = next((one for one in recommendations.advice if pays(one)), None)
     if paying is None:
         return "No change is predicted to make this training noticeably faster."
-    return f"Best change: {paying.name}, {gain_words(paying)}, {'measured' if paying.measured else 'predicted'}."
+    how = "measured" if paying.measured else "predicted"
+    if is_one_node(paying):
+        today = format_count(recommendations.today.nodes, "node")
+        gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
+        said = f"Train on 1 node: {gain} than on {today} as today, {how}."
+        return " ".join([said, *_beside_one_node(recommendations)])
+    return f"Best change: {paying.name}, {gain_words(paying)} than today, {how}."
+
+
+def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
+    """The best change that may still beat it, where one may."""
+    for one in recommendations.advice:
+        span = one.against_one_node_interval
+        if one.against_one_node is not None and span is not None and not is_one_node(one) and span[1] > 1:
+            is_known = span[0] > 1
+            verdict = "more than that" if is_known else "whether that is more is inconclusive"
+            figure = span_of_times(one.against_one_node, span)
+            yield f"With {one.name} {recommendations.today.nodes} nodes reach {figure} of it: {verdict}."
+            return
 
 
 def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details: bool) -> Iterator[tuple[str, str]]:
     yield "Today", _today(recommendations)
     for number, one in enumerate(shown, 1):
-        yield f"Try {number}", one.command
+        if one.change is not None:
+            yield f"Try {number}", one.name
+            yield "", Command(f"{_launch(recommendations)} {one.command}".strip())
+        else:
+            yield f"Try {number}", one.command
         if one.fits is False or one.meaning != "nothing":
             yield "", meaning_words(one)
         if details and one.why:
@@ -74,10 +100,15 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
     for failure in failures(shown):
         yield "Failed", failure
     if recommendations.back_test is not None:
-        yield "Error", error_words(recommendations.back_test)
+        yield "Model", error_words(recommendations.back_test)
     for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)) if details else ():
         for number, text in enumerate(texts):
             yield "" if number else label, text
+
+
+def _launch(recommendations: Recommendations) -> str:
+    """The command that a change is an option of; of a script its options alone."""
+    return f"multinode launch {shlex.quote(recommendations.job)}" if recommendations.job else ""
 
 
 def _today(recommendations: Recommendations) -> str:
@@ -85,10 +116,8 @@ def _today(recommendations: Recommendations) -> str:
     today, measured, tried = recommendations.today, recommendations.measured_samples_per_s, recommendations.today_tried
     link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
     low, high = today.interval
-    rates = [
-        *([f"{format_sig(measured)} measured"] if measured is not None else []),
-        f"{format_sig(today.samples_per_s)} predicted ({format_sig(low)}-{format_sig(high)})",
-    ]
+    predicted = f"{format_sig(today.samples_per_s)} predicted ({format_sig(low)}-{format_sig(high)})"
+    rates = [predicted if measured is None else f"{format_sig(measured)} measured"]
     if tried is not None and tried.samples_per_s is not None:
         rates.append(f"{format_sig(tried.samples_per_s)} in a short run now")
     settings = f"{today.strategy} on {format_count(today.nodes, 'node')}{link}, accumulation {today.accumulation}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from multinode.analyse.advice.advice import Advice, Tried
-from multinode.report.render.sheet import Column, Sheet, times
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, span_of_times, times
 
-__all__ = ["advice_sheet", "failures", "gain_words", "gains_sheet", "meaning_words"]
+__all__ = ["advice_sheet", "failures", "gain_words", "gains_sheet", "is_one_node", "meaning_words"]
 
 _SOME_GIB = 0.005
 
@@ -46,26 +47,48 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
 def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
     """The figures alone, best first: narrow enough for a terminal."""
     tried = any(one.tried is not None for one in advice)
+    has_one_node = any(one.against_one_node is not None for one in advice)
     return Sheet(
         title=title,
         columns=(
             Column(""),
             Column("change", words=True),
-            Column("speed-up"),
+            Column("against", "today"),
+            *((Column("against", "1 node"),) if has_one_node else ()),
             *((Column("measured"), Column("error")) if tried else ()),
-            Column("memory (GiB)"),
+            Column("memory", "+GiB"),
         ),
         rows=tuple(
             (
                 str(number),
                 one.name,
-                f"{one.gain:.2f}x{'' if one.measured else f' ({one.interval[0]:.2f}-{one.interval[1]:.2f})'}",
+                f"{times(one.gain)} measured" if one.measured else span_of_times(one.gain, one.interval),
+                *((_against_one_node(one),) if has_one_node else ()),
                 *(_tried(one.tried) if tried else ()),
                 _memory(one.memory_gib),
             )
             for number, one in enumerate(advice, 1)
         ),
+        notes=tuple(_order_notes(advice)),
     )
+
+
+def is_one_node(advice: Advice) -> bool:
+    """Whether it is today's training on one node; what earlier releases stored does not say so."""
+    return advice.kind == "nodes" and advice.outlook.nodes == 1
+
+
+def _against_one_node(advice: Advice) -> str:
+    if advice.against_one_node is None or is_one_node(advice):
+        return UNKNOWN
+    return span_of_times(advice.against_one_node, advice.against_one_node_interval)
+
+
+def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
+    """That an order is not known, where ranges overlap."""
+    numbered = [(number, one) for number, one in enumerate(advice, 1) if not one.measured]
+    if any(second.interval[1] > first.interval[0] for (_, first), (_, second) in itertools.pairwise(numbered)):
+        yield "ranges that overlap: which of the two is faster is not known"
 
 
 def gain_words(advice: Advice) -> str:

@@ -19,7 +19,7 @@ from multinode.units import format_count, format_rate
 
 __all__ = ["advice_notes", "with_words"]
 
-_NOTHING = "nothing"
+_NOTHING, _SAME = "nothing", "the training stays as it is"
 _MIB = 1 << 20
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 # Nobody waits for more than this part of a step for a node that still takes part.
@@ -28,6 +28,19 @@ _ROUNDED = {
     "fp16": "gradients are rounded to 11 bits; one above 65504 overflows",
     "bf16": "gradients are rounded to 8 bits",
 }
+
+# What papers publish of the loss; none of it was measured here.
+_APART = "another algorithm, whose loss may be worse: nodes train apart between averages"
+_RISKS = {
+    "averaging": f"{_APART}. Published: mini-batch SGD's rate for convex losses (Stich 2019, arXiv:1805.09767), a "
+    "trade-off with accuracy for networks (Lin et al. 2020, arXiv:1808.07217)",
+    "outer": f"{_APART}. Published: on par with synchronous training on C4, 8 workers (Douillard et al. 2023, "
+    "arXiv:2311.08105)",
+}
+_LOW_RANK = (
+    "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
+    "networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)"
+)
 
 
 def with_words(ranked: Sequence[RankedOption], now: PredictedScenario) -> tuple[Advice, ...]:
@@ -110,20 +123,21 @@ def _meaning(option: TuningOption) -> str:
         meanings = [meaning for one in option.parts if (meaning := _meaning(one)) != _NOTHING]
         return "; ".join(meanings) or _NOTHING
     before, after = option.before.scenario, option.after.scenario
-    if option.kind == "gradients":
-        return _ROUNDED[option.after.settings.grad_compress or "bf16"]
+    if option.kind in _RISKS or option.kind == "gradients":
+        sent = option.after.settings.grad_compress or "bf16"
+        return _RISKS.get(option.kind) or _ROUNDED.get(sent, _LOW_RANK)
     if option.kind == "method":
         trainable = option.after.calibration.work.load.trainable
         return f"another training: an adapter of {trainable / 1e6:.3g} M parameters instead of the whole model"
     if option.kind == "link":
-        return "nothing; the price of NICs, a switch and cables"
+        return f"{_SAME}; the cost is NICs, a switch and cables; it cannot be tried from here"
     batch = _NOTHING
     if before.samples != after.samples:
         batch = f"global batch {after.samples:g} instead of {before.samples:g}"
     if option.kind in {"accumulation", "batch"}:
         return f"{batch}: fewer optimizer steps per epoch, and the learning rate may have to follow"
     free = option.kind == "nodes" and after.layout.nodes < before.layout.nodes
-    return batch + ("; the other nodes are free for other work" if free else "")
+    return f"{_SAME if batch == _NOTHING else batch}; the other nodes are free for other work" if free else batch
 
 
 def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:

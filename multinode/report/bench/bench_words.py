@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from multinode.analyse.bench.bench_figures import Anomaly, BelowSheet, BenchRepo
 from multinode.analyse.bench.bench_work import KINDS
 from multinode.analyse.bench.slow_devices import SLOW_BELOW
 from multinode.core.measure.benchmark import DeviceTest
+from multinode.report.telemetry.cause_words import cause_with_words, peers_words
 from multinode.units import format_count, format_list
 
 __all__ = ["describe_anomaly", "describe_outcome", "with_progress", "with_words"]
@@ -24,13 +25,19 @@ _MOST_NAMED = 4
 _MOST_LEFT = 3
 
 
-def with_words(report: BenchReport, test: DeviceTest) -> BenchReport:
-    """The same with every sentence; `test` is what was asked for."""
+def with_words(report: BenchReport, test: DeviceTest, write_hint: Callable[[str], str] = str) -> BenchReport:
+    """The same with every sentence.
+
+    Args:
+        report: by codes and figures.
+        test: what was asked for.
+        write_hint: a hint as the nodes are reached.
+    """
     worded = msgspec.structs.replace(
         report,
-        slow=tuple(_with_text(one) for one in report.slow),
-        drops=tuple(_with_text(one) for one in report.drops),
-        below_sheet=tuple(_with_text(one) for one in report.below_sheet),
+        slow=tuple(_with_text(_with_peers(one), write_hint) for one in report.slow),
+        drops=tuple(_with_text(one, write_hint) for one in report.drops),
+        below_sheet=tuple(_with_text(one, write_hint) for one in report.below_sheet),
         notes=tuple(_notes(report, test)),
     )
     anomalies = (one.text for one in worded.anomalies)
@@ -76,10 +83,14 @@ def describe_outcome(report: BenchReport) -> str:
     return "" if report.slow else f"{count} OK: none below {SLOW_BELOW:.0%} of its peers"
 
 
-def _with_text(one: A) -> A:
-    causes = one.likely_causes
+def _with_peers(one: Slow) -> Slow:
+    return msgspec.structs.replace(one, peers=peers_words(one.compared_with)) if one.compared_with is not None else one
+
+
+def _with_text(one: A, write_hint: Callable[[str], str]) -> A:
+    causes = tuple(cause_with_words(cause, write_hint) for cause in one.likely_causes)
     because = f"likely because {causes[0].sentence}" if causes else "nothing that was recorded explains it"
-    return msgspec.structs.replace(one, text=f"{describe_anomaly(one)}; {because}")
+    return msgspec.structs.replace(one, likely_causes=causes, text=f"{describe_anomaly(one)}; {because}")
 
 
 def _failures(report: BenchReport) -> Iterator[str]:

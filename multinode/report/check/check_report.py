@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.core.check.finding import SEVERITIES, Finding
-from multinode.report.render.screen import Part, labelled, paragraph
+from multinode.report.render.screen import Command, Part, labelled, labelled_parts, paragraph
 from multinode.report.render.table import make_table
 from multinode.units import format_count, format_list
 
@@ -41,11 +41,12 @@ def check_parts(
     shown = [finding for finding in findings if details or not finding.by_hand]
     yield paragraph(_counts(nodes, checks, shown), style="bold")
     for severity in SEVERITIES:
-        rows = [row for finding in shown if finding.severity == severity for row in _rows(finding)]
+        found = _alike([finding for finding in shown if finding.severity == severity])
+        rows = [row for findings_alike in found for row in _rows(findings_alike)]
         if rows:
             yield ""
             yield paragraph(f"{severity}s", style=_STYLES[severity])
-            yield labelled(rows)
+            yield from labelled_parts(rows)
     yield ""
     yield paragraph("passed", style="bold")
     yield labelled(_passed(nodes, checks, findings))
@@ -54,7 +55,7 @@ def check_parts(
         yield _matrix(nodes, checks, shown)
         return
     hidden = len(findings) - len(shown)
-    notes = f"{format_count(hidden, 'note')} on launches without multinode, " if hidden else ""
+    notes = f"{format_count(hidden, 'note')} for who starts torchrun by hand, " if hidden else ""
     yield f"--details: {notes}table of nodes and checks"
 
 
@@ -62,13 +63,13 @@ def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
     """What to do next: fix the failures and check again, or launch; with the options that `check` was given."""
     if not failures:
         return f"next: multinode launch{for_launch}"
-    severities = Counter(finding.severity for finding in failures)
+    severities = Counter(alike[0].severity for alike in _alike(failures))
     named = format_list([format_count(severities[name], name) for name in SEVERITIES if severities[name]])
     return f"next: fix the {named} above, then: multinode check{given}"
 
 
 def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> str:
-    counts = Counter(finding.severity for finding in findings)
+    counts = Counter(alike[0].severity for alike in _alike(findings))
     named = [format_count(counts[name], name) for name in SEVERITIES if counts[name]]
     where = f"{format_count(len(nodes), 'node')}, {format_count(len(checks), 'check')} each"
     silent = sum(not reached for _, reached in nodes)
@@ -78,10 +79,24 @@ def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) ->
     return f"OK: no errors or warnings{f', {named[0]}' if named else ''} ({where}{unreached})"
 
 
-def _rows(finding: Finding) -> Iterator[tuple[str, str]]:
-    yield finding.node or "all nodes", f"{finding.message} [{finding.check}]"
-    if finding.hint:
-        yield "", f"fix: {finding.hint}"
+def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """What says the same of several nodes is one problem."""
+    same: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        same.setdefault((finding.severity, finding.check, finding.message), []).append(finding)
+    return list(same.values())
+
+
+def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """The problem, where it is, and what fixes it; of a hint, what follows its first line is commands."""
+    names = [finding.node for finding in alike if finding.node is not None]
+    where = f"{format_list(names, _MAX_LINES, 'more')}: " if len(names) > 1 else ""
+    label = format_count(len(names), "node") if where else alike[0].node or "all nodes"
+    yield label, f"{where}{alike[0].message} [{alike[0].check}]"
+    words = dict.fromkeys(finding.hint.partition("\n")[0] for finding in alike if finding.hint)
+    yield from (("", f"fix: {one}") for one in words)
+    commands = [line for finding in alike for line in (finding.hint or "").split("\n")[1:]]
+    yield from (("", Command(line)) for line in dict.fromkeys(commands))
 
 
 def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:

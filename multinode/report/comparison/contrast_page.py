@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from plotly.graph_objects import Figure, Scatter
 
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
 from multinode.analyse.prediction.forecast import PredictedScenario
@@ -26,6 +25,7 @@ from multinode.report.prediction.forecast_sheets import break_even_sheet, what_i
 from multinode.report.prediction.needed_words import link_words
 from multinode.report.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
 from multinode.report.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
+from multinode.report.render.plotting import Figure, Scatter
 from multinode.report.render.sheet import UNKNOWN, format_sig, percent
 from multinode.report.steps.summary_sheets import PARTS
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.advice.advice import pays
+from multinode.analyse.advice.advice import Advice, pays, shortlist
 from multinode.analyse.comparison.contrast_figures import Contrast, Side
+from multinode.analyse.stats.estimate import inverse
 from multinode.report.advice.advice_sheet import advice_sheet, gain_words, gains_sheet
 from multinode.report.comparison.contrast_sheets import (
     each_node_sheet,
@@ -21,14 +22,14 @@ from multinode.report.comparison.contrast_sheets import (
     side_sheet,
     small_sheet,
 )
-from multinode.report.comparison.contrast_words import network_words
+from multinode.report.comparison.contrast_words import network_words, prefers_one_node
 from multinode.report.comparison.side_words import capitalised
 from multinode.report.prediction.forecast_sheets import break_even_sheet, what_if_sheet
 from multinode.report.prediction.forecast_words import short_error_words
-from multinode.report.prediction.needed_words import link_words
+from multinode.report.prediction.needed_words import break_even_words
 from multinode.report.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.report.render.screen import Part, labelled, paragraph
-from multinode.report.render.sheet import Sheet
+from multinode.report.render.sheet import Sheet, span_of_times, times
 from multinode.report.render.table import sheet_table
 from multinode.units import format_count
 
@@ -90,7 +91,11 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
     shown = differences[: len(differences) - left] if left > 0 else differences
     yield from _once("Differs", [*shown, *([f"and {left} more"] if left > 0 else [])])
     sides = (*measured_sides(contrast), *(one for one in contrast.others if one.role == "each-node"))
-    disturbed = [f"{_where(contrast, side)}: {one}" for side in sides for one in side.disturbances]
+    disturbed = [
+        f"{_where(contrast, side)}, {one}; that side may have been slowed"
+        for side in sides
+        for one in side.disturbances
+    ]
     yield from _once("Disturbed", disturbed)
     yield from _once("Break-even", _break_even(contrast))
     yield from _once("Try", _to_try(contrast))
@@ -109,11 +114,8 @@ def _break_even(contrast: Contrast) -> list[str]:
     found = contrast.forecast.break_even if contrast.forecast is not None else None
     if found is None:
         return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
-    # One node against itself, spread over several, cannot win.
-    needed = found.full_beats_one or found.beats_one
-    is_known = needed.low is not None or needed.value is not None
-    full = f", every node full ({format_count(found.one_node_workers, 'worker')} each)" if is_known else ""
-    return [f"{link_words(needed)}{full}"]
+    candidate = contrast.candidate
+    return [f"{break_even_words(found, candidate.nodes, candidate.link_gbit_per_s)} (predicted)"]
 
 
 def _to_try(contrast: Contrast) -> list[str]:
@@ -121,7 +123,7 @@ def _to_try(contrast: Contrast) -> list[str]:
     baseline = contrast.baseline
     asked = None if baseline.settings is None else (baseline.settings.per_device_batch, baseline.settings.accumulation)
     fitting = [
-        f"{one.name}: {gain_words(one)}"
+        one
         for one in contrast.advice
         if pays(one)
         and not one.measured
@@ -129,9 +131,22 @@ def _to_try(contrast: Contrast) -> list[str]:
         and (one.outlook.nodes, one.outlook.workers_per_node, (one.outlook.per_device_batch, one.outlook.accumulation))
         != (baseline.nodes, baseline.workers_per_node, asked)
     ]
+    now = format_count(contrast.candidate.nodes, "node")
+    told = [
+        f"{one.name}: {gain_words(one)} than {now} now{_of_one_node(one)}" for one in shortlist(fitting, _MOST_ADVICE)
+    ]
+    if prefers_one_node(contrast):
+        told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *told]
+        told = told[:_MOST_ADVICE]
     tested = contrast.forecast.back_test if fitting and contrast.forecast is not None else None
     error = [f"(predicted, {short_error_words(tested)})"] if tested is not None else []
-    return [*fitting[:_MOST_ADVICE], *error]
+    return [*told, *error]
+
+
+def _of_one_node(one: Advice) -> str:
+    if one.against_one_node is None:
+        return ""
+    return f"; {span_of_times(one.against_one_node, one.against_one_node_interval)} of 1 node"
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:

@@ -10,6 +10,7 @@ from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, 
 from multinode.analyse.comparison.slowdown_attribution import is_noticeable
 from multinode.analyse.stats.estimate import Estimate
 from multinode.report.render.sheet import (
+    PLUS_MINUS,
     RANGES,
     UNKNOWN,
     Column,
@@ -71,6 +72,8 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         sides: some of its `measured_sides`.
     """
     workers = [f"{side.world_size}" for side in sides]
+    noticed = [field for field in _WHERE_NOTICED if any(_is_noticed(side, field) for side in sides)]
+    has_other = any(side.split and is_noticeable(_other_ms(side, noticed) or 0, side.split.step_ms) for side in sides)
     rows: list[_Row] = [("workers", tuple(workers))] if len(set(workers)) > 1 else []
     rows += [
         _row(sides, "samples/s", lambda side: plus_minus(side.samples_per_s)),
@@ -80,15 +83,25 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         *(
             (f"  {name}", tuple(_part(side, field) for side in sides))
             for field, name in _WHERE_NOTICED.items()
-            if any(_is_noticed(side, field) for side in sides)
+            if field in noticed
         ),
+        *([_row(sides, "  other", lambda side: format_sig(_other_ms(side, noticed)))] if has_other else []),
         _ratio_row(contrast, sides),
     ]
     return Sheet(
         title="summary",
         columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
         rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
+        notes=(_repeats(sides),),
     )
+
+
+def _repeats(sides: Sequence[Side]) -> str:
+    """What stands behind the figures, and how sure they are."""
+    least = min(len(side.run_ids) for side in sides)
+    runs = f"{least} repeats of each, in turns" if least > 1 else "each measured once"
+    of = "" if least > 1 else " over the steps"
+    return f"{runs}; {PLUS_MINUS}, or a range where it is wide: 95 % confidence interval{of}"
 
 
 # Parts of a step that have a row where anybody would notice them.
@@ -98,6 +111,14 @@ _WHERE_NOTICED = {"wait_ms": "straggler wait", "data_ms": "data wait", "host_ms"
 def _is_noticed(side: Side, field: str) -> bool:
     part_ms = getattr(side.split, field, None)
     return side.split is not None and part_ms is not None and is_noticeable(part_ms, side.split.step_ms)
+
+
+def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
+    """What of a step has no row of its own."""
+    split = side.split
+    parts: list[float | None] = [getattr(split, field, None) for field in ("compute_ms", "exposed_ms", *noticed)]
+    known = [one for one in parts if one is not None]
+    return max(0.0, split.step_ms - sum(known)) if split is not None and len(known) == len(parts) else None
 
 
 def _part(side: Side, field: str) -> str:
@@ -112,7 +133,8 @@ def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
     points = [_point(contrast, side) for side in sides]
     if contrast.mode == "compare":
         return "speed-up", tuple(UNKNOWN if one is None else f"{plus_minus(one.speedup)}" for one in points)
-    return "scaling efficiency", tuple(
+    is_same = len({side.world_size for side in sides}) == 1
+    return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
         UNKNOWN if one is None else f"{plus_minus(one.speedup * (100 * one.efficiency / one.speedup.value), 1)} %"
         for one in points
     )

@@ -19,7 +19,7 @@ from multinode.analyse.comparison.slowdown_attribution import (
     network_ms_of,
     reference_of,
 )
-from multinode.analyse.stats.estimate import inverse
+from multinode.analyse.stats.estimate import Estimate, inverse
 from multinode.report.comparison.side_words import (
     capitalised,
     difference_words,
@@ -29,9 +29,10 @@ from multinode.report.comparison.side_words import (
     name_side,
 )
 from multinode.report.render.sheet import range_of_times, times
+from multinode.report.telemetry.cause_words import disturbance_words
 from multinode.units import format_count, format_rate, goodput_gb_per_s
 
-__all__ = ["network_words", "with_words"]
+__all__ = ["network_words", "prefers_one_node", "with_words"]
 
 _BITS_PER_BYTE = 8
 _BYTES_PER_MB, _BYTES_PER_GB = 1e6, 1e9
@@ -56,16 +57,24 @@ _GROWN = _PARTS | {
 
 
 def with_words(contrast: Contrast) -> Contrast:
-    """The contrast with its verdict, reasons, differences and the sentence of its loss."""
+    """The contrast with its verdict, reasons, differences, what disturbed it, and the sentence of its loss."""
     baseline = contrast.baseline
     differences = [
         difference_words(one, baseline, contrast.mode)
         for side in (contrast.candidate, *contrast.others)
         for one in find_differences(baseline, side, contrast.mode)
     ]
+    baseline, candidate, *others = (_side_with_words(one) for one in (baseline, contrast.candidate, *contrast.others))
+    contrast = msgspec.structs.replace(contrast, baseline=baseline, candidate=candidate, others=tuple(others))
     loss = msgspec.structs.replace(contrast.loss, sentence=_loss(contrast.loss, case_of(contrast)))
     contrast = msgspec.structs.replace(contrast, loss=loss, differences=tuple(dict.fromkeys(differences)))
     return msgspec.structs.replace(contrast, verdict=_verdict(contrast), reasons=_reasons(contrast))
+
+
+def _side_with_words(side: Side) -> Side:
+    """The side with what disturbed it; as it is, where an earlier release has worded it."""
+    said = tuple(map(disturbance_words, side.disturbed))
+    return msgspec.structs.replace(side, disturbances=said) if said else side
 
 
 def _verdict(contrast: Contrast) -> str:
@@ -101,7 +110,7 @@ def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
         return f"as fast as {few}{': no network bottleneck' if is_same and contrast.loss.cause == 'none' else ''}."
     if outcome == "slower":
         return f"{_slower(contrast)} than {few}: {_culprit(contrast)}."
-    said = f"{times(contrast.speedup.value)} faster than {few}"
+    said = f"{times(contrast.speedup.value)} faster{_range(contrast.speedup)} than {few}"
     if contrast.mode == "compare" or is_same:
         return f"{said}."
     is_lost = is_noticeable(1 - contrast.efficiency, 1.0) and contrast.loss.cause in {"node", "network"}
@@ -109,7 +118,20 @@ def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
 
 
 def _slower(contrast: Contrast) -> str:
-    return f"{times(inverse(contrast.speedup).value)} slower"
+    slower = inverse(contrast.speedup)
+    return f"{times(slower.value)} slower{_range(slower)}"
+
+
+def _range(measured: Estimate) -> str:
+    return f" ({range_of_times(measured)})" if measured.high > measured.low else ""
+
+
+def prefers_one_node(contrast: Contrast) -> bool:
+    """Whether several nodes were measured to be slower than one, or no faster with more workers."""
+    if contrast.mode == "compare" or contrast.baseline.nodes != 1:
+        return False
+    outcome, has_more = judge(contrast), contrast.candidate.world_size > contrast.baseline.world_size
+    return outcome == "slower" or (outcome == "equal" and has_more)
 
 
 def _name_run(side: Side) -> str:
@@ -229,12 +251,13 @@ def network_words(side: Side) -> str:
         return ""
     gbit_per_s = counted * _BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
     by_rule = "" if seen.card is not None else " (expected from the strategy, not counted)"
-    said = f"{figure(counted / _BYTES_PER_MB)} MB per step and direction{by_rule}, NIC at {format_rate(gbit_per_s)}"
+    said = f"{figure(counted / _BYTES_PER_MB)} MB per step and direction{by_rule}"
     link = side.link_gbit_per_s
     if link is None or not _SLOWEST_LINK <= link <= _FASTEST_LINK:
-        return said
+        return f"{said}, on average {format_rate(gbit_per_s)}"
     most = goodput_gb_per_s(link) * _BITS_PER_BYTE
-    return f"{said} of {format_rate(link)} (TCP line rate {format_rate(most)})"
+    carried = f"{format_rate(most)} on a link of {format_rate(link)}"
+    return f"{said}: on average {gbit_per_s / most:.0%} of TCP line rate ({carried})"
 
 
 def _without_network(contrast: Contrast) -> str:

@@ -53,6 +53,7 @@ _NAMES = {
     "recompute": "gradient checkpointing",
     "overlap": "overlap of communication",
     "grad_compress": "gradient compression",
+    "averaging": "averaging between nodes",
 }
 _LONGEST = 60
 

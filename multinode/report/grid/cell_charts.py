@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from plotly.graph_objects import Bar, Figure, Scatter
 
 from multinode.analyse.grid.cells import CellRow, CellTable, value_of
 from multinode.analyse.stats.estimate import Estimate
 from multinode.report.grid.cell_sheet import cell_columns, state_word, tell
 from multinode.report.render.charts import GREY, PALETTE, error_bars, line_style, with_axes
 from multinode.report.render.escaping import html_text
+from multinode.report.render.plotting import Bar, Figure, Scatter
 from multinode.report.render.sheet import UNKNOWN
 
 __all__ = ["MOST_BARS", "CellChart", "bar_chart", "memory_chart", "tokens_chart"]

@@ -1,18 +1,15 @@
 """A table of cells as sheets, for terminal, page and Markdown: its columns, what was not measured, what is marked.
 
-In a terminal those columns stand that matter most, as many as fit. No figure is made here.
+No figure is made here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
 from multinode.analyse.grid.cells import (
     MEASURED,
@@ -31,13 +28,11 @@ from multinode.core.cluster.device_name import short_device_name
 from multinode.core.grid.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, percent
-from multinode.report.render.table import sheet_table
 from multinode.units import format_count, format_duration, format_list
 
 __all__ = [
     "cell_columns",
     "cells_sheet",
-    "cells_terminal",
     "constants_line",
     "lead",
     "marks_sheet",
@@ -177,15 +172,8 @@ _SPECIAL: dict[str, Callable[[CellRow], str]] = {
     "samples_per_s_per_purchase": _speed_bought,
 }
 
-# Between two columns: padding, and the box's own.
-_GAP = 2
-_LEAST_LABEL = 12
-_LABEL_SHARE = 0.35
-_WIDEST_WORDS = 24
 _MOST_LABELS = 6
 _MOST_RIVALS = 3
-# More nobody reads in a terminal; laying them out takes seconds.
-_MOST_ROWS = 500
 
 
 def lead(table: CellTable) -> str:
@@ -334,69 +322,3 @@ def _listed(labels: Sequence[str]) -> str:
     more = [f"and {len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS + 1 else []
     shown = [*labels[:_MOST_LABELS], *more] if more else labels
     return ("; " if any("," in one for one in shown) else ", ").join(shown)
-
-
-def cells_terminal(table: CellTable, width: int, first: str | None = None) -> Table:
-    """The table in a terminal of so many columns, with what stands around it.
-
-    Args:
-        table: the table.
-        width: in characters.
-        first: name of a value that a reader wants to see above all others.
-    """
-    columns = _fitting(table.cells, width, first)
-    sheet = cells_sheet(table, columns)
-    main = sheet_table(Sheet(title=sheet.title, columns=sheet.columns, rows=sheet.rows[:_MOST_ROWS]))
-    for drawn, column in zip(main.columns, columns, strict=True):
-        drawn.max_width = _most(column, width) if column.is_words else None
-        # A key of the job is no markup.
-        drawn.header = Text(str(drawn.header))
-    grid = Table.grid()
-    grid.add_row(Text(sanitize(lead(table))))
-    if table.cheapest is not None:
-        grid.add_row(Text(sanitize(table.cheapest.sentence)))
-    grid.add_row("")
-    if table.cells:
-        grid.add_row(main)
-    for note in (*sheet.notes, *_left_out(table.cells, columns)):
-        grid.add_row(Text(sanitize(note), style="dim"))
-    for below in (unmeasured_sheet(table), marks_sheet(table)):
-        if below.rows:
-            grid.add_row("")
-            grid.add_row(sheet_table(below))
-    return grid
-
-
-def _fitting(rows: Sequence[CellRow], width: int, first: str | None) -> tuple[CellColumn, ...]:
-    """The columns that matter most, as many as fit, in the order in which they stand; the label always."""
-    columns = cell_columns(rows)
-    left = width - _width(_LABEL, rows, width)
-    kept = {_LABEL.name}
-    for column in sorted(columns[1:], key=lambda column: (column.name != first, column.rank)):
-        needed = _width(column, rows, width) + _GAP
-        if needed <= left:
-            kept.add(column.name)
-            left -= needed
-    return tuple(column for column in columns if column.name in kept)
-
-
-def _width(column: CellColumn, rows: Sequence[CellRow], width: int) -> int:
-    head = max(len(column.title), len(column.unit) + 2 if column.unit else 0)
-    cells = max((cell_len(sanitize(tell(column, row))) for row in rows), default=0)
-    return max(head, min(cells, _most(column, width)) if column.is_words else cells)
-
-
-def _most(column: CellColumn, width: int) -> int:
-    """What a column of words may take; longer words are folded."""
-    return max(_LEAST_LABEL, int(_LABEL_SHARE * width)) if column is _LABEL else _WIDEST_WORDS
-
-
-def _left_out(rows: Sequence[CellRow], shown: Sequence[CellColumn]) -> Iterator[str]:
-    """What a wider terminal, a page or a CSV file has besides."""
-    if len(rows) > _MOST_ROWS:
-        yield f"The first {_MOST_ROWS} of {len(rows):,} rows: --where shows others, --format csv all of them."
-    names = {column.name for column in shown}
-    missing = [column for column in cell_columns(rows) if column.name not in names]
-    if missing:
-        told = (f"{column.title} ({column.unit})" if column.unit else column.title for column in missing)
-        yield f"columns hidden (terminal too narrow): {'; '.join(told)}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from plotly.graph_objects import Figure, Scatter
-
 from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.report.render.charts import with_axes
+from multinode.report.render.plotting import Figure, Scatter
 
 __all__ = ["scan_chart", "scan_page"]
 

@@ -20,6 +20,8 @@ from multinode.units import format_count, format_duration, format_rate, format_s
 __all__ = ["next_step", "scan_lines", "scan_parts"]
 
 _BITS_PER_BYTE = 8
+_US_PER_MS, _LONG_US = 1e3, 1e5
+_RAW_TCP = "raw TCP: plain transfers between the same NICs in the same run"
 
 
 def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
@@ -41,6 +43,7 @@ def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
             *_path(report),
             *_like(report),
             *_changes(report),
+            *_enough(report),
             *((*_network(report), *_curves(report), *_launches(report)) if details else ()),
         ]
     )
@@ -68,11 +71,13 @@ def _small_table(rows: Sequence[CollectiveRow], title: str) -> Table:
     """Time with its confidence interval, busbw, and what of the network that is."""
     wrong = [row.num_wrong for row in rows]
     has_wrong = any(wrong)
+    unit, units = ("ms", _US_PER_MS) if max(row.time_us for row in rows) >= _LONG_US else ("us", 1.0)
+    has_tcp = any(row.share_of_tcp is not None for row in rows)
     cells = (
         (
             format_size(row.size_bytes),
-            plus_minus(_time_us(row)),
-            format_sig(row.busbw_gb_per_s),
+            plus_minus(_time_us(row) * (1 / units)),
+            f"{row.busbw_gb_per_s:#.3g}" if row.busbw_gb_per_s < 1 else format_sig(row.busbw_gb_per_s),
             percent(row.share_of_ceiling, ".0f"),
             percent(row.share_of_tcp, ".0f"),
             *((str(row.num_wrong),) if has_wrong else ()),
@@ -81,13 +86,14 @@ def _small_table(rows: Sequence[CollectiveRow], title: str) -> Table:
     )
     columns = (
         Column("size"),
-        Column("time", "us"),
+        Column("time", unit),
         Column("busbw", "GB/s"),
         Column("of line rate", "TCP"),
         Column("of raw TCP"),
         *((Column("#wrong"),) if has_wrong else ()),
     )
-    return sheet_table(Sheet(title=title, columns=columns, rows=tuple(cells)))
+    notes = (_RAW_TCP,) if has_tcp else ()
+    return sheet_table(Sheet(title=title, columns=columns, rows=tuple(cells), notes=notes))
 
 
 def _time_us(row: CollectiveRow) -> Estimate:
@@ -173,6 +179,12 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
     for said, names in (("new", changes.came), ("gone", changes.gone)):
         if names:
             yield "", f"{said}: {', '.join(names)}"
+
+
+def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
+    """A network without a fault may still be too slow."""
+    if len(report.nodes) > 1 and report.verdict.status == "ok":
+        yield "Training", "whether that is enough for yours is what multinode contrast measures"
 
 
 def _slowest(pairs: Sequence[PairSpeed]) -> str:

@@ -230,15 +230,15 @@ def _verdict_text(verdict: Verdict, backend: str, link_gbit_per_s: float | None)
         return f"inconclusive: {what} reaches {speed}; neither the link rate nor raw TCP is known to compare with"
     reached = f"{what} reaches {_shares(worst, verdict, backend, link_gbit_per_s)}"
     if verdict.status == "ok":
-        action = "see the cause below" if verdict.causes else "no action needed"
-        return f"network OK, {action}: {reached}"
+        link = f" for a link of {format_rate(link_gbit_per_s)}" if link_gbit_per_s else ""
+        return f"network OK{link}{', see the cause below' if verdict.causes else ''}: {reached}"
     return f"slow: {reached}"
 
 
 def _shares(worst: SizeShare, verdict: Verdict, backend: str, link_gbit_per_s: float | None) -> str:
     parts = []
     if worst.share_of_ceiling is not None:
-        rate = f" ({format_rate(link_gbit_per_s)})" if link_gbit_per_s else ""
+        rate = f" ({format_rate(link_gbit_per_s)})" if link_gbit_per_s and verdict.status != "ok" else ""
         parts.append(f"{worst.share_of_ceiling:.0%} of {'' if verdict.over_rdma else 'TCP '}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")

@@ -1,46 +1,33 @@
-"""What `nccl-test --tune` says: a row a setting, the gain of the best of them together, and what to put where."""
+"""The screen of `nccl-test --tune`: whether anything is faster than NCCL's default, and how to keep it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.analyse.nccl_test.nccl_tuning import TuneReport
+from multinode.analyse.nccl_test.nccl_tuning import AXES, TunedSetting, TuneReport
 from multinode.analyse.stats.estimate import Estimate
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet
-from multinode.units import format_rate
+from multinode.report.render.screen import Part, labelled, paragraph
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, plus_minus, range_of_times, times
+from multinode.report.render.table import sheet_table
+from multinode.units import format_count, format_list, format_rate
 
-__all__ = ["env_keys", "tune_lines", "tune_sheet", "tune_warnings"]
+__all__ = ["env_keys", "tune_parts", "tune_warnings"]
 
-_GLOO = (
-    "gloo has nothing to tune: it sends over one connection between each two workers, by one algorithm for each "
-    "collective, and reads no settings for either"
-)
-
-
-def tune_sheet(report: TuneReport) -> Sheet:
-    """A row a setting, in the order in which they were tried."""
-    return Sheet(
-        title=f"each setting by itself, {report.repeats} repeats in turns with the default",
-        columns=(
-            Column("setting", words=True),
-            Column("speed-up", "x"),
-            Column("95 % interval"),
-            Column("why not", words=True),
-        ),
-        rows=tuple(
-            (one.text, *(_gain(one.gain) if one.gain is not None else (UNKNOWN, UNKNOWN)), one.reason)
-            for one in report.settings
-        ),
-    )
+_GLOO = "Nothing to tune: gloo sends over one connection between two workers, by one algorithm for each collective."
+_Rows = Iterator[tuple[str, str]]
 
 
-def tune_lines(report: TuneReport) -> list[str]:
-    """What is to be said below the table, the result first."""
-    if report.backend == "gloo":
-        return [_GLOO]
-    if report.backend != "nccl":
-        return [f"NCCL's settings are tuned, and these nodes speak {report.backend}"]
-    return [*_result(report), *_hostfile(report), *_mtu(report)]
+def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
+    """The screen; `details` adds every setting that was tried, and why some could not be measured."""
+    yield paragraph(_verdict(report), style="bold")
+    if report.settings:
+        yield ""
+        yield sheet_table(_sheet(report, details=details))
+    if rows := [*_keep(report), *_failed(report, details=details), *_mtu(report)]:
+        yield ""
+        yield labelled(rows)
+    if report.settings and not details:
+        yield f"details: multinode show {report.run_id} --details"
 
 
 def tune_warnings(report: TuneReport) -> list[str]:
@@ -64,42 +51,81 @@ def env_keys(report: TuneReport) -> str:
     return " ".join(f"env.{name}={value}" for name, value in report.winner.items())
 
 
-def _result(report: TuneReport) -> Iterator[str]:
-    if report.default_us is not None:
-        low, high = report.default_us.low / 1000, report.default_us.high / 1000
-        yield (
-            f"as it is, all messages one after the other take {report.default_us.value / 1000:.4g} ms "
-            f"({low:.4g} to {high:.4g} ms)"
-        )
+def _verdict(report: TuneReport) -> str:
+    if report.backend == "gloo":
+        return _GLOO
+    if report.backend != "nccl":
+        return f"Nothing to tune: the settings are NCCL's, and the backend of these nodes is {report.backend}."
     together = report.together
     if together is None:
-        yield "no setting is faster than NCCL's own choice: the 95 % confidence interval of each gain reaches 1"
-    elif together.gain is None:
-        yield f"the best settings together could not be measured: {together.reason}"
-    else:
-        value, interval = _gain(together.gain)
-        yield (
-            f"the best of each together, measured anew in {together.gain.repeats} turns: {value}x the default "
-            f"({interval}): {together.text}"
+        return "Keep NCCL's default: no setting is faster (the 95 % confidence interval of each speed-up reaches 1)."
+    if together.gain is None:
+        return f"Inconclusive: the best settings together could not be measured: {together.reason}."
+    if not together.is_faster:
+        return (
+            f"Inconclusive: {together.text} measured anew is within noise of NCCL's default (speed-up "
+            f"{range_of_times(together.gain)}); keep the default."
         )
-        if not together.is_faster:
-            yield "that interval reaches 1: whether it is faster is inconclusive, and there is nothing to keep"
+    return (
+        f"{together.text} is {times(together.gain.value)} faster than NCCL's default "
+        f"({range_of_times(together.gain)}), measured anew in {format_count(together.gain.repeats, 'turn')}."
+    )
 
 
-def _hostfile(report: TuneReport) -> Iterator[str]:
+def _sheet(report: TuneReport, *, details: bool) -> Sheet:
+    """The default, the best setting of each axis or all in the order of trial, and the best together."""
+    tried = report.settings if details else _best_by_axis(report)
+    together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
+    default = [("NCCL's default", _ms(report.default_us), "1", "")] if report.default_us is not None else []
+    reasons = details and any(one.reason for one in tried)
+    rows = [*default, *((one.text, _ms(one.time_us), _speedup(one), one.reason) for one in (*tried, *together))]
+    columns = (
+        Column("setting", words=True),
+        Column("all messages", "ms"),
+        Column("speed-up", "95 %"),
+        *((Column("not measured", words=True),) if reasons else ()),
+    )
+    kind = "each setting by itself" if details else "the best of each kind by itself"
+    return Sheet(
+        title=f"{kind}, {report.repeats} repeats in turns with the default",
+        columns=columns,
+        rows=tuple(row[: len(columns)] for row in rows),
+    )
+
+
+def _best_by_axis(report: TuneReport) -> list[TunedSetting]:
+    def gain(one: TunedSetting) -> float:
+        return one.gain.value if one.gain is not None else 0.0
+
+    by_axis = ([one for one in report.settings if one.axis == axis] for axis in AXES)
+    return [max(several, key=gain) for several in by_axis if several]
+
+
+def _ms(time_us: Estimate | None) -> str:
+    if time_us is None:
+        return UNKNOWN
+    return plus_minus(Estimate(value=time_us.value / 1000, low=time_us.low / 1000, high=time_us.high / 1000))
+
+
+def _speedup(one: TunedSetting) -> str:
+    return UNKNOWN if one.gain is None else f"{times(one.gain.value)} ({range_of_times(one.gain)})"
+
+
+def _keep(report: TuneReport) -> _Rows:
     if report.winner:
-        yield from tune_warnings(report)
-        yield f"to keep it, on the line of every node of the hostfile, or by --write: {env_keys(report)}"
+        yield "Keep", f"on the line of every node of the hostfile, or by --write: {env_keys(report)}"
+        yield from (("Note", text) for text in tune_warnings(report))
 
 
-def _mtu(report: TuneReport) -> Iterator[str]:
+def _failed(report: TuneReport, *, details: bool) -> _Rows:
+    failed = [one.text for one in report.settings if one.reason]
+    if failed and not details:
+        yield "Failed", f"{format_list(failed, 4)} could not be measured"
+
+
+def _mtu(report: TuneReport) -> _Rows:
     if report.jumbo_gain is not None and report.link_gbit_per_s is not None:
-        yield (
-            f"MTU {report.mtu}: at {format_rate(report.link_gbit_per_s)} frames of 9000 bytes carry "
-            f"{report.jumbo_gain - 1:.1%} more payload, and cost the processors less; not tried, as every NIC and "
-            "switch in between has to take them: sudo ip link set dev IFNAME mtu 9000"
-        )
-
-
-def _gain(gain: Estimate) -> tuple[str, str]:
-    return f"{gain.value:.3f}", f"{gain.low:.3f} to {gain.high:.3f}"
+        more = f"{report.jumbo_gain - 1:.1%} more payload for less CPU"
+        carried = f"at {format_rate(report.link_gbit_per_s)} frames of 9000 bytes carry {more}"
+        tried = "not tried, as every NIC and switch in between has to take them: sudo ip link set dev IFNAME mtu 9000"
+        yield "MTU", f"now {report.mtu}: {carried}; {tried}"

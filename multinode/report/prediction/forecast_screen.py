@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -14,8 +15,8 @@ from multinode.report.prediction.forecast_sheets import (
     shared_settings,
 )
 from multinode.report.prediction.forecast_words import error_words
-from multinode.report.prediction.needed_words import link_words
-from multinode.report.render.screen import Part, labelled, paragraph
+from multinode.report.prediction.needed_words import break_even_words, link_words
+from multinode.report.render.screen import Command, Part, labelled_parts, paragraph
 from multinode.report.render.sheet import format_sig, times
 from multinode.report.render.table import sheet_table
 from multinode.units import format_count, format_rate
@@ -42,7 +43,7 @@ def forecast_parts(
     left = 0 if details else len(sheet.rows) - _MOST_ROWS
     yield sheet_table(msgspec.structs.replace(sheet, title="", rows=sheet.rows[: len(sheet.rows) - max(0, left)]))
     yield ""
-    yield labelled(_rows(forecast, left))
+    yield from labelled_parts(_rows(forecast, left))
     if details:
         yield ""
         yield sheet_table(break_even_sheet(forecast))
@@ -55,26 +56,49 @@ def forecast_parts(
 
 
 def _verdict(forecast: Forecast) -> str:
-    rows, found = forecast.scenarios, forecast.break_even
+    rows, found, today = forecast.scenarios, forecast.break_even, forecast.today
     if len(rows) == 1 or found is None:
         return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was asked for."
-    # One node against itself, spread over several, cannot win.
-    needed = found.full_beats_one or found.beats_one
-    workers = format_count(found.one_node_workers, "worker")
-    return f"Break-even with 1 node, every node full ({workers} each): {link_words(needed)}."
+    nodes = today.nodes if today is not None else max(row.nodes for row in rows)
+    link = today.link_gbit_per_s if today is not None else None
+    return f"Break-even (predicted): {break_even_words(found, nodes, link)}."
 
 
 def _of_one(one: PredictedScenario) -> str:
     """A scenario in one sentence."""
-    link = f" at {format_rate(one.link_gbit_per_s)}" if one.link_gbit_per_s is not None else ""
     low, high = (format_sig(end) for end in one.interval)
-    said = (
-        f"{format_count(one.nodes, 'node')}{link}: {format_sig(one.samples_per_s)} samples/s ({low}-{high}) predicted"
-    )
+    rate = f"{format_sig(one.samples_per_s)} samples/s ({low}-{high})"
+    said = f"{_place(one)}: {rate} predicted"
     if one.nodes == 1:
         return f"{said}."
-    speed = f"{times(one.speedup)} faster" if one.speedup >= 1 else f"{times(1 / one.speedup)} slower"
-    return f"{said}, {speed} than 1 node ({one.efficiency:.0%} scaling efficiency)."
+    span = one.speedup_interval or (one.speedup, one.speedup)
+    if span[0] < 1 < span[1]:
+        range_told = f"{times(span[0])} to {times(span[1])} the speed of 1 node"
+        return f"Inconclusive: {_place(one)} would reach {range_told}: {rate} predicted."
+    if one.speedup >= 1:
+        return f"{said}, {times(one.speedup)} faster than 1 node ({times(span[0])} to {times(span[1])})."
+    return f"{said}, {times(1 / one.speedup)} slower than 1 node ({times(1 / span[1])} to {times(1 / span[0])})."
+
+
+def _place(one: PredictedScenario) -> str:
+    link = f" at {format_rate(one.link_gbit_per_s)}" if one.link_gbit_per_s is not None else ""
+    return f"{format_count(one.nodes, 'node')}{link}"
+
+
+def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    """What was measured, and where one node is the faster, its command."""
+    today, one = forecast.today, forecast.one_node
+    if today is None or one is None:
+        return
+    rate = f"{_place(today)}: {format_sig(today.samples_per_s)} samples/s measured"
+    span = today.speedup_interval
+    if span is None or span[1] >= 1:
+        yield "Today", rate
+        return
+    yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: until that changes, train on 1 node"
+    if forecast.job:
+        options = f"--nodes 1 --workers-per-node {one.workers_per_node}"
+        yield "", Command(f"multinode launch {shlex.quote(forecast.job)} {options}")
 
 
 def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
@@ -82,9 +106,16 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
         yield "", f"and {format_count(left, 'scenario')} more: --details"
     if forecast.scenarios:
         yield "Settings", shared_settings(forecast.scenarios)
+    yield from _today(forecast)
     if forecast.break_even is not None:
-        yield (
-            "Efficiency",
-            f"{forecast.break_even.target:.0%} scaling efficiency: {link_words(forecast.break_even.efficient)}",
-        )
-    yield "Error", error_words(forecast.back_test)
+        yield "Needed", f"{_target(forecast)}: {link_words(forecast.break_even.efficient)}"
+    yield "Model", error_words(forecast.back_test)
+
+
+def _target(forecast: Forecast) -> str:
+    """What is asked for; with as many workers as the one node has, a speed."""
+    found, today = forecast.break_even, forecast.today
+    target = found.target if found is not None else 0.0
+    if found is not None and today is not None and today.nodes * today.workers_per_node == found.one_node_workers:
+        return f"to come within {1 - target:.0%} of the speed of 1 node"
+    return f"for {target:.0%} scaling efficiency"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multinode.analyse.prediction.back_test import LEAST_RUNS
 from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
 from multinode.report.prediction.needed_words import accumulation_words, link_words
-from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times
 from multinode.units import format_count, format_rate
 
 __all__ = ["break_even_sheet", "forecast_notes", "forecast_sheet", "shared_settings", "what_if_sheet"]
@@ -17,7 +17,11 @@ _Told = Callable[[PredictedScenario], str]
 # What a scenario may vary: a column where it does, and where all share it a phrase of the title.
 _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
     (Column("strategy", words=True), lambda one: one.strategy, lambda one: one.strategy),
-    (Column("method", words=True), lambda one: one.method or UNKNOWN, lambda one: one.method or ""),
+    (
+        Column("method", words=True),
+        lambda one: one.method or UNKNOWN,
+        lambda one: "full fine-tuning" if one.method == "full" else one.method or "",
+    ),
     (
         Column("workers", "per node"),
         lambda one: str(one.workers_per_node),
@@ -29,6 +33,11 @@ _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
         Column("gradients", words=True),
         lambda one: one.grad_compress or UNKNOWN,
         lambda one: f"gradients as {one.grad_compress}" if one.grad_compress else "",
+    ),
+    (
+        Column("averaged", words=True),
+        lambda one: one.averaging or "every step",
+        lambda one: f"averaged {one.averaging}" if one.averaging else "",
     ),
     (Column("bucket", "MiB"), lambda one: figure(one.bucket_mib, "g"), lambda _: ""),
     (Column("overlap"), lambda one: "on" if one.overlap else "off", lambda one: "" if one.overlap else "no overlap"),
@@ -46,11 +55,18 @@ _FIGURES: tuple[tuple[Column, _Told], ...] = (
 _NARROW: tuple[tuple[Column, _Told], ...] = (
     (
         Column("samples/s"),
-        lambda one: f"{format_sig(one.samples_per_s)} ({format_sig(one.interval[0])}-{format_sig(one.interval[1])})",
+        lambda one: (
+            f"{format_sig(one.samples_per_s)} "
+            + ("measured" if one.measured else f"({format_sig(one.interval[0])}-{format_sig(one.interval[1])})")
+        ),
     ),
-    (Column("speed-up"), lambda one: f"{one.speedup:.2f}x"),
-    (Column("efficiency"), lambda one: f"{one.efficiency:.0%}"),
+    (
+        Column("against", "1 node"),
+        lambda one: span_of_times(one.speedup, None if one.measured else one.speedup_interval),
+    ),
+    (Column("scaling", "efficiency"), lambda one: f"{one.efficiency:.0%}"),
 )
+_ALIKE = 1e-9
 
 
 def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
@@ -60,19 +76,42 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         forecast: with its scenarios.
         narrow: for a terminal, where the parts of a step have no room.
     """
-    rows, figures = forecast.scenarios, _NARROW if narrow else _FIGURES
-    varies = [len({told(row) for row in rows}) > 1 for _, told, _ in _SETTINGS]
+    rows, figures = _with_one_node(forecast), _NARROW if narrow else _FIGURES
+    if narrow and all(abs(row.efficiency - row.speedup) < _ALIKE for row in rows):
+        # With as many workers as the one node has, it is the speed-up again.
+        figures = figures[:-1]
+    varies = [len({told(row) for row in forecast.scenarios}) > 1 for _, told, _ in _SETTINGS]
     told = [(column, cell) for (column, cell, _), varied in zip(_SETTINGS, varies, strict=True) if varied]
-    marked = "; * measured, its figures are the model's own" if any(row.measured for row in rows) else ""
+    mark = "" if narrow else "*"
+    marked = "; * measured, its figures are the model's own" if mark and any(row.measured for row in rows) else ""
     return Sheet(
-        title=f"predicted: {shared_settings(rows)}",
-        columns=(Column("nodes"), Column("link"), *(column for column, _ in (*told, *figures))),
+        title=f"predicted: {shared_settings(forecast.scenarios)}",
+        columns=(Column("nodes"), Column("link"), Column("workers"), *(column for column, _ in (*told, *figures))),
         rows=tuple(
-            (f"{'*' if row.measured else ''}{row.nodes}", _link(row), *(cell(row) for _, cell in (*told, *figures)))
+            (
+                f"{mark if row.measured else ''}{row.nodes}",
+                _link(row),
+                f"{row.nodes * row.workers_per_node}",
+                *(cell(row) for _, cell in (*told, *figures)),
+            )
             for row in rows
         ),
-        notes=(f"speed-up: over 1 node with all its workers{marked}",),
+        notes=(f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",),
     )
+
+
+def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:
+    """Its scenarios, below the one node that all of them are held against; none where they have several such."""
+    one, rows = forecast.one_node, forecast.scenarios
+    if one is None or any(row.nodes == 1 or not _is_beside(row, one) for row in rows):
+        return rows
+    return (one, *rows)
+
+
+def _is_beside(row: PredictedScenario, one: PredictedScenario) -> bool:
+    """Whether it is of the same settings."""
+    names = ("strategy", "method", "per_device_batch", "accumulation")
+    return all(getattr(row, name) == getattr(one, name) for name in names)
 
 
 def shared_settings(rows: Sequence[PredictedScenario]) -> str:

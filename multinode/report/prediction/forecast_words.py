@@ -10,7 +10,7 @@ from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
 from multinode.analyse.prediction.predict import split_of
 from multinode.report.prediction.needed_words import why_words
 from multinode.report.steps.bottleneck_words import bottleneck_words
-from multinode.units import format_count
+from multinode.units import format_count, format_rate
 
 __all__ = ["back_test_with_words", "error_words", "scenario_with_words", "short_error_words", "with_words"]
 
@@ -37,22 +37,38 @@ def back_test_with_words(tested: BackTest) -> BackTest:
 
 
 def error_words(tested: BackTest) -> str:
-    """How far off the model was where that is known."""
+    """How far off the model was where that is known, and what says nothing of other places."""
     if tested.median_error is None or tested.worst is None:
-        return "not back-tested: no measured run to compare with"
-    covered = sum(one.is_covered for one in tested.tested)
-    return (
-        f"over {format_count(len(tested.tested), 'measured run')} the predicted step time was off by "
-        f"{tested.median_error:.1%} (median), {abs(tested.worst.error):.1%} at worst ({tested.worst.name}); "
-        f"{covered} within the assumed interval"
-    )
+        return "not checked: no measured run to compare with"
+    runs, worst = format_count(len(tested.tested), "measured run"), f"{abs(tested.worst.error):.1%}"
+    off = worst if len(tested.tested) == 1 else f"{tested.median_error:.1%} (median), {worst} at worst"
+    only = "; nothing was measured at another link" if len(_links(tested)) == 1 else ""
+    return f"checked against {runs}{_where(tested)}: step time off by {off}{only}"
 
 
 def short_error_words(tested: BackTest) -> str:
     """The same in a few words, to stand behind a figure."""
-    if tested.median_error is None:
-        return "not back-tested"
-    return f"median error {tested.median_error:.1%} over {format_count(len(tested.tested), 'run')}"
+    if tested.worst is None:
+        return "not checked against a measured run"
+    only = "only " if len(_links(tested)) == 1 else ""
+    runs = format_count(len(tested.tested), "run")
+    return f"checked {only}against {runs}{_where(tested)}: off by {abs(tested.worst.error):.1%} at worst"
+
+
+def _links(tested: BackTest) -> list[float]:
+    """Of all trials, slowest first; empty where an earlier release did not store them."""
+    links = [one.link_gbit_per_s for one in tested.tested]
+    return sorted({one for one in links if one is not None}) if None not in links else []
+
+
+def _where(tested: BackTest) -> str:
+    """` on 2 nodes at 100 Mbit/s`; empty where it is not known."""
+    links, nodes = _links(tested), sorted({one.nodes for one in tested.tested if one.nodes is not None})
+    if not links or not nodes:
+        return ""
+    count = format_count(nodes[0], "node") if len(nodes) == 1 else f"{nodes[0]} to {nodes[-1]} nodes"
+    rates = " to ".join(dict.fromkeys(map(format_rate, (links[0], links[-1]))))
+    return f" on {count} at {rates}"
 
 
 def _break_even(found: BreakEven) -> BreakEven:

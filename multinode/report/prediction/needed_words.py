@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from multinode.analyse.prediction.break_even import SLOWEST_GBIT_PER_S, Needed
-from multinode.units import format_rate
+from multinode.analyse.prediction.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
+from multinode.units import format_count, format_rate
 
-__all__ = ["accumulation_words", "link_words", "why_words"]
+__all__ = ["accumulation_words", "break_even_words", "link_words", "why_words"]
 
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
@@ -45,6 +45,19 @@ def link_words(needed: Needed) -> str:
     return _needed_words(needed, "link", _rate)
 
 
+def break_even_words(found: BreakEven, nodes: int, link_gbit_per_s: float | None = None) -> str:
+    """Which nodes overtake which one, at what link, and what the link is: of the layout that can win."""
+    # One node against itself, spread over several, cannot win.
+    needed, workers = found.full_beats_one or found.beats_one, format_count(found.one_node_workers, "worker")
+    each = f" with {workers} each" if found.full_beats_one is not None else ""
+    sides, words = (f"{format_count(nodes, 'node')}{each}", f"1 node with {workers}"), link_words(needed)
+    yours = f"; yours is {format_rate(link_gbit_per_s)}" if link_gbit_per_s is not None else ""
+    if not words.startswith(("between", "about", "at most", "at least", "from")):
+        return f"{sides[0]} against {sides[1]}: {words}"
+    of = "" if words.startswith(("between", "from")) else "of "
+    return f"{sides[0]} overtake {sides[1]} at a link {of}{words}{yours}"
+
+
 def accumulation_words(needed: Needed) -> str:
     """Micro-batches per step, and what they make of the global batch."""
     if needed.value is None:
@@ -66,7 +79,11 @@ def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) 
         return why_words(needed) if needed.value is None or needed.always else f"from {told(needed.value, 0)} on"
     is_any, low = needed.low <= SLOWEST_GBIT_PER_S, told(needed.low, -1)
     if needed.high is None:
-        return f"inconclusive: any {noun} may be enough, or none" if is_any else f"at least {low}, if any is enough"
+        return (
+            f"inconclusive: any {noun} may be enough, or none"
+            if is_any
+            else f"at least {low}; possibly no {noun} is enough"
+        )
     if is_any:
         return why_words(needed) if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from plotly.graph_objects import Bar, Figure
-
 from multinode.analyse.stats.estimate import Estimate
+from multinode.report.render.plotting import Bar, Figure
 
 __all__ = [
     "GREY",

@@ -8,11 +8,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from plotly.graph_objects import Figure
-from plotly.offline import get_plotlyjs
-
 from multinode.report.render.charts import PALETTE
 from multinode.report.render.escaping import html_text, sanitize
+from multinode.report.render.plotting import Figure, get_plotlyjs
 from multinode.report.render.sheet import Sheet
 
 __all__ = ["chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]

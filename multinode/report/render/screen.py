@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from multinode.report.render.escaping import sanitize
 
-__all__ = ["WIDE", "Part", "labelled", "paragraph", "print_parts", "screen_text"]
+__all__ = ["WIDE", "Command", "Part", "labelled", "labelled_parts", "paragraph", "print_parts", "screen_text"]
 
 WIDE = 200
 """Columns of a table in a file or a pipe, which is not cut to the width of a terminal that is not there."""
@@ -39,6 +40,21 @@ def labelled(rows: Iterable[tuple[str, str]]) -> Table:
     for label, text in rows:
         grid.add_row(Text(sanitize(label)), Text(sanitize(text)))
     return grid
+
+
+class Command(str):
+    """Text of a labelled row that is copied whole: a line of its own, never wrapped."""
+
+    __slots__ = ()
+
+
+def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
+    """The same with commands among the texts."""
+    for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], Command)):
+        if is_command:
+            yield from (f"{label:<{_LABEL_WIDTH}} {text}" for label, text in group)
+        else:
+            yield labelled(group)
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "percent",
     "plus_minus",
     "range_of_times",
+    "span_of_times",
     "times",
 ]
 
@@ -111,6 +112,14 @@ def times(factor: float) -> str:
 def range_of_times(measured: Estimate) -> str:
     """Its confidence interval: `6.5x to 6.9x`."""
     return f"{times(measured.low)} to {times(measured.high)}"
+
+
+def span_of_times(factor: float, interval: tuple[float, float] | None) -> str:
+    """A ratio of speeds with its range, for a table: `6.7x (5.0-9.0)`."""
+    if interval is None or interval[0] == interval[1]:
+        return times(factor)
+    low, high = (times(end)[:-1] for end in interval)
+    return f"{times(factor)} ({low}-{high})"
 
 
 def percent(share: float | None, form: str = ".1f") -> str:

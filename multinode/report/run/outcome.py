@@ -15,10 +15,11 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
-from multinode.core.run.run import Attempt, Failure, NodeRun, Run, Stall
+from multinode.core.run.early_verdict import EarlyVerdict
+from multinode.core.run.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.screen import Part, labelled, paragraph
-from multinode.report.render.sheet import percent
+from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, percent
 from multinode.report.render.table import make_table, sheet_table
 from multinode.report.steps.summary_sheets import measured, step_sheet
 from multinode.units import format_count, format_duration
@@ -26,6 +27,7 @@ from multinode.units import format_count, format_duration
 __all__ = [
     "LaunchDocument",
     "RunsDocument",
+    "attempt_sheet",
     "failure_notes",
     "launch_document",
     "next_step",
@@ -64,6 +66,8 @@ class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None
     stalls: tuple[Stall, ...]
     attempts: tuple[Attempt, ...]
+    stop_reason: str
+    early_verdict: EarlyVerdict | None
     directory: str
 
 
@@ -72,12 +76,15 @@ _OF_RUN = _FIELDS & {*Run.__struct_fields__}
 _OF_SUMMARY = _FIELDS & {*Summary.__struct_fields__} - _OF_RUN
 
 
-def launch_document(run: Run, summary: Summary, directory: str) -> LaunchDocument:
+def launch_document(
+    run: Run, summary: Summary, directory: str, early_verdict: EarlyVerdict | None = None
+) -> LaunchDocument:
     """The document."""
     return LaunchDocument(
         **{name: getattr(run, name) for name in _OF_RUN},
         **{name: getattr(summary, name) for name in _OF_SUMMARY},
         duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
+        early_verdict=early_verdict,
         directory=directory,
     )
 
@@ -106,10 +113,13 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
         yield f"details: multinode show {run.run_id} --details"
 
 
+_STOP_REASONS = {SLOWER_THAN_ONE_NODE: " as one node alone is faster"}
+
+
 def run_verdict(run: Run, summary: Summary) -> str:
     """One line: how it ended, its speed, and what limits it."""
     took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
-    words = [f"{run.status}{took}"]
+    words = [f"{run.status}{took}{_STOP_REASONS.get(run.stop_reason, '')}"]
     if summary.samples_per_s is not None:
         words[0] += f": {measured(summary, 'samples_per_s', summary.samples_per_s)} samples/s"
     words.append(run.extent)
@@ -125,6 +135,8 @@ def run_verdict(run: Run, summary: Summary) -> str:
 
 def next_step(run: Run, summary: Summary | None) -> str | None:
     """The next command; None where there is nothing to do."""
+    if run.stop_reason == SLOWER_THAN_ONE_NODE:
+        return "next: the same command with --nodes 1"
     if run.first_failure is not None:
         return f"next: multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}"
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
@@ -289,9 +301,37 @@ def run_table(run: Run) -> Table:
     return table
 
 
+def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
+    """A row an attempt: from where to where it came, on how many workers, and what its failure has cost."""
+    words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
+    rows = [
+        (
+            one.run_id,
+            one.checkpoint or "the beginning",
+            _ending(one),
+            figure(one.world_size or None, "d"),
+            figure(one.global_batch, "d"),
+            f"{one.first_step} to {one.last_step}",
+            figure(one.lost_steps, "d"),
+            format_duration(one.lost_s) if one.lost_s is not None else UNKNOWN,
+        )
+        for one in attempts
+    ]
+    columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
+    return Sheet(title="attempts", columns=columns, rows=tuple(rows))
+
+
+def _ending(attempt: Attempt) -> str:
+    failure = attempt.first_failure
+    return attempt.status if failure is None else f"{attempt.status}: {failure.node}: {failure.message}"
+
+
 def _attempt_words(attempt: Attempt) -> str:
     begin = f"from {attempt.checkpoint}" if attempt.checkpoint is not None else "from the beginning"
     words = [f"{attempt.run_id} {begin}: {attempt.status} at step {attempt.last_step}"]
+    if attempt.left_out:
+        batch = f", global batch {attempt.global_batch}" if attempt.global_batch is not None else ""
+        words[0] += f" without {', '.join(attempt.left_out)} ({format_count(attempt.world_size, 'worker')}{batch})"
     if attempt.first_failure is not None:
         words.append(f"{attempt.first_failure.node}: {attempt.first_failure.message}")
     words += [f"{name} is not complete: {gap}" for name, gap in attempt.skipped.items()]

@@ -196,9 +196,12 @@ class ProgressTable:
         exposed = min(self._values["exposed_share"].values(), default=None)
         if exposed is not None:
             said += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
-        if progress.stall is None:
-            return Text(said)
-        return Text(said + "\n").append(sanitize(progress.stall.message), style="bold red")
+        caption = Text(said)
+        if progress.note:
+            caption.append("\n" + sanitize(progress.note), style="bold")
+        if progress.stall is not None:
+            caption.append("\n" + sanitize(progress.stall.message), style="bold red")
+        return caption
 
 
 def progress_table(progress: RunProgress) -> ProgressTable:

@@ -1,8 +1,8 @@
-"""What holds a training up, in one sentence; `with_words` puts it into a summary, once, where that is made."""
+"""What holds a training up, in one sentence, and why stragglers are late; `with_words` puts it into a summary, once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -10,8 +10,10 @@ from multinode.analyse.steps.bottleneck import WORTH, Bottleneck, is_bound
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
+from multinode.report.steps.in_training_words import in_training_words
+from multinode.report.telemetry.cause_words import cause_with_words
 
-__all__ = ["bottleneck_words", "with_words"]
+__all__ = ["bottleneck_words", "straggler_with_words", "with_words"]
 
 _TAKES = {
     "network": "exposed communication takes {share}",
@@ -23,8 +25,18 @@ _NO_ONE = "waiting for other workers takes {share}; none of them stands out as t
 _THREE_DIGITS = 100
 
 
-def with_words(summary: Summary) -> Summary:
-    """The summary with the sentence of its bottleneck."""
+def with_words(summary: Summary, write_hint: Callable[[str], str] = str) -> Summary:
+    """The summary with the sentences of its stragglers, its bandwidth and its bottleneck.
+
+    Args:
+        summary: by codes.
+        write_hint: a hint as the nodes are reached.
+    """
+    stragglers = tuple(straggler_with_words(one, write_hint) for one in summary.stragglers)
+    training = summary.comm.in_training
+    training = msgspec.structs.replace(training, sentence=in_training_words(training))
+    comm = msgspec.structs.replace(summary.comm, in_training=training)
+    summary = msgspec.structs.replace(summary, stragglers=stragglers, comm=comm)
     found = summary.bottleneck
     if found is None:
         return summary
@@ -34,6 +46,15 @@ def with_words(summary: Summary) -> Summary:
         else bottleneck_words(found, summary.split, summary.stragglers)
     )
     return msgspec.structs.replace(summary, bottleneck=msgspec.structs.replace(found, sentence=sentence))
+
+
+def straggler_with_words(one: Straggler, write_hint: Callable[[str], str] = str) -> Straggler:
+    """The straggler with its evidence and its hint; as it is, where an earlier release has worded it."""
+    causes = tuple(cause_with_words(cause, write_hint) for cause in one.causes)
+    if not causes:
+        return one
+    evidence = tuple(cause.sentence for cause in causes)
+    return msgspec.structs.replace(one, causes=causes, evidence=evidence, hint=causes[0].hint)
 
 
 def bottleneck_words(found: Bottleneck, split: StepSplit, stragglers: Sequence[Straggler] = ()) -> str:

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from plotly.graph_objects import Figure, Scatter
-from plotly.subplots import make_subplots
 
 from multinode.analyse.run.observed import Observed, ObservedNode
 from multinode.analyse.steps.step_split import StepSplit
@@ -16,6 +14,7 @@ from multinode.analyse.telemetry.cards import card_rates
 from multinode.core.run.samples import CpuSample, GpuSample, LossSample, NicSample, StepSample
 from multinode.report.render.charts import PALETTE, stacked_bars, thinned, with_axes
 from multinode.report.render.escaping import html_text
+from multinode.report.render.plotting import Figure, Scatter, make_subplots
 from multinode.report.steps.summary_sheets import PARTS
 
 __all__ = ["loss_chart", "split_chart", "step_time_chart", "timeline"]

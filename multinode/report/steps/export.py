@@ -28,7 +28,7 @@ from multinode.core.run.samples import (
 )
 from multinode.report.render.escaping import sanitize
 
-__all__ = ["FILES", "csv_files", "harmless"]
+__all__ = ["FILES", "csv_files", "harmless", "sample_tables"]
 
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]
@@ -160,15 +160,28 @@ def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
     return {name: _file(runs, rows, columns) for name, (rows, columns) in _KINDS.items()}
 
 
+def sample_tables(observed: Observed) -> dict[str, tuple[tuple[str, ...], Iterator[_Row]]]:
+    """Columns and rows of each kind by its name, `steps` and so on: the same as the values that they are."""
+    return {
+        name.removesuffix(".csv"): ((*_NODE, *columns), _placed(observed, rows))
+        for name, (rows, columns) in _KINDS.items()
+    }
+
+
+def _placed(observed: Observed, rows: _Rows) -> Iterator[_Row]:
+    for node in observed.nodes:
+        place = {"run_id": observed.run_id, "node": node.name, "node_rank": node.node_rank}
+        for row in rows(observed, node):
+            yield place | row
+
+
 def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=(*_NODE, *columns), lineterminator="\n")
     writer.writeheader()
     for observed in runs:
-        for node in observed.nodes:
-            place = {"run_id": observed.run_id, "node": node.name, "node_rank": node.node_rank}
-            for row in rows(observed, node):
-                writer.writerow({name: harmless(value) for name, value in (place | row).items()})
+        for row in _placed(observed, rows):
+            writer.writerow({name: harmless(value) for name, value in row.items()})
     return text.getvalue()
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.spread import known_max
+from multinode.analyse.steps.rounds import Rounds
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.analyse.telemetry.machine_use import GpuUse, NodeUse
+from multinode.analyse.traffic.step_bytes import SeenCall
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent, plus_minus
 
 __all__ = [
@@ -136,6 +138,9 @@ PARTS = {
 }
 _BAR = 30
 _MOST_CALLS = 8
+# Of calls that cost a round trip and next to no bandwidth; and how many of them in a step are worth a line.
+_SMALL_BYTES = 1024
+_OFTEN = 0.5
 
 
 def summary_sheets(summary: Summary) -> list[Sheet]:
@@ -160,6 +165,9 @@ def verdict_sheet(summary: Summary) -> Sheet:
     return Sheet(title="verdict", rows=tuple(_verdict(summary)))
 
 
+_MEANS = "step time: the median; its parts: means, which add up to the mean step"
+
+
 def step_sheet(summary: Summary) -> Sheet:
     """The few figures to begin with: speed, and where a step's time goes, each with its confidence interval."""
     rows = []
@@ -174,9 +182,10 @@ def step_sheet(summary: Summary) -> Sheet:
                 figures = measured(summary, field, part_ms)
                 rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
     if summary.first_loss is not None and summary.last_loss is not None:
-        rows.append(("loss", f"{summary.first_loss:.3g} to {summary.last_loss:.3g}", ""))
+        rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
     columns = (Column("", words=True), Column("measured"), Column("of the step"))
-    return Sheet(title="", columns=columns, rows=tuple(rows))
+    notes = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
+    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes)
 
 
 def measured(summary: Summary, name: str, value: float) -> str:
@@ -306,6 +315,9 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
     comm = summary.comm
     if summary.strategy != "unknown":
         yield "strategy", summary.strategy
+    if summary.rounds is not None:
+        yield from _rounds(summary.rounds)
+        yield from _script_calls(summary.comm.calls)
     if comm.exposed_ms is not None:
         share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
         yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}"
@@ -313,6 +325,26 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "overlap", f"{percent(comm.overlap)} of the communication overlaps with compute"
     yield from _bandwidth(summary)
     yield from _window(summary)
+
+
+def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
+    """What nodes average every H-th step."""
+    if rounds.sync_ms is None or rounds.size_bytes is None:
+        yield "rounds", f"no whole round of {rounds.every} steps was measured"
+        return
+    early = f", {rounds.early} of them early" if rounds.early else ""
+    dtype = f" as {rounds.dtype}" if rounds.dtype else ""
+    sent = f"{megabytes(rounds.size_bytes)} MB{dtype} in {rounds.sync_ms:.1f} ms"
+    yield "rounds", f"{rounds.rounds} measured{early}; each averages {sent}"
+    yield "drift", f"{figure(rounds.drift, '.3g')} from the mean of all nodes, {figure(rounds.last_drift, '.3g')} last"
+
+
+def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
+    """What a script, or HF's Trainer, calls in each step though its nodes average in few."""
+    small = sum(call.count for call in calls if call.nodes > 1 and call.size_bytes < _SMALL_BYTES)
+    if small >= _OFTEN:
+        remove = "HF: average_tokens_across_devices: false, a larger logging_steps"
+        yield "script", f"{small:.3g} small collectives per step between nodes, a round trip each ({remove})"
 
 
 def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:

@@ -24,7 +24,7 @@ from multinode.report.prediction.forecast_words import back_test_with_words, sce
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.prediction.predict import evidence_of, read_record, runs_of
 
-__all__ = ["advise_runs", "measured_job"]
+__all__ = ["advise_runs", "measured_job", "training_state"]
 
 
 class _Path(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ def advise_runs(
     evidence = evidence_of(root, names, link_measured)
     tested = back_test_with_words(back_tested(evidence))
     directories = [RunDirectory.open(root, name) for name in names]
-    today = _state(trusted(evidence, tested), directories, link_gbit_per_s)
+    today = training_state(trusted(evidence, tested), directories, link_gbit_per_s=link_gbit_per_s)
     now = today.outlook()
     advice = with_words(rank_options(today), now)
     notes = [*evidence.notes, *advice_notes(today, now), *([tested.sentence] if tested.tested else [])]
@@ -71,6 +71,7 @@ def advise_runs(
         advice=advice,
         notes=tuple(dict.fromkeys(notes)),
         back_test=tested,
+        job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
     )
 
 
@@ -102,12 +103,29 @@ def _sources(root: Path, name: str) -> tuple[str, ...]:
     return tried.runs if tried is not None else tuple(run.run_id for run in runs_of(directory))
 
 
-def _state(evidence: Evidence, directories: Sequence[RunDirectory], link_gbit_per_s: float | None) -> TrainingState:
+def training_state(
+    evidence: Evidence,
+    directories: Sequence[RunDirectory],
+    alike: Sequence[Summary] | None = None,
+    *,
+    link_gbit_per_s: float | None = None,
+) -> TrainingState:
+    """The training as it stands.
+
+    Args:
+        evidence: what its runs tell.
+        directories: theirs.
+        alike: summaries of runs in just its settings, the newest last; None are those that are stored.
+        link_gbit_per_s: as if the nodes had this link; None takes the one that was measured.
+
+    Raises:
+        MultinodeError: a file of one cannot be read.
+    """
     scenario, measured = evidence.today, evidence.today_samples_per_s
     if link_gbit_per_s is not None and link_gbit_per_s != scenario.link.gbit_per_s:
         link = msgspec.structs.replace(scenario.link, gbit_per_s=link_gbit_per_s)
         scenario, measured = msgspec.structs.replace(scenario, link=link), None
-    alike = list(_as_today(evidence, directories))
+    alike = list(_as_today(evidence, directories)) if alike is None else alike
     return TrainingState(
         calibration=evidence.calibration,
         scenario=scenario,

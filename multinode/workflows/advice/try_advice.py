@@ -36,6 +36,7 @@ __all__ = ["Attempt", "Trials", "changed_job", "changed_launch", "try_advice"]
 
 _FILE = "advice.json"
 _TODAY = "today"
+_ROUNDS = 3
 
 
 class Trials(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,17 +144,26 @@ def changed_launch(what: Launch, change: Change, today: PredictedScenario) -> La
     cluster = cluster.first(nodes)
     workers = change.workers_per_node or what.options.workers_per_node or today.workers_per_node
     if isinstance(job, LlamaFactoryJob):
-        job = fit_batch(changed_job(job, change), nodes * workers)
+        job = _whole_rounds(fit_batch(changed_job(job, change), nodes * workers), change)
     elif change.overrides or change.deepspeed:
         raise UsageError("only the settings of a LLaMA-Factory YAML can be changed", hint="give it: --job FILE")
     # On one node the gradients pass no network.
     asked = what.options.grad_compress if nodes != 1 else None
     options = msgspec.structs.replace(
         what.options,
-        grad_compress=change.grad_compress or asked,
+        grad_compress=None if change.averaging is not None else change.grad_compress or asked,
+        averaging=change.averaging,
         workers_per_node=workers,
     )
     return msgspec.structs.replace(what, cluster=cluster, job=job, options=options)
+
+
+def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
+    """The job with steps for a round that warms up and two that are measured."""
+    steps, least = job.config.get("max_steps"), _ROUNDS * change.averaging.every if change.averaging is not None else 0
+    if type(steps) is not int or not 0 < steps < least:
+        return job
+    return override_job(job, parse_overrides((f"max_steps={least}",)))
 
 
 def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:

@@ -17,6 +17,7 @@ from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.core.run.quoting import as_steps
 from multinode.errors import MultinodeError, NodeError, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
@@ -118,10 +119,15 @@ def check_cluster(
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
-        findings=sort_findings(findings),
+        findings=tuple(_reachable(one, cluster) for one in sort_findings(findings)),
         streams=inspection.connectivity.streams,
         time_s=time.monotonic() - began,
     )
+
+
+def _reachable(finding: Finding, cluster: Cluster) -> Finding:
+    """With a fix that can be typed where nodes are reached through Slurm."""
+    return msgspec.structs.replace(finding, hint=as_steps(finding.hint, cluster.nodes)) if finding.hint else finding
 
 
 def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> list[Finding]:

@@ -306,6 +306,10 @@ class Contrasted(msgspec.Struct, frozen=True, kw_only=True):
     contrast: Contrast
     directory: Path
 
+    def document(self) -> Contrast:
+        """What `contrast --json` prints."""
+        return self.contrast
+
 
 class _Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One side that was measured once."""

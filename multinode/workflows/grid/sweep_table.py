@@ -18,6 +18,7 @@ from multinode.core.grid.grid import CellRecord, GridRecord
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
+from multinode.report.grid.cell_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.grid.sweep_store import GRID_FILE
@@ -91,7 +92,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
         if table is None:
             raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
         tables.append(table)
-    return look_at(combine(tables), look or Look())
+    return with_words(look_at(combine(tables), look or Look()))
 
 
 def _open(root: Path, name: str) -> RunDirectory:
@@ -125,7 +126,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
             most_workers=run.world_size if run is not None else None,
         )
     )
-    return with_prices(table, None)
+    return with_words(with_prices(table, None))
 
 
 def _measured(record: CellRecord, root: Path) -> MeasuredCell:

@@ -12,6 +12,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import Run, new_run
 from multinode.core.run.run_id import node_run_id
 from multinode.errors import MultinodeError, UsageError
@@ -82,7 +83,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     request = {"schema": 1, "run_id": node_run_id(run_id, 0)}
     found = read_answer(agent.call(first, "runs", request, deadline_s=_ANSWER_S), _RunsOnNode, first.name)
     if not found.runs or found.plan is None:
-        hint = f"what it has: ssh {first.name} ls .multinode/runs"
+        hint = as_steps(f"what it has: ssh {first.name} ls .multinode/runs", [first])
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
     nodes = _in_order(cluster, found.plan)

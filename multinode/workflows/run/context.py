@@ -14,6 +14,7 @@ from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
 from multinode.core.job.job import Job
 from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.early_verdict import VERDICT_FILE, EarlyVerdict
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.progress import RunProgress
@@ -25,6 +26,7 @@ from multinode.transport.base import Transport
 
 if TYPE_CHECKING:
     from multinode.analyse.steps.summary import Summary
+    from multinode.report.run.outcome import LaunchDocument
 
 __all__ = ["Launch", "Launched", "Prepared", "RunContext"]
 
@@ -33,6 +35,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be launched.
 
     Attributes:
+        cluster: the nodes.
+        hostfile: the text that describes them; it is kept with the run.
+        job: a training, or what is measured in its place.
+        options: how it is laid out and started.
+        execute: how it is followed and stopped.
         check: whether findings that would break the run stop it before it starts.
         run_id: its name; None makes one.
     """
@@ -83,6 +90,13 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     plan: LaunchPlan
     directory: RunDirectory
+
+    def document(self) -> LaunchDocument:
+        """What `launch --json` prints."""
+        from multinode.report.run.outcome import launch_document  # noqa: PLC0415 - it lays out tables, too
+
+        verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
+        return launch_document(self.run, self.summary, str(self.directory), verdict)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ from multinode.preflight.launch_checks import (
 )
 from multinode.preflight.probe import Questions, peer_addresses, probe
 from multinode.store.run_directory import RunDirectory
-from multinode.transport.agent import AgentTransport
+from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.fetch import fetch_traces
@@ -81,6 +81,10 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     """
     if context.agent.has_asked:
         refresh_lab(what.cluster)
+    if isinstance(what.job, Benchmark):
+        # Which the workers run in the place of a training.
+        options = msgspec.structs.replace(what.options, agent=load_archive().path)
+        what = msgspec.structs.replace(what, options=options)
     context.say(f"probing {_nodes(what.cluster)}")
     facts = probe_nodes(what, context.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
@@ -241,10 +245,10 @@ def _keep(
     if not isinstance(what.job, Benchmark):
         layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
         job = with_accelerate(what.job, _accelerate(what))
-        directory.write(
-            "workload.json",
-            read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress),
-        )
+        workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
+        averaging = plan.averaging.words if plan.averaging is not None else None
+        settings = msgspec.structs.replace(workload.settings, averaging=averaging)
+        directory.write("workload.json", msgspec.structs.replace(workload, settings=settings))
 
 
 def _accelerate(what: Launch) -> dict[str, Any]:

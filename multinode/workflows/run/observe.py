@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from functools import partial
 
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.summary import Summary, summarise
 from multinode.analyse.steps.utilisation import ModelWork
+from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.quoting import as_steps
 from multinode.core.run.samples import Sample, StepSample, parse_samples
 from multinode.errors import MultinodeError
 from multinode.report.steps.bottleneck_words import with_words
@@ -77,7 +80,9 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
         sweep=_latest_scan(directory, plan),
         unread=unread,
     )
-    summary = with_words(summary)
+    cluster = directory.read("cluster.json", Cluster)
+    nodes = cluster.nodes if cluster is not None else ()
+    summary = with_words(summary, partial(as_steps, nodes=nodes))
     directory.write("summary.json", summary)
     return summary
 

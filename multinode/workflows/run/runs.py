@@ -16,7 +16,10 @@ from multinode.store.run_directory import RunDirectory, list_runs
 __all__ = ["PLAN_FILE", "StoredRun", "load_parts", "load_run", "load_runs"]
 
 # What a run may have beside its record, by the verb that made it.
-_RESULTS = ("summary.json", "contrast.json", "nccl-test.json", "advice.json", "sweep.json", "bench.json", "tune.json")
+_RESULTS = (
+    *("summary.json", "contrast.json", "nccl-test.json", "advice.json", "sweep.json", "bench.json", "tune.json"),
+    "early-verdict.json",
+)
 PLAN_FILE = "plan.json"
 # Made of runs, each with a plan of its own, by a controller that holds their directory to the end.
 _HELD = frozenset({"bench", "sweep", "tune"})

@@ -1,6 +1,7 @@
 """A worker that makes the steps of a YAML, each of which takes a moment, and saves what it has made.
 
 Where the variable HOLD has a word that is a part of this run's id, it makes one step. All parameters take MEMORY bytes.
+With `save_steps` it writes checkpoints, and goes on from the one that it is given.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 import yaml
+from checkpoints import resumed_step, save  # type: ignore[import-not-found]  # beside this file, in which it runs
 from steps import record_step  # type: ignore[import-not-found]  # on PYTHONPATH of the nodes
 
 _STEP_S = 0.05
@@ -24,12 +26,14 @@ def main() -> None:
     held = any(word in os.environ["MULTINODE_RUN_ID"] for word in os.environ.get("HOLD", "").split())
     dist.init_process_group()
     taken = b"1" * int(os.environ.get("MEMORY", "0")) if job["finetuning_type"] == "full" else b""
-    for step in range(1, job["max_steps"] + 1):
+    for step in range(resumed_step(job) + 1, job["max_steps"] + 1):
         while step > 1 and held:
             time.sleep(_STEP_S)
-        time.sleep(_STEP_S)
+        time.sleep(float(os.environ.get("STEP_S", _STEP_S)))
         dist.all_reduce(1)
         record_step(step, total_steps=job["max_steps"], samples=samples)
+        if step % job.get("save_steps", job["max_steps"] + 1) == 0:
+            save(job, step)
     if dist.get_rank() == 0:
         output = Path(job["output_dir"])
         output.mkdir(parents=True, exist_ok=True)

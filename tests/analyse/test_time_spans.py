@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.stats.intervals import Interval, clip, gaps, intersect, length, merge, subtract
+from multinode.analyse.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
 
 # Whole numbers: what is in a list can be counted moment by moment.
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)

@@ -1,4 +1,4 @@
-"""Intervals: union, intersection and difference of spans of time. What they are spans of is not known here. Pure."""
+"""Spans of time, as intervals: union, intersection and difference. What they are spans of is not known here. Pure."""
 
 from __future__ import annotations
 

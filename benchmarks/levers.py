@@ -1,0 +1,109 @@
+"""What levers against a slow network are predicted to give, beside what they give.
+
+Levers are local SGD, DiLoCo and compression. Each training is predicted from one worker on one node and an nccl-test at
+that rate, neither of which knows the lever, and then measured on two nodes with one worker each.
+
+Run as root, with a lab of two nodes of one core each up and nothing else on the machine; about 12 minutes:
+
+    multinode lab up --nodes 2 --cores-per-node 1
+    .venv/bin/python benchmarks/levers.py
+    .venv/bin/python benchmarks/levers.py --rates 100mbit --jobs full --levers sync-16
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MULTINODE = str(Path(sys.executable).parent / "multinode")
+REPOSITORY = Path(__file__).parent.parent
+JOB = "configs/tiny_sft.yaml"
+SHAPE = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json")
+JOBS = {"full": (), "lora": ("--set", "finetuning_type=lora")}
+# Options of launch, what predict calls them where that differs, and steps of a round.
+LEVERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
+    "ddp": ((), (), 1),
+    "fp16": (("--grad-compress", "fp16"), (), 1),
+    "powersgd": (("--grad-compress", "powersgd:4:2"), ("--grad-compress", "powersgd:4"), 1),
+    "sync-4": (("--sync-every", "4"), (), 4),
+    "sync-16": (("--sync-every", "16"), (), 16),
+    "diloco-16-fp16": (("--diloco", "16", "--sync-dtype", "fp16"), (), 16),
+}
+# Of an adapter PowerSGD leaves all as it is, and fp16 shows the same as of the whole model.
+_CELLS = {"full": tuple(LEVERS), "lora": ("ddp", "sync-4", "sync-16", "diloco-16-fp16")}
+# Of messages that take seconds each, nccl-test takes five.
+_SIZES = ("-b", "64K", "-e", "16M", "-f", "4", "-n", "10", "-w", "1", "--no-tcp")
+_STEPS, _ALONE = {1: 16, 4: 28, 16: 64}, 40
+_AIMS = (0.05, 0.12)
+
+
+def main() -> None:
+    """Measure and print one JSON document, and a line per cell on stderr."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", nargs="*", default=["100mbit", "300mbit"])
+    parser.add_argument("--jobs", nargs="*", default=list(JOBS), choices=list(JOBS))
+    parser.add_argument("--levers", nargs="*", default=list(LEVERS), choices=list(LEVERS))
+    arguments = parser.parse_args()
+    os.environ["MULTINODE_RUNS"] = tempfile.mkdtemp(prefix="levers-")
+    alone = {name: _train(_ALONE, "--nodes", "1", *JOBS[name])["run_id"] for name in arguments.jobs}
+    cells = []
+    for rate in arguments.rates:
+        _call("lab", "rate", "all", rate)
+        scan = json.loads(_call("nccl-test", *_SIZES, *SHAPE))["run_id"]
+        for job in arguments.jobs:
+            for lever in (one for one in _CELLS[job] if one in arguments.levers):
+                cells.append({"rate": rate, "job": job, "lever": lever} | _cell(alone[job], scan, rate, job, lever))
+                sys.stderr.write(f"{cells[-1]}\n")
+    errors = [abs(cell["error"]) for cell in cells]
+    document = {
+        "schema": "multinode.benchmark.levers/1",
+        "load": os.getloadavg()[0],
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "aims": _AIMS,
+        "inside": sum(cell["inside"] for cell in cells),
+        "cells": cells,
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _cell(alone: str, scan: str, rate: str, job: str, lever: str) -> dict[str, Any]:
+    options, asked, every = LEVERS[lever]
+    predicting = ("predict", alone, scan, "--link", rate, "--nodes", "2", "--json", *(asked or options))
+    predicted = json.loads(_call(*predicting))["scenarios"][0]
+    measured = _train(_STEPS[every], *JOBS[job], *options)
+    rate_of, (low, high) = measured["samples_per_s"], predicted["interval"]
+    return {
+        "measured_samples_per_s": rate_of,
+        "predicted_samples_per_s": predicted["samples_per_s"],
+        "interval": [low, high],
+        # Of the step time.
+        "error": rate_of / predicted["samples_per_s"] - 1,
+        "inside": low <= rate_of <= high,
+        "parts": predicted["parts"],
+        "rounds": measured.get("rounds"),
+    }
+
+
+def _train(steps: int, *options: str) -> dict[str, Any]:
+    _call("launch", JOB, *SHAPE, "--set", f"max_steps={steps}", *options)
+    summary: dict[str, Any] = json.loads(_call("show", "last", "--json"))["summary"]
+    return summary
+
+
+def _call(*arguments: str) -> str:
+    done = subprocess.run([MULTINODE, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"multinode {' '.join(arguments)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The Trainer's checkpoints: what a rank keeps beside what the Trainer saves, and takes up again.
+
+A file is written before `trainer_state.json`, the last one of a complete checkpoint, and is there on all ranks that
+write one, or on none: a checkpoint of a training without us is one to go on from, a part of one is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+__all__ = ["around_checkpoints", "read_state", "write_state"]
+
+_FOLDER = "checkpoint-"
+# The last one, and the one before that, which is the newest complete one while the last one is written.
+_LEAST_KEPT = 2
+
+_Act = Callable[[Any, str], None]
+
+
+def around_checkpoints(module: Any, save: _Act, load: _Act, begin: Callable[[], None] = lambda: None) -> None:
+    """Have ours called where the Trainer saves and loads its optimizer; what it raises ends the training.
+
+    Args:
+        module: transformers.trainer.
+        save: given the Trainer and the checkpoint's directory, which need not be there yet.
+        load: likewise, after the Trainer's own.
+        begin: called before the Trainer saves anything, a model alone too.
+    """
+    trainer = module.Trainer
+    saving, loading = trainer._save_checkpoint, trainer._load_optimizer_and_scheduler  # noqa: SLF001 - no other
+
+    @functools.wraps(saving)
+    def saved(self: Any, model: Any, trial: Any, *args: Any, **kwargs: Any) -> Any:
+        begin()
+        if not self.args.save_only_model:
+            save(self, os.path.join(self._get_output_dir(trial=trial), _FOLDER + str(self.state.global_step)))
+        return saving(self, model, trial, *args, **kwargs)
+
+    @functools.wraps(loading)
+    def loaded(self: Any, checkpoint: Optional[str], *args: Any, **kwargs: Any) -> Any:
+        result = loading(self, checkpoint, *args, **kwargs)
+        if checkpoint is not None:
+            load(self, checkpoint)
+        return result
+
+    trainer._save_checkpoint, trainer._load_optimizer_and_scheduler = saved, loaded  # noqa: SLF001 - no other
+
+
+def write_state(trainer: Any, folder: str, name: str, state: Dict[str, Any]) -> None:
+    """Write a file of this rank, and remove it from checkpoints that the Trainer no longer keeps.
+
+    Rank 0 removes whole directories, on its own node.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, name)
+    sys.modules["torch"].save(state, path + ".partial")
+    os.replace(path + ".partial", path)
+    if trainer.args.save_total_limit:
+        best = os.path.basename(trainer.state.best_model_checkpoint or "")
+        for older in _numbered(os.path.dirname(folder))[: -max(_LEAST_KEPT, trainer.args.save_total_limit)]:
+            mine = os.path.join(older, name)
+            if os.path.basename(older) != best and os.path.exists(mine):
+                os.remove(mine)
+
+
+def read_state(folder: str, name: str, device: Any) -> Optional[Dict[str, Any]]:
+    """What `write_state` wrote; None where no rank finds its file. Every rank has to call this.
+
+    Raises:
+        RuntimeError: on all ranks, where some find theirs and some do not.
+    """
+    torch = sys.modules["torch"]
+    path = os.path.join(folder, name)
+    there = torch.tensor([float(os.path.exists(path))], device=device)
+    torch.distributed.all_reduce(there)
+    found = int(there.item())
+    if 0 < found < torch.distributed.get_world_size():
+        kind = name.rpartition("_")[0]
+        raise RuntimeError(
+            "multinode: %s has %s_*.pt of some ranks, and not of all; copy each node's own there, or resume from "
+            "another checkpoint" % (os.path.basename(folder), kind)
+        )
+    state: Optional[Dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True) if found else None
+    return state
+
+
+def _numbered(root: str) -> List[str]:
+    """The checkpoints below a directory, oldest first."""
+    numbers = [one[len(_FOLDER) :] for one in os.listdir(root) if one.startswith(_FOLDER)]
+    return [os.path.join(root, _FOLDER + one) for one in sorted(filter(str.isdecimal, numbers), key=int)]

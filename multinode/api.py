@@ -1,0 +1,324 @@
+"""multinode from Python: what the verbs of the command do, as functions of structs; the command itself calls them.
+
+Nothing is printed. What goes wrong is raised as a MultinodeError, with the node, what was run and a hint. What this
+module names is stable: within a major version functions and fields are added, and none is renamed or removed.
+
+    from multinode import api
+
+    nodes = api.load_nodes("hosts.txt")
+    with api.connect(nodes.cluster, say=print) as context:
+        report = api.check(nodes.cluster, context)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multinode.analyse.collectives.traffic import Strategy
+    from multinode.analyse.comparison.contrast_figures import Contrast
+    from multinode.analyse.nccl_test.size_scan import ScanReport
+    from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
+    from multinode.analyse.steps.summary import Summary
+    from multinode.core.check.finding import Finding
+    from multinode.core.cluster.cluster import Cluster, Node
+    from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
+    from multinode.core.job.job_environment import JobEnvironment
+    from multinode.core.measure.benchmark import CollectiveTest, Message, scan_messages, scan_sizes
+    from multinode.core.run.engine_commands import Engine
+    from multinode.core.run.plan import LaunchPlan
+    from multinode.core.run.planning import LaunchOptions
+    from multinode.core.run.restart import RestartOptions
+    from multinode.core.run.run import Run
+    from multinode.core.run.synthetic import with_synthetic
+    from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
+    from multinode.launch.request import ExecuteOptions
+    from multinode.workflows.check.check import CheckOptions, CheckReport
+    from multinode.workflows.comparison.contrast import Contrasted, ContrastRequest, cut_job
+    from multinode.workflows.nccl_test import Extent
+    from multinode.workflows.run.connection import connect
+    from multinode.workflows.run.context import Launch, Launched, RunContext
+    from multinode.workflows.run.nodes import Nodes, load_nodes, local_nodes, parse_nodes
+    from multinode.workflows.run.runs import StoredRun
+
+__all__ = [
+    "CheckOptions",
+    "CheckReport",
+    "Cluster",
+    "CollectiveTest",
+    "Contrast",
+    "ContrastRequest",
+    "Contrasted",
+    "Engine",
+    "ExecuteOptions",
+    "Extent",
+    "Finding",
+    "Forecast",
+    "ForecastRequest",
+    "Interrupted",
+    "Job",
+    "JobEnvironment",
+    "Launch",
+    "LaunchOptions",
+    "LaunchPlan",
+    "Launched",
+    "LlamaFactoryJob",
+    "Message",
+    "MultinodeError",
+    "Node",
+    "NodeError",
+    "NodeFailed",
+    "Nodes",
+    "RestartOptions",
+    "Run",
+    "RunContext",
+    "RunFailed",
+    "ScanReport",
+    "ScriptJob",
+    "StoredRun",
+    "Strategy",
+    "Summary",
+    "UsageError",
+    "check",
+    "connect",
+    "contrast",
+    "cut_job",
+    "document",
+    "launch",
+    "load_job",
+    "load_nodes",
+    "load_run",
+    "local_nodes",
+    "nccl_test",
+    "parse_nodes",
+    "plan",
+    "predict",
+    "predict_from_benchmarks",
+    "scan_messages",
+    "scan_sizes",
+    "with_synthetic",
+]
+
+# Where the names are defined that are not defined here. Each is imported when it is used: a verb needs few of them.
+_FROM = {
+    "analyse.collectives.traffic": ("Strategy",),
+    "analyse.comparison.contrast_figures": ("Contrast",),
+    "analyse.nccl_test.size_scan": ("ScanReport",),
+    "analyse.prediction.forecast": ("Forecast", "ForecastRequest"),
+    "analyse.steps.summary": ("Summary",),
+    "core.check.finding": ("Finding",),
+    "core.cluster.cluster": ("Cluster", "Node"),
+    "core.job.job": ("Job", "LlamaFactoryJob", "ScriptJob"),
+    "core.job.job_environment": ("JobEnvironment",),
+    "core.measure.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),
+    "core.run.engine_commands": ("Engine",),
+    "core.run.plan": ("LaunchPlan",),
+    "core.run.planning": ("LaunchOptions",),
+    "core.run.restart": ("RestartOptions",),
+    "core.run.run": ("Run",),
+    "core.run.synthetic": ("with_synthetic",),
+    "errors": ("Interrupted", "MultinodeError", "NodeError", "NodeFailed", "RunFailed", "UsageError"),
+    "launch.request": ("ExecuteOptions",),
+    "workflows.check.check": ("CheckOptions", "CheckReport"),
+    "workflows.comparison.contrast": ("Contrasted", "ContrastRequest", "cut_job"),
+    "workflows.nccl_test": ("Extent",),
+    "workflows.run.connection": ("connect",),
+    "workflows.run.context": ("Launch", "Launched", "RunContext"),
+    "workflows.run.nodes": ("Nodes", "load_nodes", "local_nodes", "parse_nodes"),
+    "workflows.run.runs": ("StoredRun",),
+}
+_MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A name of another module (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return __all__
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequence[str] = ()) -> LlamaFactoryJob:
+    """A LLaMA-Factory YAML, and the DeepSpeed JSON that it names. A script is `ScriptJob(argv=("train.py", "--lr=1"))`.
+
+    Args:
+        path: the YAML.
+        overrides: keys of it that are replaced: `max_steps=50`.
+        deepspeed: keys of the DeepSpeed JSON that are replaced for this run alone: `zero_optimization.stage=3`.
+
+    Raises:
+        UsageError: a file cannot be read or is wrong, or there is no JSON to edit.
+    """
+    from multinode.core.job.deepspeed import parse_deepspeed_edits
+    from multinode.store.job import load_job as load
+
+    return load(Path(path), tuple(overrides), parse_deepspeed_edits(deepspeed))
+
+
+def check(
+    cluster: Cluster, context: RunContext, job: Job | None = None, options: CheckOptions | None = None
+) -> CheckReport:
+    """Ask every node, connect all with each other, and say what would break a training, as `multinode check`.
+
+    What a node does wrong is a finding, not an error; `report.ok` says whether any would break a training.
+
+    Args:
+        cluster: the nodes.
+        context: the connections to them.
+        job: what is to be trained; None checks what any training needs.
+        options: how it is to be launched, and whether the nodes stream to each other.
+    """
+    from multinode.workflows.check.check import CheckOptions, check_cluster
+
+    return check_cluster(context.agent, cluster, job, options or CheckOptions(), context.say)
+
+
+def plan(what: Launch) -> LaunchPlan:
+    """The command and place of every node as far as the hostfile gives them, as `multinode launch --dry-run`.
+
+    No node is asked: what a probe would have said is marked as assumed.
+
+    Raises:
+        UsageError: the job cannot be laid out over these nodes.
+    """
+    from multinode.workflows.run.launch import plan_offline
+
+    return plan_offline(what)
+
+
+def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
+    """Run a job on all nodes to its end, and sum up what was measured, as `multinode launch`.
+
+    A run that fails is a result: `launched.run.status`, `launched.run.first_failure`. Another thread stops the run on
+    every node with `context.stop.ask("why")`.
+
+    Args:
+        what: the job, the nodes, and how it is run.
+        context: the connections to the nodes.
+        restarts: whether and how often a run that fails starts again from its last checkpoint; None is never.
+
+    Raises:
+        UsageError: the job cannot be laid out over these nodes, or cannot go on from a checkpoint.
+        NodeError: a node could not be reached.
+        NodeFailed: a check found what would break the run. Nothing was started, as with the other two.
+    """
+    if restarts is not None:
+        from multinode.workflows.run.restart import launch_with_restarts
+
+        return launch_with_restarts(what, context, restarts)
+    from multinode.workflows.run.launch import launch as launch_once
+
+    return launch_once(what, context)
+
+
+def nccl_test(what: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
+    """Measure collectives over the nodes with their own torch, and judge the network, as `multinode nccl-test`.
+
+    Args:
+        what: its job is a CollectiveTest; `LaunchOptions(workers_per_node=1)` measures the network between the nodes.
+        context: the connections to the nodes.
+        extent: what is measured beside the collectives; None is raw TCP between neighbours.
+
+    Raises:
+        RunFailed: it did not end well.
+        Interrupted: it was stopped.
+        UsageError, NodeError, NodeFailed: as `launch`.
+    """
+    from multinode.workflows.nccl_test import Extent
+    from multinode.workflows.nccl_test import nccl_test as measure
+
+    return measure(_of_kind(what, "nccl-test"), extent or Extent(), context)
+
+
+def contrast(
+    what: Launch, context: RunContext, request: ContrastRequest | None = None, *, repeats: int = 1
+) -> Contrasted:
+    """Run a job on one node and on many, and say which is faster, by how much and why, as `multinode contrast`.
+
+    Every side trains as many steps as the job has: `cut_job` leaves those that a comparison needs.
+
+    Args:
+        what: the job and all nodes.
+        context: the connections to the nodes.
+        request: which sides; None is one node against all, with what node 0's slots allow.
+        repeats: how often each side is measured, in turns.
+
+    Raises:
+        UsageError: the hostfile or the mode does not allow it.
+        RunFailed: a run did not end well.
+        Interrupted: it was stopped.
+        NodeError, NodeFailed: as `launch`.
+    """
+    from multinode.workflows.comparison.contrast import ContrastRequest
+    from multinode.workflows.comparison.contrast import contrast as measure
+
+    return measure(_of_kind(what, "contrast"), context, request or ContrastRequest(), repeats=repeats)
+
+
+def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:
+    """Predict other networks, nodes and settings from stored runs, as `multinode predict`.
+
+    Args:
+        names: of runs of one training, and of an nccl-test: ids, their beginnings, or `last`; a contrast has its own.
+        request: what is predicted; None is the usual links for what was measured.
+        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+
+    Raises:
+        UsageError: there is no such run, they say too little, or what is asked for cannot be.
+    """
+    from multinode.store.run_directory import runs_root
+    from multinode.workflows.prediction.predict import forecast_runs
+
+    return forecast_runs(runs or runs_root(), names, request)
+
+
+def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
+    """Likewise from a file of published figures, as `multinode predict --benchmarks`.
+
+    Raises:
+        UsageError: the file is not what it should be, or what is asked for cannot be.
+    """
+    from multinode.workflows.prediction.predict import forecast_benchmarks
+
+    return forecast_benchmarks(Path(path), request)
+
+
+def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
+    """A run read back, as `multinode show`: its record, its figures, and the directory that has all the rest.
+
+    Args:
+        name: its id, the beginning of it, or `last`.
+        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    from multinode.store.run_directory import runs_root
+    from multinode.workflows.run.runs import load_run as load
+
+    return load(runs or runs_root(), name)
+
+
+def document(result: object) -> Any:
+    """A result as the command prints it with `--json`: dicts, lists, text and numbers, without secrets."""
+    import msgspec
+
+    from multinode.core.text.secret_values import redact
+    from multinode.decoding import decode_json
+
+    told = getattr(result, "document", None)
+    return redact(decode_json(msgspec.json.encode(result if told is None else told()), object))
+
+
+def _of_kind(what: Launch, kind: str) -> Launch:
+    """As it is listed among the runs."""
+    import msgspec
+
+    return msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind=kind))

@@ -1,0 +1,190 @@
+"""The early verdict on a run: shown with its progress, and what `--if-slower-than-one-node` does then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+
+from multinode.cli.output import is_quiet
+from multinode.errors import MultinodeError, UsageError
+from multinode.store.run_directory import RunDirectory, runs_root
+from multinode.units import format_count
+
+if TYPE_CHECKING:
+    from multinode.core.run.early_verdict import EarlyVerdict
+    from multinode.core.run.progress import RunProgress
+    from multinode.workflows.advice.early_verdict import Judged
+    from multinode.workflows.run.context import RunContext
+
+__all__ = ["IfSlower", "Mode", "require_terminal", "running_verdict", "watch"]
+
+Mode = Literal["report", "ask", "stop"]
+IfSlower = Annotated[
+    Mode,
+    typer.Option(
+        "--if-slower-than-one-node",
+        metavar="HOW",
+        rich_help_panel="Run control",
+        help="Where one node alone would surely be faster, and has the memory: `report` says so, `ask` asks whether to "
+        "stop the run, `stop` stops it.",
+    ),
+]
+_LEAVE_S = 30.0
+_LONGEST_ANSWER = 1 << 10
+
+
+def require_terminal(mode: Mode, *, detach: bool = False) -> None:
+    """Refuse what nobody would be there for.
+
+    Raises:
+        UsageError: nobody can be asked, or this command leaves before there is a verdict.
+    """
+    if detach and mode != "report":
+        raise UsageError(
+            f"--if-slower-than-one-node {mode} needs this command to stay: a detached run is followed by none",
+            hint="leave out --detach; multinode show says the verdict on a run that is followed",
+        )
+    if mode == "ask" and (is_quiet() or not (sys.stdin.isatty() and sys.stderr.isatty())):
+        raise UsageError(
+            "--if-slower-than-one-node ask needs a terminal, and no --quiet",
+            hint="--if-slower-than-one-node report, or stop",
+        )
+
+
+def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
+    """On a run that is still running, by what has come home of it so far, and in words; empty where there is none."""
+    from multinode.workflows.advice.early_verdict import judge
+    from multinode.workflows.run.attach import find_known
+
+    try:
+        judged = judge(find_known(runs_root(), run_id).directory)
+    except MultinodeError as error:
+        return None, f"no early verdict: {error.message}"
+    if judged.lacking:
+        return None, f"no early verdict yet: {format_count(judged.lacking, 'step')} to go"
+    return judged.verdict, judged.verdict.sentence if judged.verdict is not None else ""
+
+
+@contextlib.contextmanager
+def watch(context: RunContext, mode: Mode) -> Iterator[None]:
+    """While inside, the runs of this context are judged once they have made their first steps."""
+    watching = _Watch(context, mode)
+    context.observe = watching.observe
+    try:
+        yield
+    finally:
+        watching.close()
+
+
+class _Watch:
+    """Judges each run that is observed, once, and does what was asked for; no failure of it is one of the run."""
+
+    def __init__(self, context: RunContext, mode: Mode) -> None:
+        from multinode.core.run.early_verdict import LEAST_STEPS
+
+        self._context = context
+        self._observe = context.observe
+        self._mode = mode
+        self._least = LEAST_STEPS
+        self._run_id = ""
+        # The step from which on there may be a verdict; None once there is one, or there will be none.
+        self._due: int | None = None
+        self._thread: threading.Thread | None = None
+        self._judged: Judged | Exception | None = None
+        self._verdict: EarlyVerdict | None = None
+        self._asks = False
+
+    def observe(self, progress: RunProgress) -> None:
+        """Show the progress, with the verdict once there is one."""
+        try:
+            progress = self._look(progress)
+        except Exception as error:  # noqa: BLE001 - whoever follows a run stops it when its own code fails
+            self._give_up(error)
+        self._observe(progress)
+
+    def close(self) -> None:
+        """Wait for a verdict that is under way: it is kept with the run."""
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
+
+    def _give_up(self, error: Exception) -> None:
+        self._due, self._verdict, self._asks = None, None, False
+        self._context.say(f"no early verdict; the run is still running: {error}")
+
+    def _look(self, progress: RunProgress) -> RunProgress:
+        if progress.run_id != self._run_id:
+            self._run_id, self._verdict, self._asks = progress.run_id, None, False
+            self._due = self._least if len(progress.nodes) > 1 else None
+        steps = [node.step for node in progress.nodes]
+        step = min((one for one in steps if one is not None), default=0) if None not in steps else 0
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            self._take(step)
+        elif self._thread is None and self._due is not None and step >= self._due:
+            self._thread = threading.Thread(target=self._judge, args=(progress.run_id,), name="judge", daemon=True)
+            self._thread.start()
+        if self._verdict is None:
+            return progress
+        if self._asks:
+            self._read_answer(running=all(node.state == "running" for node in progress.nodes))
+        from multinode.report.advice.early_verdict_words import verdict_line
+
+        return msgspec.structs.replace(progress, note=verdict_line(self._verdict, step))
+
+    def _judge(self, run_id: str) -> None:
+        from multinode.core.run.early_verdict import VERDICT_FILE
+        from multinode.workflows.advice.early_verdict import judge
+
+        directory = RunDirectory(self._context.runs / run_id)
+        try:
+            judged = judge(directory)
+            if judged.verdict is not None:
+                directory.write(VERDICT_FILE, judged.verdict)
+            self._judged = judged
+        except Exception as error:  # noqa: BLE001 - told in the loop that follows the run
+            self._judged = error
+
+    def _take(self, step: int) -> None:
+        judged, self._judged = self._judged, None
+        if isinstance(judged, Exception):
+            raise judged
+        if judged is None:
+            return
+        # Of a training that resumed, the first step has a number of its own.
+        self._due = step + judged.lacking if judged.lacking else None
+        if judged.verdict is None or judged.verdict.run_id != self._run_id:
+            return
+        self._verdict = judged.verdict
+        if not judged.verdict.is_certain or self._context.stop.count:
+            return
+        if self._mode == "stop":
+            self._stop()
+        elif self._mode == "ask":
+            self._asks = True
+            self._context.say(
+                "One node alone is faster. Stop the run? y and Enter stops it; any other answer lets it run."
+            )
+
+    def _read_answer(self, *, running: bool) -> None:
+        """What was typed, if anything was: nobody is waited for."""
+        if not running:
+            self._asks = False
+        elif select.select([sys.stdin.fileno()], [], [], 0)[0]:
+            self._asks = False
+            answer = os.read(sys.stdin.fileno(), _LONGEST_ANSWER).decode(errors="replace").strip().lower()
+            if answer in {"y", "yes"}:
+                self._stop()
+
+    def _stop(self) -> None:
+        from multinode.core.run.run import SLOWER_THAN_ONE_NODE
+
+        self._context.say("stopping on all nodes: one node alone is faster (--if-slower-than-one-node)")
+        self._context.stop.ask(SLOWER_THAN_ONE_NODE)

@@ -1,0 +1,109 @@
+"""`multinode export`, and `--export` of the verbs that follow a run: its figures where other tools show them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.options import ExportTo, Json, MetricsPort, RunId
+from multinode.cli.output import note, print_document
+from multinode.errors import UsageError
+from multinode.store.run_directory import runs_root
+
+if TYPE_CHECKING:
+    from multinode.core.run.progress import RunProgress
+    from multinode.workflows.run.context import RunContext
+
+__all__ = ["ExportOptions", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(export)
+
+
+def export(
+    run_id: RunId,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            help="KIND:WHERE: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom, csv:DIR, parquet:DIR.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Export a run that is followed on this machine, to its end.")
+    ] = False,
+    metrics_port: MetricsPort = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's figures and samples for TensorBoard, MLflow, Weights & Biases, Prometheus, or as tables.
+
+    Of a contrast, a sweep, or a launch with restarts, each of its runs is exported.
+    """
+    from multinode.export.target import parse_targets
+    from multinode.workflows.run.export import export_runs, follow_export
+
+    where = parse_targets(targets or (), metrics_port)
+    if not where:
+        raise UsageError("where to?", hint=f"multinode export {run_id} tensorboard:DIR")
+    if follow:
+        if len(where) > 1:
+            raise UsageError("--follow exports to one target", hint="start one for each")
+        follow_export(runs_root(), run_id, where[0])
+        return
+    done = []
+    for run, target, failure in export_runs(runs_root(), run_id, where):
+        done.append({"run_id": run, "target": str(target), "error": failure})
+        if failure is not None:
+            typer.echo(f"error: {target}, run {run}: {failure}", err=True)
+        else:
+            note(f"{run} -> {target}")
+    if as_json:
+        print_document({"schema": "multinode.export/1", "exports": done})
+    raise typer.Exit(1 if any(one["error"] for one in done) else 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Where a run is exported to while it is followed."""
+
+    export: ExportTo = None
+    metrics_port: MetricsPort = None
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether it is exported at all."""
+        return bool(self.export) or self.metrics_port is not None
+
+    @contextlib.contextmanager
+    def watch(self, context: RunContext) -> Iterator[None]:
+        """Export the runs that are followed while inside; at the end wait until all is written.
+
+        Raises:
+            UsageError: a target is none, or its library is not installed.
+        """
+        if not self.are_wanted:
+            yield
+            return
+        from multinode.export.followers import Followers
+        from multinode.export.target import parse_targets
+
+        targets = parse_targets(self.export or (), self.metrics_port)
+        followers = Followers(targets, context.runs, functools.partial(typer.echo, err=True))
+        observe = context.observe
+
+        def observe_and_follow(progress: RunProgress) -> None:
+            followers.follow(progress.run_id)
+            observe(progress)
+
+        context.observe = observe_and_follow
+        try:
+            yield
+        finally:
+            followers.close()

@@ -1,0 +1,89 @@
+"""Restarting a run that fails: `--restarts` and what goes with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from multinode.core.run.restart import RestartOptions
+from multinode.errors import UsageError
+from multinode.units import parse_duration
+
+__all__ = ["Restarts"]
+
+_PANEL = "Run control"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restarts:
+    """How often, after what, and on which nodes."""
+
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            metavar="N",
+            rich_help_panel=_PANEL,
+            help="Start a run that fails again from its last complete checkpoint, so often at the most.",
+        ),
+    ] = 0
+    node_wait: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel=_PANEL,
+            help="How long a restart waits for a node that cannot be reached or fails a check: 90s, 10m, 2h.",
+        ),
+    ] = "10m"
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            rich_help_panel=_PANEL,
+            help="Restart without nodes that do not return, on K at the least; the global batch is kept.",
+        ),
+    ] = None
+    scale_batch: Annotated[
+        bool,
+        typer.Option(
+            "--scale-batch",
+            rich_help_panel=_PANEL,
+            help="With --min-nodes: let the global batch shrink where no accumulation keeps it.",
+        ),
+    ] = False
+    restart_after_oom: Annotated[
+        bool,
+        typer.Option("--restart-after-oom", rich_help_panel=_PANEL, help="Restart a run that ran out of memory, too."),
+    ] = False
+
+    def options(self, *, detach: bool) -> RestartOptions | None:
+        """The options; None where the run is not restarted.
+
+        Raises:
+            UsageError: they do not go together, or the time is none.
+        """
+        if self.min_nodes is not None and not self.restarts:
+            raise UsageError("--min-nodes is for --restarts: without these no node is left out")
+        if self.scale_batch and self.min_nodes is None:
+            raise UsageError("--scale-batch is for --min-nodes: without it no node is left out")
+        if self.restarts and detach:
+            raise UsageError(
+                "--restarts needs this command to stay: a detached run is not restarted",
+                hint="leave out --detach; in Slurm, multinode submit keeps it there",
+            )
+        try:
+            node_wait_s = parse_duration(self.node_wait)
+        except ValueError as error:
+            raise UsageError(f"--node-wait: {error}") from None
+        options = RestartOptions(
+            restarts=self.restarts,
+            node_wait_s=node_wait_s,
+            after_oom=self.restart_after_oom,
+            min_nodes=self.min_nodes,
+            scale_batch=self.scale_batch,
+        )
+        return options if self.restarts else None

@@ -1,0 +1,152 @@
+"""Averaging between nodes every H-th optimizer step (local SGD, DiLoCo): what the command line asks for, and refusals.
+
+The mechanism is the instrumentation's (multinode_sync); ADR 0033 has the semantics. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from multinode.core.job.job import Job, LlamaFactoryJob
+from multinode.errors import UsageError
+
+__all__ = ["SYNC_DTYPES", "Averaging", "averaging_environment", "read_averaging", "refuse_averaging"]
+
+SYNC_DTYPES = ("fp16", "bf16")
+# Read by the instrumentation.
+_VARIABLE = "MULTINODE_SYNC"
+# Of the outer optimizer, as the paper has them (arXiv:2311.08105).
+_OUTER_LR, _MOMENTUM = 0.7, 0.9
+_MOST_STEPS = 1_000_000
+
+
+class Averaging(msgspec.Struct, frozen=True, kw_only=True):
+    """What nodes average, and when.
+
+    Attributes:
+        every: optimizer steps of a round, H.
+        dtype: `fp16` or `bf16`, in which changes travel between nodes; None sends the parameters as they are.
+        outer_lr: learning rate of DiLoCo's outer optimizer; None is local SGD.
+        momentum: of the outer optimizer, Nesterov's.
+    """
+
+    every: Annotated[int, Meta(ge=1, le=_MOST_STEPS)]
+    dtype: str | None = None
+    outer_lr: float | None = None
+    momentum: float = 0.0
+
+    @property
+    def option(self) -> str:
+        """As it is typed."""
+        if self.outer_lr is None:
+            return f"--sync-every {self.every}"
+        return f"--diloco {self.every}:{self.outer_lr:g}:{self.momentum:g}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """As arguments of `launch`."""
+        return (*self.option.split(), *(("--sync-dtype", self.dtype) if self.dtype is not None else ()))
+
+    @property
+    def words(self) -> str:
+        """In a few words: `every 16 steps (local SGD), as fp16`."""
+        kind = "local SGD" if self.outer_lr is None else f"DiLoCo, outer lr {self.outer_lr:g}"
+        every = "step" if self.every == 1 else f"{self.every} steps"
+        return f"every {every} ({kind})" + (f", as {self.dtype}" if self.dtype else "")
+
+
+def read_averaging(sync_every: int | None, diloco: str | None, sync_dtype: str | None) -> Averaging | None:
+    """What the options `--sync-every`, `--diloco` and `--sync-dtype` ask for; None where they were not given.
+
+    Raises:
+        UsageError: they contradict each other, or one is wrong.
+    """
+    if sync_dtype is not None and sync_dtype not in SYNC_DTYPES:
+        raise UsageError(f"--sync-dtype {sync_dtype}: one of {', '.join(SYNC_DTYPES)}")
+    if sync_every is None and diloco is None:
+        if sync_dtype is not None:
+            raise UsageError(
+                f"--sync-dtype {sync_dtype} is of what nodes average every H steps",
+                hint="give --sync-every H or --diloco H; --grad-compress sends the gradients of every step as fp16",
+            )
+        return None
+    if sync_every is not None and diloco is not None:
+        raise UsageError("--sync-every and --diloco exclude each other", hint="--diloco H averages every H steps, too")
+    if diloco is None:
+        return Averaging(every=sync_every or 0, dtype=sync_dtype)
+    try:
+        return _read_diloco(diloco, sync_dtype)
+    except ValueError:
+        raise UsageError(
+            f"--diloco {diloco}: it takes H, H:LR or H:LR:MOMENTUM", hint="such as --diloco 64:0.7:0.9"
+        ) from None
+
+
+def _read_diloco(text: str, dtype: str | None) -> Averaging:
+    every, *rest = text.split(":")
+    outer_lr, momentum = (float(word) for word in (*rest, *map(str, (_OUTER_LR, _MOMENTUM)[len(rest) :])))
+    known = math.isfinite(outer_lr) and outer_lr > 0 and 0 <= momentum < 1 and 1 <= int(every) <= _MOST_STEPS
+    if not known or not every.isascii():
+        raise ValueError(text)
+    return Averaging(every=int(every), dtype=dtype, outer_lr=outer_lr, momentum=momentum)
+
+
+def averaging_environment(averaging: Averaging | None, workers_per_node: int) -> dict[str, str]:
+    """Variables that tell a node's workers."""
+    if averaging is None:
+        return {}
+    fields = msgspec.structs.asdict(averaging) | {"workers_per_node": workers_per_node, "option": averaging.option}
+    return {_VARIABLE: json.dumps(fields)}
+
+
+def refuse_averaging(
+    averaging: Averaging, job: Job, *, sender: str | None, grad_compress: str | None, profile: bool
+) -> None:
+    """Refuse what is known beforehand not to work; the rest the workers refuse before their first step.
+
+    Args:
+        averaging: what is asked for.
+        job: what is trained.
+        sender: what sends the gradients in DDP's place; None is DDP, or unknown.
+        grad_compress: what `--grad-compress` asks for.
+        profile: whether the workers get the instrumentation.
+
+    Raises:
+        UsageError: the job cannot be averaged between nodes.
+    """
+    option = averaging.option
+    if not profile:
+        raise UsageError(f"{option} needs the instrumentation, which --no-profile leaves out")
+    if grad_compress is not None:
+        raise UsageError(
+            f"{option}: gradients stay on their node, and --grad-compress {grad_compress} would compress them there",
+            hint="--sync-dtype fp16 is of what is sent between nodes",
+        )
+    if sender is not None:
+        raise UsageError(
+            f"{option}: it works with DDP, and {sender} trains this job",
+            hint="train under DDP: --set deepspeed=null, --set fsdp=null",
+        )
+    reason = _why_not(job) if isinstance(job, LlamaFactoryJob) else None
+    if reason is not None:
+        raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
+
+
+def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:
+    """Why a LLaMA-Factory job cannot be averaged, and what to do; None where it can."""
+    config = job.config
+    if config.get("fp16") is True:
+        return "fp16 scales its loss, and a node whose gradients overflow would leave out a step alone", "bf16: true"
+    optim = str(config.get("optim") or "")
+    layered = [name for name in ("galore_layerwise", "apollo_layerwise", "use_badam") if config.get(name) is True]
+    if layered or "lomo" in optim or "layerwise" in optim:
+        return (
+            f"{layered[0] if layered else optim} updates parameters one by one, without an optimizer step",
+            "another optimizer",
+        )
+    return None

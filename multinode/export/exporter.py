@@ -1,0 +1,38 @@
+"""Exporter: what every export does with a run, in the order in which it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from multinode.analyse.run.observed import Observed
+from multinode.analyse.steps.summary import Summary
+from multinode.core.run.progress import NodeProgress
+from multinode.core.run.run import Run
+from multinode.export.step_figures import StepFigures
+
+__all__ = ["EndedRun", "Exporter"]
+
+
+class EndedRun(NamedTuple):
+    """A run that has ended; `observe` reads what its nodes recorded."""
+
+    run: Run
+    summary: Summary | None
+    observe: Callable[[], Observed]
+
+
+class Exporter:
+    """Writes a run somewhere. Any method may raise: the export is over then, and nothing else is concerned."""
+
+    def begin(self, run: Run) -> None:
+        """The run is there."""
+
+    def steps(self, steps: Sequence[StepFigures]) -> None:
+        """Steps that have come, in ascending order."""
+
+    def now(self, run: Run, nodes: Sequence[NodeProgress]) -> None:
+        """The nodes as they are now, every few seconds while the run is running."""
+
+    def end(self, ended: EndedRun) -> None:
+        """The run has ended, with its figures; everything is written when this returns."""

@@ -1,0 +1,113 @@
+"""Followers: exports of a run that is running, each a process of its own, so that none can disturb the run.
+
+Each reads what the run's directory gets, and ends when nobody writes there any more. What fails is told once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from multinode.errors import printable
+from multinode.export.target import Target
+from multinode.store.private_file import open_private
+
+__all__ = ["Followers"]
+
+_LOOK_S = 0.05
+_NICENESS = 10
+_LONGEST_LINE = 500
+
+
+class _Follower(NamedTuple):
+    target: Target
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
+class Followers:
+    """The exports of the runs of one launch: of a run that is restarted, of every attempt.
+
+    Args:
+        targets: where to.
+        runs: the directory of runs.
+        say: is told what fails.
+        end_s: how long an export may take after the end of its run until it is killed.
+    """
+
+    def __init__(
+        self, targets: Sequence[Target], runs: Path, say: Callable[[str], None], *, end_s: float = 60.0
+    ) -> None:
+        self._targets = targets
+        self._end_s = end_s
+        self._runs = runs
+        self._say = say
+        self._begun: set[str] = set()
+        self._followers: list[_Follower] = []
+
+    def follow(self, run_id: str) -> None:
+        """Begin to export a run, unless that has begun; and tell what has failed meanwhile."""
+        if run_id not in self._begun:
+            self._begun.add(run_id)
+            for number, target in enumerate(self._targets, start=1):
+                self._start(run_id, target, self._runs / run_id / f"export-{number}-{target.kind}.log")
+        self._tell_ended()
+
+    def close(self) -> None:
+        """Wait until all is written, within limits."""
+        deadline = time.monotonic() + self._end_s
+        while self._followers and time.monotonic() < deadline:
+            self._tell_ended()
+            time.sleep(_LOOK_S)
+        for one in self._followers:
+            # Its session is its own: what it started goes with it.
+            with contextlib.suppress(OSError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait(1.0)
+            self._say(
+                f"warning: the export to {one.target} was killed: it had not ended {self._end_s:.0f} s after the run"
+            )
+        self._followers.clear()
+
+    def _start(self, run_id: str, target: Target, log: Path) -> None:
+        # With -P nothing in the working directory passes for a library.
+        command = [sys.executable, "-P", "-m", "multinode", "export", run_id, str(target), "--follow"]
+        try:
+            with open(log, "ab", opener=open_private) as output:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, "MULTINODE_RUNS": str(self._runs.absolute())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            self._say(f"warning: the export to {target} did not start: {error}")
+            return
+        # What else runs on this machine goes first: the launch, and in the lab the training.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        self._followers.append(_Follower(target, log, process))
+
+    def _tell_ended(self) -> None:
+        for one in [one for one in self._followers if one.process.poll() is not None]:
+            self._followers.remove(one)
+            if one.process.returncode:
+                self._say(f"warning: the export to {one.target} failed: {_last_line(one.log)} ({one.log})")
+
+
+def _last_line(log: Path) -> str:
+    """The error itself, if it printed one."""
+    with contextlib.suppress(OSError):
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return printable((errors or lines or ["it said nothing"])[-1])[:_LONGEST_LINE]
+    return "its log is gone"

@@ -1,0 +1,44 @@
+"""Tables: all samples of a run as CSV or Parquet files, one a kind, as `multinode report --format csv` has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from multinode.export.exporter import EndedRun, Exporter
+from multinode.report.steps.export import csv_files, sample_tables
+from multinode.store.text_file import write_text
+
+__all__ = ["CsvFiles", "ParquetFiles"]
+
+
+class CsvFiles(Exporter):
+    """Files in DIR/RUN, once the run has ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def end(self, ended: EndedRun) -> None:
+        """Write them."""
+        folder = self._directory / ended.run.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in csv_files([ended.observe()]).items():
+            write_text(folder / name, text)
+
+
+class ParquetFiles(Exporter):
+    """Likewise; what is in no row has the type null."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def end(self, ended: EndedRun) -> None:
+        """Write them."""
+        import pyarrow as pa  # noqa: PLC0415 - an extra
+        from pyarrow import parquet  # noqa: PLC0415
+
+        folder = self._directory / ended.run.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (columns, rows) in sample_tables(ended.observe()).items():
+            found = list(rows)
+            table = pa.table({column: [row.get(column) for row in found] for column in columns})
+            parquet.write_table(table, folder / f"{name}.parquet")

@@ -1,0 +1,105 @@
+"""Target: where to export to, `KIND:WHERE` as the user writes it, and the exporter that it stands for."""
+
+from __future__ import annotations
+
+import importlib.util
+import urllib.parse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from multinode.errors import UsageError
+from multinode.export.exporter import Exporter
+from multinode.export.mlflow import MlflowRun
+from multinode.export.prometheus import MetricsPort, Textfile
+from multinode.export.tables import CsvFiles, ParquetFiles
+from multinode.export.tensorboard import TensorBoard
+from multinode.export.wandb import WandbRun
+
+__all__ = ["KINDS", "METRICS_PORT", "Kind", "Target", "parse_targets"]
+
+METRICS_PORT = "metrics-port"
+
+
+class Kind(NamedTuple):
+    """One kind of target.
+
+    Attributes:
+        where: what stands behind its name.
+        meaning: what it writes.
+        make: its exporter, from what stands behind its name.
+        library: that it needs, and in `extra` the extra that installs it; None needs none.
+    """
+
+    where: str
+    meaning: str
+    make: Callable[[str], Exporter]
+    library: str | None = None
+    extra: str | None = None
+
+
+def _in(exporter: Callable[[Path], Exporter]) -> Callable[[str], Exporter]:
+    return lambda where: exporter(Path(where).expanduser())
+
+
+_TABLES = "all samples in DIR/RUN, once the run has ended"
+KINDS = {
+    "tensorboard": Kind("DIR", "scalars of each step in DIR/RUN, for `tensorboard --logdir`", _in(TensorBoard)),
+    "mlflow": Kind("DIR|URI", "a run in a file store, or on a tracking server", MlflowRun, "mlflow", "mlflow"),
+    "wandb": Kind(
+        "DIR", "an offline run of Weights & Biases in DIR/wandb, for `wandb sync`", _in(WandbRun), "wandb", "wandb"
+    ),
+    "prometheus": Kind("FILE.prom", "metrics for the textfile collector of node_exporter", _in(Textfile)),
+    METRICS_PORT: Kind(
+        "PORT", "metrics on 127.0.0.1:PORT while the run is followed", lambda port: MetricsPort(int(port))
+    ),
+    "csv": Kind("DIR", _TABLES, _in(CsvFiles)),
+    "parquet": Kind("DIR", _TABLES, _in(ParquetFiles), "pyarrow", "parquet"),
+}
+_HIGHEST_PORT = 65535
+
+
+class Target(NamedTuple):
+    """Where to export to."""
+
+    kind: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.where}"
+
+    def make(self) -> Exporter:
+        """Its exporter, which has done nothing yet."""
+        return KINDS[self.kind].make(self.where)
+
+
+def parse_targets(texts: Iterable[str], metrics_port: int | None = None) -> tuple[Target, ...]:
+    """The targets that were named, several behind one another with commas.
+
+    Raises:
+        UsageError: there is no such kind, something is missing behind it, or its library is not installed.
+    """
+    found = [_parse(one.strip()) for text in texts for one in text.split(",")]
+    if metrics_port is not None:
+        found.append(Target(METRICS_PORT, str(metrics_port)))
+    return tuple(dict.fromkeys(found))
+
+
+def _parse(text: str) -> Target:
+    name, _, where = text.partition(":")
+    kind = KINDS.get(name)
+    if kind is None or not where:
+        known = ", ".join(f"{name}:{kind.where}" for name, kind in KINDS.items())
+        raise UsageError(f"not a target of an export: {text!r}", hint=f"one of {known}")
+    if name == METRICS_PORT and not (where.isdecimal() and 0 < int(where) <= _HIGHEST_PORT):
+        raise UsageError(f"{text}: that is no port")
+    if name == "prometheus" and not where.endswith(".prom"):
+        raise UsageError(f"{text}: node_exporter reads files whose names end in .prom")
+    if name == "mlflow" and urllib.parse.urlsplit(where).password is not None:
+        raise UsageError("mlflow: no password in the address", hint="set MLFLOW_TRACKING_PASSWORD")
+    if kind.library is not None and importlib.util.find_spec(kind.library) is None:
+        raise UsageError(
+            f"{name} needs a library that is not installed here: {kind.library}",
+            hint=f"pip install 'multinode[{kind.extra}]'",
+        )
+    return Target(name, where)

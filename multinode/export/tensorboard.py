@@ -1,0 +1,115 @@
+"""TensorBoard: scalars in an event file, written here: TFRecord frames of `Event` messages, which need no library.
+
+Formats, in tensorflow/core: util/event.proto, framework/summary.proto, lib/io/record_writer.h.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from multinode.core.run.run import Run
+from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.figures import Value, summary_values
+from multinode.export.step_figures import StepFigures
+
+__all__ = ["TensorBoard"]
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class TensorBoard(Exporter):
+    """Scalars in DIR/RUN, float32 as all of TensorBoard's; tags begin with `multinode/`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: BinaryIO | None = None
+        self._last = 0
+
+    def begin(self, run: Run) -> None:
+        """Begin an event file; its name is as TensorBoard looks for it."""
+        folder = self._directory / run.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.multinode"
+        self._file = (folder / name).open("xb", buffering=0)
+        self._write(_event(time.time(), 0, _field(3, _BYTES, b"brain.Event:2")))
+
+    def steps(self, steps: Sequence[StepFigures]) -> None:
+        """One event a step."""
+        for one in steps:
+            self._write(_scalars(one.time_s, one.step, "multinode", one.values))
+            self._last = one.step
+
+    def end(self, ended: EndedRun) -> None:
+        """The summary at the last step."""
+        if ended.summary is not None:
+            time_s = ended.run.ended_s or time.time()
+            self._write(_scalars(time_s, self._last, "multinode/summary", summary_values(ended.summary)))
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        if self._file is not None:
+            length = struct.pack("<Q", len(event))
+            self._file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def _scalars(time_s: float, step: int, prefix: str, values: Iterable[Value]) -> bytes:
+    """An Event whose Summary has a Value of each: its tag and `simple_value`."""
+    summary = b"".join(
+        _field(1, _BYTES, _field(1, _BYTES, f"{prefix}/{one.path}".encode()) + _field(2, _FIXED32, _float(one.value)))
+        for one in values
+    )
+    return _event(time_s, step, _field(5, _BYTES, summary))
+
+
+def _event(time_s: float, step: int, what: bytes) -> bytes:
+    return _field(1, _FIXED64, struct.pack("<d", time_s)) + _field(2, _VARINT, _varint(step)) + what
+
+
+def _float(value: float) -> bytes:
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", float("inf"))
+
+
+def _field(number: int, wire_type: int, data: bytes) -> bytes:
+    length = _varint(len(data)) if wire_type == _BYTES else b""
+    return _varint(number << 3 | wire_type) + length + data
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _make_table() -> tuple[int, ...]:
+    table = []
+    for index in range(256):
+        value = index
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_TABLE = _make_table()
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C (RFC 3720, B.4), masked as TFRecord has it, so that the sum of data with sums in it is no simple one."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _TABLE[(value ^ byte) & 0xFF] ^ value >> 8
+    value ^= 0xFFFFFFFF
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)

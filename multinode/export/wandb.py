@@ -1,0 +1,59 @@
+"""Weights & Biases: a run in the files of its offline mode, which `wandb sync` sends, or online if the user says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from multinode.core.run.run import Run
+from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.figures import summary_values
+from multinode.export.step_figures import StepFigures
+
+__all__ = ["WandbRun"]
+
+
+class WandbRun(Exporter):
+    """A run in DIR/wandb, of the project `multinode` or $WANDB_PROJECT; $WANDB_MODE=online sends it at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._run: Any = None
+
+    def begin(self, run: Run) -> None:
+        """Start it; nothing of this machine is recorded."""
+        import wandb  # noqa: PLC0415 - an extra
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "multinode"),
+            name=run.run_id,
+            dir=str(self._directory),
+            mode="online" if os.environ.get("WANDB_MODE") == "online" else "offline",
+            config={"job": run.job, "engine": run.engine, "world_size": run.world_size, "nodes": len(run.nodes)},
+            settings=wandb.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                save_code=False,
+                silent=True,
+                x_disable_machine_info=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            ),
+        )
+
+    def steps(self, steps: Sequence[StepFigures]) -> None:
+        """One row per step."""
+        for one in steps:
+            values = {f"multinode/{value.path}": value.value for value in one.values}
+            self._run.log(values | {"_timestamp": one.time_s}, step=one.step)
+
+    def end(self, ended: EndedRun) -> None:
+        """The figures in the run's summary."""
+        for value in summary_values(ended.summary) if ended.summary is not None else ():
+            self._run.summary[f"multinode/summary/{value.path}"] = value.value
+        self._run.summary["multinode/status"] = ended.run.status
+        self._run.finish(exit_code=0 if ended.run.status == "succeeded" else 1)

@@ -1,0 +1,1 @@
+"""What CPU, GPU and NIC counters say of a slow machine, in words."""

@@ -1,0 +1,152 @@
+"""Writes docs/reference/api.md from multinode.api itself; with --check, says whether it is current."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from reference_pages import write_or_check
+
+from multinode import api
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
+
+_HEADER = """\
+# The Python API
+
+Written by `scripts/make_api_reference.py` from `multinode.api`; `scripts/check` sees that it is current. An example of
+all of it: [use from Python](../how-to/use-from-python.md).
+
+Names and fields on this page are stable: within a major version they are added to, not renamed or removed. Units stand
+in the names. What the results hold as JSON is in [JSON documents](json.md); their fields have the same names.
+"""
+# What a caller makes; the others are made by the functions.
+_REQUESTS = (
+    "Launch",
+    "LaunchOptions",
+    "ExecuteOptions",
+    "JobEnvironment",
+    "RestartOptions",
+    "ScriptJob",
+    "CheckOptions",
+    "CollectiveTest",
+    "Message",
+    "Extent",
+    "ContrastRequest",
+    "ForecastRequest",
+)
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):\n", re.MULTILINE)
+_ENTRY = re.compile(r"^    (?P<names>[\w., ]+): (?P<text>.*(?:\n {8}.*)*)", re.MULTILINE)
+_MODULE = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Z])")
+
+
+def main() -> int:
+    """Write it where it is not current, or say so."""
+    return write_or_check({REFERENCE: render()}, __doc__)
+
+
+def render() -> str:
+    """The whole page."""
+    found = {name: getattr(api, name) for name in api.__all__}
+    functions = {name: one for name, one in found.items() if inspect.isfunction(one)}
+    others = {name: one for name, one in found.items() if name not in functions and name not in _REQUESTS}
+    parts = [_HEADER, "\n## Functions\n", *(_function(name, one) for name, one in functions.items())]
+    parts += ["\n## What they are given\n", *(_request(name, found[name]) for name in _REQUESTS)]
+    parts += ["\n## Other names\n\n| name | meaning |\n|---|---|\n", *(_row(name, one) for name, one in others.items())]
+    return "".join(parts)
+
+
+def _function(name: str, function: Any) -> str:
+    summary, sections = _docstring(function)
+    signature = inspect.signature(function)
+    by_name = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    parameters = [_parameter(one) for one in signature.parameters.values() if one not in by_name]
+    parameters += ["*", *map(_parameter, by_name)] if by_name else []
+    returned = _type(signature.return_annotation)
+    # What contextlib makes of a generator.
+    returned = returned.replace("Iterator", "ContextManager") if hasattr(function, "__wrapped__") else returned
+    lines = ["", f"### `{name}`", "", f"    {name}({', '.join(parameters)}) -> {returned}", "", summary]
+    for title, said in (("Args", "argument"), ("Raises", "raises")):
+        if title in sections:
+            lines += ["", f"| {said} | meaning |", "|---|---|"]
+            lines += [f"| `{names}` | {text} |" for names, text in _entries(sections[title])]
+    return "\n".join(lines) + "\n"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    default = parameter.default
+    if default is inspect.Parameter.empty:
+        return parameter.name
+    plain = default is None or isinstance(default, bool | int | float | str | tuple)
+    # Another one, such as this interpreter's path or a function that does nothing, is this machine's or of no interest.
+    return f"{parameter.name}={default!r}" if plain and default != sys.executable else f"{parameter.name}=..."
+
+
+def _request(name: str, struct: Any) -> str:
+    summary, sections = _docstring(struct)
+    meanings = dict(_meanings(sections.get("Attributes", "")))
+    defaults = dict(zip(reversed(struct.__struct_fields__), reversed(struct.__struct_defaults__), strict=False))
+    lines = ["", f"### `{name}`", "", summary, "", "| field | type | default | meaning |", "|---|---|---|---|"]
+    for field in struct.__struct_fields__:
+        kind = _cell(_type(struct.__annotations__[field]))
+        default = _default(defaults.get(field, msgspec.NODEFAULT))
+        lines.append(f"| `{field}` | `{kind}` | {default} | {meanings.get(field, '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _meanings(section: str) -> Iterator[tuple[str, str]]:
+    """What each attribute means, also where several share an entry."""
+    for names, text in _entries(section):
+        for one in names.split(", "):
+            yield one, text
+
+
+def _default(default: Any) -> str:
+    if default is msgspec.NODEFAULT:
+        return "required"
+    if isinstance(default, msgspec.Struct):
+        return f"`{type(default).__name__}()`"
+    # msgspec keeps what makes an empty one of a mutable type.
+    return f"`{_cell(repr(getattr(default, 'factory', lambda: default)()))}`"
+
+
+def _row(name: str, one: Any) -> str:
+    if not inspect.isclass(one):
+        return f"| `{name}` | `{_cell(_type(one))}` |\n"
+    told = _docstring(one)[0]
+    if issubclass(one, enum.Enum):
+        told += f" One of {', '.join(f'`{member.name}`' for member in one)}."
+    elif issubclass(one, msgspec.Struct):
+        told += f" Fields: {', '.join(f'`{field}`' for field in one.__struct_fields__)}."
+    return f"| `{name}` | {_cell(told)} |\n"
+
+
+def _docstring(one: Any) -> tuple[str, dict[str, str]]:
+    """What stands before the sections, and the sections by their titles."""
+    summary, *rest = _SECTION.split(inspect.getdoc(one) or "")
+    return summary.strip(), dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def _entries(section: str) -> Iterator[tuple[str, str]]:
+    for match in _ENTRY.finditer(section):
+        yield match["names"], _cell(match["text"])
+
+
+def _type(annotation: Any) -> str:
+    """As it would be written, without modules."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return _MODULE.sub("", text)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

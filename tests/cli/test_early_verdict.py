@@ -1,0 +1,169 @@
+"""What follows from the early verdict while a run is followed: shown, asked, or the run stopped."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from multinode.cli.early_verdict import Mode, require_terminal, watch
+from multinode.cli.main import build_app
+from multinode.core.run.progress import NodeProgress, RunProgress
+from multinode.decoding import decode_json
+from multinode.errors import UsageError
+from multinode.transport.fake import FakeTransport
+from multinode.workflows.run.context import RunContext
+from tests.analyse.made_up_steps import MadeUp, always
+from tests.workflows.running import keep_running
+
+DEADLINE_S = 60.0
+SLOW = MadeUp(steps=15, transfer_ms=always(1000.0))
+FAST = MadeUp(steps=15, transfer_ms=always(5.0))
+
+
+def at(step: int) -> RunProgress:
+    """Both nodes at this step."""
+    nodes = tuple(
+        NodeProgress(name=f"node{rank}", node_rank=rank, ranks=(rank,), state="running", step=step) for rank in (0, 1)
+    )
+    return RunProgress(run_id="r", job="train.py", world_size=2, nodes=nodes)
+
+
+class Followed:
+    """A context whose progress and stages are kept."""
+
+    def __init__(self, root: Path) -> None:
+        self.seen: list[RunProgress] = []
+        self.said: list[str] = []
+        self.context = RunContext(FakeTransport(lambda *_: ()), root, observe=self.seen.append, say=self.said.append)
+
+    def until(self, *, steps: int = 15, noted: bool = True) -> RunProgress:
+        """Observe this step again and again, as a run does, until there is a note, or something is said."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            self.context.observe(at(steps))
+            if self.seen[-1].note if noted else self.said:
+                return self.seen[-1]
+            time.sleep(0.01)
+        pytest.fail(f"no verdict in time: {self.said}")
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Followed:
+    return Followed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("made_up", "mode", "stops"),
+    [
+        pytest.param(SLOW, "report", 0, id="report"),
+        pytest.param(SLOW, "stop", 1, id="stop"),
+        pytest.param(FAST, "stop", 0, id="two nodes are faster"),
+    ],
+)
+def test_a_run_is_stopped_where_that_was_asked_for_and_one_node_is_surely_faster(
+    followed: Followed, tmp_path: Path, made_up: MadeUp, mode: Mode, stops: int
+) -> None:
+    directory = keep_running(tmp_path, made_up)
+    with watch(followed.context, mode):
+        followed.context.observe(at(14))
+        assert followed.seen[-1].note == ""
+        shown = followed.until()
+    stop = followed.context.stop
+    assert (stop.count, stop.reason) == (stops, "slower_than_one_node" if stops else "")
+    kept = decode_json((directory.path / "early-verdict.json").read_bytes(), dict[str, Any])
+    assert shown.note == kept["sentence"]
+
+
+def test_what_is_left_is_told_of_the_step_where_the_run_is(followed: Followed, tmp_path: Path) -> None:
+    keep_running(tmp_path, SLOW)
+    with watch(followed.context, "report"):
+        followed.until()
+        followed.context.observe(at(508))
+    # 485 of the 1000 steps are done, and half of what was left then.
+    assert "9 min 05 s on 2 nodes" in followed.seen[-1].note
+
+
+def test_a_run_that_resumed_is_judged_after_15_steps_of_its_own(followed: Followed, tmp_path: Path) -> None:
+    directory = keep_running(tmp_path / "runs" / "whole", SLOW)
+    lines = {rank: list(directory.sample_lines(rank)) for rank in (0, 1)}
+    few = keep_running(tmp_path, msgspec.structs.replace(SLOW, steps=5))
+    with watch(followed.context, "report"):
+        followed.context.observe(at(905))
+        for thread in threading.enumerate():
+            if thread.name == "judge":
+                thread.join(DEADLINE_S)
+        followed.context.observe(at(905))
+        for rank, every in lines.items():
+            few.append_samples(rank, "ranks.jsonl", b"".join(every[len(list(few.sample_lines(rank))) :]))
+        # 5 of 15 steps were recorded when it stood at step 905.
+        followed.context.observe(at(914))
+        assert not [thread for thread in threading.enumerate() if thread.name == "judge"]
+        assert followed.until(steps=915).note
+
+
+def test_a_verdict_that_fails_is_told_once_and_does_not_reach_the_run(followed: Followed, tmp_path: Path) -> None:
+    directory = keep_running(tmp_path, SLOW)
+    (directory.path / "plan.json").write_text("{")
+    with watch(followed.context, "stop"):
+        followed.until(noted=False)
+        followed.context.observe(at(16))
+    assert len(followed.said) == 1
+    assert followed.said[0].startswith("no early verdict; the run is still running: ")
+    assert (followed.seen[-1], followed.context.stop.count) == (at(16), 0)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Where a user types: what is written there arrives on stdin."""
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin, os.fdopen(write, "w"):
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield write
+
+
+@pytest.mark.parametrize(("answer", "stops"), [(b"y\n", 1), (b"n\n", 0), (b"\n", 0)])
+def test_a_user_is_asked_and_not_waited_for(
+    followed: Followed, tmp_path: Path, typed: int, answer: bytes, stops: int
+) -> None:
+    keep_running(tmp_path, SLOW)
+    with watch(followed.context, "ask"):
+        followed.until()
+        followed.context.observe(at(16))
+        assert followed.context.stop.count == 0
+        os.write(typed, answer)
+        followed.context.observe(at(17))
+        followed.context.observe(at(18))
+    assert (
+        followed.said[0]
+        == "One node alone is faster. Stop the run? y and Enter stops it; any other answer lets it run."
+    )
+    assert followed.context.stop.count == stops
+
+
+def test_without_a_terminal_nobody_can_be_asked_and_a_detached_run_is_not_followed() -> None:
+    require_terminal("stop")
+    require_terminal("report", detach=True)
+    with pytest.raises(UsageError, match="ask needs a terminal, and no --quiet"):
+        require_terminal("ask")
+    with pytest.raises(UsageError, match="stop needs this command to stay"):
+        require_terminal("stop", detach=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [(15, "Early verdict (15 steps): 1 node is 5.1x faster than 2"), (9, "no early verdict yet: 6 steps to go")],
+)
+def test_show_says_the_verdict_on_a_run_that_is_still_running(tmp_path: Path, steps: int, told: str) -> None:
+    keep_running(tmp_path, msgspec.structs.replace(SLOW, steps=steps))
+    runner = CliRunner(env={"MULTINODE_RUNS": str(tmp_path)})
+    assert told in runner.invoke(build_app(), ["show", "last"]).stdout
+    document = decode_json(runner.invoke(build_app(), ["show", "last", "--json"]).stdout.encode(), dict[str, Any])
+    assert ("early_verdict" in document) == (steps == 15)

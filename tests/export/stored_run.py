@@ -1,0 +1,52 @@
+"""The small run of tests/report/observing.py, as a launch stores it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
+from multinode.core.run.run import Run
+from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.observe import summarise_run
+from multinode.workflows.run.runs import load_run
+from tests.report.observing import RUN, observed
+
+__all__ = ["make_plan", "shown", "store_run"]
+
+
+def make_plan(run: Run = RUN) -> LaunchPlan:
+    """Two workers on each of its nodes."""
+    nodes = tuple(
+        NodePlan(
+            node=node.name, node_rank=node.node_rank, ranks=(2 * node.node_rank, 2 * node.node_rank + 1), addr=None,
+            ifname="ens1f0", link_gbit_per_s=10.0, run_dir="/r", command=Command(argv=("true",)),
+        )
+        for node in run.nodes
+    )  # fmt: skip
+    return LaunchPlan(
+        run_id=run.run_id, engine=run.engine, job=run.job, master_addr="::1", master_port=1, nproc_per_node=2,
+        world_size=run.world_size, nodes=nodes,
+    )  # fmt: skip
+
+
+def store_run(root: Path, run: Run = RUN) -> RunDirectory:
+    """Its plan, record and samples, and the summary that they make."""
+    directory = RunDirectory.create(root, run.run_id)
+    plan = make_plan(run)
+    directory.write("plan.json", plan)
+    directory.write("run.json", run)
+    for node in observed().nodes:
+        lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in node.samples)
+        directory.append_samples(node.node_rank, "all.jsonl", lines)
+    summarise_run(directory, plan)
+    return directory
+
+
+def shown(directory: RunDirectory) -> dict[str, Any]:
+    """What `show --json` prints of it."""
+    document: dict[str, Any] = msgspec.to_builtins(load_run(directory.path.parent, directory.run_id).document())
+    return document

@@ -1,0 +1,69 @@
+"""MLflow's tracking server on loopback, in an environment of its own: it takes 850 MB, and other releases than ours."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from multinode.store.run_directory import RunDirectory
+from tests.export.stored_run import store_run
+from tests.export.test_exports import check_mlflow, export_alone
+from tests.warm import free_port
+
+pytestmark = pytest.mark.thorough
+
+INSTALL_S, START_S, STOP_S = 800.0, 300.0, 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    programs = f"{tmp_path}/mlflow/bin"
+    version = importlib.metadata.version("mlflow-skinny")
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "mlflow")], check=True, timeout=START_S)
+    install = [f"{programs}/pip", "install", "--quiet", f"mlflow=={version}"]
+    subprocess.run(install, check=True, capture_output=True, timeout=INSTALL_S)
+    port = free_port()
+    place = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--default-artifact-root",
+        f"{tmp_path}/files",
+    ]
+    listen = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [f"{programs}/mlflow", "server", *place, *listen], cwd=tmp_path, stdout=log, stderr=log
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            assert process.poll() is None, (tmp_path / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=STOP_S):  # noqa: S310 - the server above
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_a_tracking_server_has_the_figures(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory: RunDirectory = store_run(tmp_path / "runs")
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path / "runs"))
+    export_alone("last", f"mlflow:{server}")
+    check_mlflow(server, directory)

@@ -1,0 +1,69 @@
+"""The early verdict in the lab: which is faster, before step 20, held against a contrast; and what `stop` leaves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multinode.lab.cluster import Lab, LabSpec, set_rate
+from tests.lab.conftest import stand_lab
+from tests.lab.launching import Command, assert_nothing_left
+from tests.lab.supervised import REAL_TORCH
+
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
+
+SPEC = LabSpec(node_count=2, rate_gbit_per_s=10.0, slots=1, cores_per_node=1, python=sys.executable, disk_bytes=1 << 30)
+TRAIN = str(Path(__file__).with_name("train_mlp.py"))
+# 2.4 M parameters: 9.7 MB of gradients take 0.8 s at 100 Mbit/s. A batch takes 150 ms, in which the processor idles:
+# what else the machine does moves neither side of the contrast.
+JOB = ("--no-check", *REAL_TORCH, "--hosts", "lab")
+SCRIPT = ("--", TRAIN, "--width", "768", "--batch", "8", "--batch-ms", "150", "--steps")
+
+
+@pytest.fixture(scope="module")
+def pinned(_clean_machine: None) -> Lab:
+    """Two nodes with a core each, so that one node alone computes as it does beside the other."""
+    del _clean_machine
+    return stand_lab(SPEC)
+
+
+@pytest.fixture
+def launched(pinned: Lab, command: Command) -> Any:
+    """Launches at a line rate, to be stopped where one node is faster: exit code and document."""
+
+    def launch(rate_gbit_per_s: float, steps: int) -> tuple[int, dict[str, Any]]:
+        set_rate([node.name for node in pinned.nodes], rate_gbit_per_s)
+        options = ("launch", "--json", "--if-slower-than-one-node", "stop")
+        return command.code_and_document(*options, *JOB, *SCRIPT, str(steps))
+
+    return launch
+
+
+def test_over_100_mbit_one_node_is_faster_as_the_contrast_measures_and_stop_leaves_nothing(
+    launched: Any, command: Command
+) -> None:
+    code, document = launched(0.1, 100)
+    assert (code, document["status"], document["stop_reason"]) == (1, "stopped", "slower_than_one_node")
+    verdict = document["early_verdict"]
+    assert (verdict["recorded"], verdict["step"] < 20, verdict["memory"]) == (15, True, "fits")
+    assert document["steps"] < 20
+    assert_nothing_left(command)
+    contrast = ("contrast", "--json", "--mode", "scale-out", *JOB, *SCRIPT, "20")
+    measured = 1 / command.document(*contrast)["speedup"]["value"]
+    assert verdict["one_node"]["speedup"] == pytest.approx(measured, rel=0.15)
+    low, high = verdict["one_node"]["speedup_interval"]
+    assert 1 < low < high
+
+
+def test_over_10_gbit_two_nodes_are_faster_and_the_run_goes_to_its_end(launched: Any) -> None:
+    code, document = launched(10.0, 60)
+    assert (code, document["status"], document["stop_reason"]) == (0, "succeeded", "")
+    verdict = document["early_verdict"]
+    # On a busy machine the interval may reach 1; one node is not faster, and never surely so.
+    assert verdict["one_node"]["speedup"] < 1
+    assert verdict["one_node"]["speedup_interval"][0] < 1
+    assert verdict["sentence"].startswith("Early verdict (15 steps): ")
+    assert "1 node is" not in verdict["sentence"]

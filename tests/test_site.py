@@ -1,0 +1,150 @@
+"""The documentation site: it builds without network, has no dead link, and its search finds what people look for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lunr
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+# Words from each thread of the language review, and where the answer is.
+QUESTIONS = {
+    "ZeRO-3 two nodes 10GbE 4 s/it to 90 s/it": "why-is-zero-3-on-10-gbits-ethernet-twenty-times-slower-on-two-nodes",
+    "2x1 slower than 1x2": "why-are-two-nodes-with-one-gpu-each-slower-than-one-node-with-two",
+    "stuck after Running training tailscale0": "why-does-it-hang-after-running-training-over-a-vpn",
+    "RANK or NODE_RANK": "rank-or-node_rank",
+    "Running tokenizer on dataset then timeout after 30 minutes": (
+        "why-does-tokenisation-end-after-30-minutes-with-a-timeout"
+    ),
+    "DataLoader worker killed by signal Bus error shared memory": "where-does-the-bus-error-come-from",
+    "181 s/it watchdog caught collective operation timeout": ("181-sit-and-then-the-watchdog-ends-it-what-is-wrong"),
+    "my calculation says bandwidth is not the bottleneck": ("by-my-calculation-the-bandwidth-is-enough-why-is-it-slow"),
+    "different interface names NCCL_SOCKET_IFNAME": (
+        "my-nodes-have-different-interface-names-what-is-nccl_socket_ifname"
+    ),
+    "random ports firewall 29500 No route to host": "which-ports-have-to-be-open",
+    "gloo connects to 127.0.1.1 Connection refused": "why-does-gloo-connect-to-127011",
+    "survivors hang after crash of one worker": "one-worker-crashed-why-do-the-others-hang",
+}
+_LOOKED_AT = 5
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "0.0.9").mkdir()
+    (folder / "0.0.9" / "index.html").write_text("an earlier version")
+    built = build(folder)
+    assert (built.returncode, built.stdout) == (0, "")
+    return folder
+
+
+def build(folder: Path, scripts: Path = _ROOT / "scripts") -> subprocess.CompletedProcess[str]:
+    # In a network namespace of its own there is no network.
+    command = ["unshare", "--net", "--map-root-user", sys.executable, str(scripts / "make_site.py"), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def version(site: Path) -> str:
+    (newest, *_) = json.loads((site / "versions.json").read_text())
+    return str(newest["version"])
+
+
+def documents(site: Path, language: str = "") -> list[dict[str, Any]]:
+    index = json.loads((site / language / version(site) / "search" / "search_index.json").read_text())
+    return list(index["docs"])
+
+
+@pytest.fixture(scope="module")
+def index(site: Path) -> Any:
+    """As the theme's script builds it in the browser: the title before the text, and some pages before others."""
+    fields = [{"field_name": "title", "boost": 1000}, {"field_name": "text"}]
+    weighted = [(one, {"boost": one.get("boost", 1)}) for one in documents(site)]
+    return lunr.lunr(ref="location", fields=fields, documents=weighted)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_search_answers_what_people_ask(index: Any, question: str) -> None:
+    words = re.sub(r"[^\w./-]+", " ", question)
+    found = [result["ref"] for result in index.search(words)][:_LOOKED_AT]
+    assert f"docs/faq/#{QUESTIONS[question]}" in found
+
+
+def test_versions_stand_beside_each_other_and_the_newest_is_first(site: Path) -> None:
+    assert [one["version"] for one in json.loads((site / "versions.json").read_text())][1:] == ["0.0.9"]
+    assert f"url={version(site)}/" in (site / "index.html").read_text()
+
+
+def test_pages_in_chinese_are_a_site_of_their_own_and_lead_to_each_other(site: Path) -> None:
+    locations = {one["location"].partition("#")[0] for one in documents(site, "zh")}
+    assert locations == {"", "docs/reference/troubleshooting/"}
+    number = version(site)
+    chinese = (site / "zh" / number / "docs" / "reference" / "troubleshooting" / "index.html").read_text()
+    assert '<html lang="zh"' in chinese
+    assert f"/{number}/docs/reference/checks/#rdma" in chinese
+    english = (site / number / "docs" / "reference" / "troubleshooting" / "index.html").read_text()
+    assert f"/zh/{number}/docs/reference/troubleshooting/" in english
+
+
+def test_generated_pages_are_in_the_search(site: Path) -> None:
+    locations = {one["location"] for one in documents(site)}
+    assert {
+        "docs/reference/cli/#multinode-export",
+        "docs/reference/checks/#rdma",
+        "docs/reference/schemas/summary-1/#stepsplit",
+        "docs/reference/troubleshooting/#nccl-shared-memory",
+    } <= locations
+
+
+def test_a_dead_link_in_a_page_is_an_error(tmp_path: Path) -> None:
+    """Of a small copy of the repository."""
+    for name in ("scripts/make_site.py", "scripts/site_links.py", "mkdocs.yml", "LICENSE", "docs/words.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_ROOT / name, path)
+    (tmp_path / "docs" / "pictures").mkdir()
+    (tmp_path / "docs" / "reference" / "schemas").mkdir(parents=True)
+    (tmp_path / "docs" / "README.md").write_text("# Documentation\n\n- [Questions](faq.md)\n")
+    (tmp_path / "docs" / "faq.md").write_text("# Questions\n")
+    (tmp_path / "README.md").write_text("# Top\n\n[gone](docs/nowhere.md)\n[a heading](docs/faq.md#nowhere)\n")
+    (tmp_path / "README.zh-CN.md").write_text("# Top\n")
+    built = build(tmp_path / "site", tmp_path / "scripts")
+    assert built.returncode != 0
+    assert "docs/nowhere.md" in built.stderr
+    assert "faq.md#nowhere" in built.stderr
+
+
+PAGE = """
+<h1 id="top">Top</h1> <a href="#top">1</a> <a href="other/">2</a> <a href="other/#there">3</a>
+<a href="https://example.com/">4</a> <img src="picture.png">
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("", None),
+        ('<a href="#bottom">', "#bottom: there is no such heading"),
+        ('<a href="other/#nowhere">', "other/#nowhere: there is no such heading"),
+        ('<a href="gone/">', "gone/: there is no such file"),
+        ('<img src="gone.png">', "gone.png: there is no such file"),
+        ('<img src="https://example.com/a.png">', "https://example.com/a.png: it is loaded from outside"),
+        ('<script src="//example.com/a.js"></script>', "//example.com/a.js: it is loaded from outside"),
+    ],
+)
+def test_every_link_of_a_built_page_is_followed(tmp_path: Path, line: str, problem: str | None) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "index.html").write_text('<p id="there">')
+    (tmp_path / "picture.png").touch()
+    (tmp_path / "index.html").write_text(PAGE + line)
+    command = [sys.executable, str(_ROOT / "scripts" / "site_links.py"), str(tmp_path)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.stdout == (f"index.html: {problem}\n" if problem else "")
+    assert checked.returncode == bool(problem)

@@ -1,0 +1,79 @@
+"""A run that is still running: a made-up training's records in a run directory, as they came home so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
+from multinode.analyse.job.step_calls import Work
+from multinode.analyse.job.workload import Settings, Workload
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.run.averaging import Averaging
+from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
+from multinode.core.run.run import new_run
+from multinode.core.run.samples import Sample, StepSample
+from multinode.store.run_directory import RunDirectory
+from tests.analyse.made_up_steps import MadeUp
+
+__all__ = ["TOTAL_STEPS", "keep_running"]
+
+TOTAL_STEPS = 1000
+
+
+def keep_running(
+    root: Path,
+    made_up: MadeUp,
+    *,
+    link_gbit_per_s: float | None = 0.1,
+    strategy: Strategy = Strategy.DDP,
+    trainable: int = 3_000_000,
+    counts_samples: bool = True,
+    averaging: Averaging | None = None,
+) -> RunDirectory:
+    """Its plan, workload, record and samples; no summary, as a run has none before it ends."""
+    directory = RunDirectory.create(root, "r")
+    workers = len(made_up.nodes[0])
+    plan = LaunchPlan(
+        run_id="r",
+        engine="torchrun",
+        job="train.py",
+        master_addr="192.0.2.1",
+        master_port=29500,
+        nproc_per_node=workers,
+        world_size=workers * len(made_up.nodes),
+        averaging=averaging,
+        nodes=tuple(
+            NodePlan(
+                node=f"node{rank}",
+                node_rank=rank,
+                ranks=ranks,
+                addr=None,
+                ifname="eth0",
+                link_gbit_per_s=link_gbit_per_s,
+                run_dir="/r",
+                command=Command(argv=("true",)),
+            )
+            for rank, ranks in enumerate(made_up.nodes)
+        ),
+    )
+    load = TrafficInputs(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4)
+    settings = Settings(method="script", command="train.py", strategy=str(strategy))
+    hostfile = "".join(f"{node.node}\n" for node in plan.nodes)
+    directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
+    directory.write("plan.json", plan)
+    directory.write("workload.json", Workload(settings=settings, work=Work(strategy=strategy, load=load)))
+    directory.write("run.json", new_run(plan, 1.0))
+
+    def told(sample: Sample) -> Sample:
+        if not isinstance(sample, StepSample):
+            return sample
+        samples = sample.samples if counts_samples else None
+        return msgspec.structs.replace(sample, total_steps=TOTAL_STEPS, samples=samples)
+
+    for node in made_up.observed().nodes:
+        lines = b"".join(msgspec.json.encode(told(sample)) + b"\n" for sample in node.samples)
+        directory.append_samples(node.node_rank, "ranks.jsonl", lines)
+    return directory

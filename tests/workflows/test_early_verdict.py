@@ -1,0 +1,128 @@
+"""The early verdict on a run by its own records: compute, exposed communication and memory of one node alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.analyse.collectives.traffic import Strategy
+from multinode.core.run.averaging import Averaging
+from multinode.core.run.early_verdict import EarlyVerdict
+from multinode.workflows.advice.early_verdict import judge
+from tests.analyse.made_up_steps import MadeUp, always
+from tests.workflows.running import TOTAL_STEPS, keep_running
+
+# Of one node: compute, data, optimizer and host of MadeUp.
+ALONE_MS = 100 + 2 + 5 + 1
+SLOW = MadeUp(steps=15, transfer_ms=always(1000.0))
+
+
+def judged(root: Path, made_up: MadeUp, **kept: object) -> EarlyVerdict:
+    found = judge(keep_running(root, made_up, **kept))  # type: ignore[arg-type]  # what keep_running takes
+    assert found.verdict is not None
+    return found.verdict
+
+
+def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_told(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, SLOW)
+    assert verdict.now is not None
+    assert verdict.one_node is not None
+    assert (verdict.step, verdict.recorded, verdict.measured) == (15, 15, 10)
+    speedup = (ALONE_MS + 1000) / ALONE_MS / 2
+    assert verdict.one_node.speedup == pytest.approx(speedup, rel=0.01)
+    low, high = verdict.one_node.speedup_interval
+    assert 0.9 * speedup < low < speedup < high < 1.1 * speedup
+    left_s = (TOTAL_STEPS - 15) * 1.108
+    assert verdict.now.left_s == pytest.approx(left_s, rel=0.01)
+    assert verdict.one_node.left_s == pytest.approx(left_s / verdict.one_node.speedup, rel=0.01)
+    assert (verdict.memory, verdict.is_certain) == ("fits", True)
+    assert verdict.best is not None
+    assert verdict.best.speedup > 2
+    assert verdict.sentence.startswith("Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x). Left: ")
+    assert "18 min 11 s on 2 nodes" in verdict.sentence
+    assert "3 min 32 s on node0 alone" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [pytest.param({"link_gbit_per_s": None}, id="link rate"), pytest.param({"counts_samples": False}, id="samples")],
+)
+def test_neither_the_rate_of_the_link_nor_the_samples_need_to_be_known(tmp_path: Path, kept: dict[str, object]) -> None:
+    verdict = judged(tmp_path, SLOW, **kept)
+    assert verdict.one_node is not None
+    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 1000) / ALONE_MS / 2, rel=0.01)
+    assert verdict.best is not None
+
+
+def test_over_a_fast_link_two_nodes_are_faster_and_nothing_is_stopped(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, MadeUp(steps=15, transfer_ms=always(5.0)), link_gbit_per_s=10.0)
+    assert verdict.one_node is not None
+    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 5) / ALONE_MS / 2, rel=0.01)
+    assert not verdict.is_certain
+    assert "2 nodes are 1.91x faster than 1" in verdict.sentence
+
+
+def test_a_slow_second_node_is_not_slow_compute_of_the_first(tmp_path: Path) -> None:
+    made_up = MadeUp(steps=15, compute_ms=always(100.0, r1=400.0))
+    verdict = judged(tmp_path, made_up, link_gbit_per_s=1.0)
+    assert verdict.one_node is not None
+    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 300 + 10) / ALONE_MS / 2, rel=0.02)
+
+
+def test_the_slower_of_the_workers_of_the_first_node_is_waited_for_there_too(tmp_path: Path) -> None:
+    made_up = MadeUp(nodes=((0, 1), (2, 3)), steps=15, compute_ms=always(100.0, r1=150.0), transfer_ms=always(1000.0))
+    verdict = judged(tmp_path, made_up, trainable=1000)
+    assert verdict.one_node is not None
+    assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 1050) / (ALONE_MS + 50) / 2, rel=0.02)
+
+
+def test_what_the_workers_of_one_node_exchange_is_not_free(tmp_path: Path) -> None:
+    nodes = ((0, 1), (2, 3))
+    small, large = (
+        judged(tmp_path / name, MadeUp(nodes=nodes, steps=15, transfer_ms=always(9000.0)), trainable=count)
+        for name, count in (("small", 1000), ("large", 200_000_000))
+    )
+    assert small.one_node is not None
+    assert large.one_node is not None
+    free = (ALONE_MS + 9000) / ALONE_MS / 2
+    assert small.one_node.speedup == pytest.approx(free, rel=0.01)
+    # 800 MB pass at 0.25 to 2.5 GB/s, and no more than the compute of a step beside which they may is saved of it.
+    low, high = large.one_node.speedup_interval
+    assert low < (ALONE_MS + 9000) / (ALONE_MS + 3200 - 67) / 2
+    assert large.one_node.speedup < 0.25 * free
+    assert high < 0.5 * free
+
+
+def test_where_exposed_communication_is_unknown_that_is_said_and_nothing_is_certain(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, MadeUp(steps=15, told_by="nothing", device="cuda"))
+    assert (verdict.one_node, verdict.is_certain) == (None, False)
+    assert verdict.reason.startswith("exposed communication is unknown: ")
+    assert "unknown whether 1 node would be faster than 2" in verdict.sentence
+
+
+def test_where_nodes_average_now_and_then_the_first_steps_say_nothing(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, SLOW, averaging=Averaging(every=16))
+    assert (verdict.one_node, verdict.is_certain) == (None, False)
+    assert verdict.reason.startswith("nodes average every 16 steps")
+
+
+def test_where_sharding_leaves_the_memory_of_one_node_unknown_nothing_is_certain(tmp_path: Path) -> None:
+    made_up = MadeUp(steps=15, transfer_ms=always(1000.0), told_by="host")
+    verdict = judged(tmp_path, made_up, strategy=Strategy.ZERO3)
+    assert verdict.one_node is not None
+    assert verdict.one_node.speedup_interval[0] > 1
+    assert (verdict.memory, verdict.is_certain) == ("unknown", False)
+    assert verdict.sentence.endswith("Whether it fits one node's memory is unknown")
+
+
+def test_before_15_steps_of_all_workers_there_is_none(tmp_path: Path) -> None:
+    lost = frozenset({(1, 15), (1, 14)})
+    found = judge(keep_running(tmp_path, msgspec.structs.replace(SLOW, lost=lost)))
+    assert (found.verdict, found.lacking) == (None, 2)
+
+
+def test_a_run_on_one_node_has_none_ever(tmp_path: Path) -> None:
+    found = judge(keep_running(tmp_path, MadeUp(nodes=((0, 1),), steps=15)))
+    assert (found.verdict, found.lacking) == (None, 0)
