@@ -117,12 +117,16 @@ def advise(
     if try_ is None:
         from multinode.analyse.advice.advice import pays
         from multinode.report.advice.advice_sheet import is_one_node
+        from multinode.report.prediction.forecast_words import launch_command
 
         again = f"multinode advise{given_options(ctx)} --details"
         paying = [one for one in recommendations.advice if one.change is not None and pays(one)]
-        following = f"multinode advise{given_options(ctx, _FOR_A_TRY)} --try 2" if paying and link is None else ""
+        named = f" --hosts {shlex.quote(recommendations.hosts)}" if recommendations.hosts else ""
+        following = (
+            f"multinode advise{given_options(ctx, _FOR_A_TRY)} --try 2{named}" if paying and link is None else ""
+        )
         if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
-            following = f"multinode launch {shlex.quote(recommendations.job)} {paying[0].command}"
+            following = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
         _tell(recommendations, _Shown(top=top, details=details, as_json=as_json, more=again, next_command=following))
         return
 

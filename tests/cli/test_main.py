@@ -16,6 +16,7 @@ from multinode.cli.main import VERBS, build_app
 from multinode.cli.output import note, set_verbosity
 from multinode.core.run.run import Run
 from multinode.store.run_directory import RunDirectory
+from multinode.workflows.run.nodes import load_nodes
 
 RUN = "20260102-030405-abcd"
 # As `multinode completion bash` is used: the shell has words and a cursor, and asks its function.
@@ -119,6 +120,8 @@ def test_a_hostfile_that_was_not_named_is_told_and_what_named_it(runs: Path, mon
     assert CliRunner().invoke(build_app(), dry_run).stderr == "hostfile: mine ($MULTINODE_HOSTS)\n"
     assert CliRunner().invoke(build_app(), ["-q", *dry_run]).stderr == ""
     assert CliRunner().invoke(build_app(), ["launch", "--hosts", "mine", *dry_run[1:]]).stderr == ""
+    # The next command has --hosts where this one had.
+    assert (load_nodes("mine").cluster.hosts, load_nodes().cluster.hosts) == ("mine", "")
 
 
 def test_without_runs_that_is_what_is_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ RECOMMENDATIONS = Recommendations(
     notes=("the link's rate is that of its NIC",),
     back_test=CONTRAST.forecast.back_test,
     job="configs/tiny sft.yaml",
+    hosts="my nodes.txt",
 )
 FAILED = Tried(run_id="20260104-ee", reason="box2: out of memory")
 TRIED = msgspec.structs.replace(
@@ -79,6 +80,7 @@ SLOW = {
     ),
     "one_node": msgspec.structs.replace(outlook(None, 1, 2), measured=True),
     "job": "configs/tiny sft.yaml",
+    "hosts": "lab",
 }
 
 

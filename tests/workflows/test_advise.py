@@ -240,12 +240,16 @@ def test_another_link_has_other_advice(tmp_path: Path) -> None:
 
 def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     keep(tmp_path, "one", 1, 0)
-    keep(tmp_path, "two", 2, 1181)
+    two = keep(tmp_path, "two", 2, 1181)
     best = [one.name for one in shortlist(advise_runs(tmp_path, ["one", "two"]).advice, 3)]
     shown = advise_on_the_command_line(tmp_path, "one", "two")
     rows = [line[3:].split("  ")[0] for line in shown.splitlines() if line[:1].isdigit()]
     assert rows == best
     assert "Next        multinode advise one two --try 2\n" in shown
+    for hosts in ("hosts.txt", ""):
+        two.write("cluster.json", msgspec.structs.replace(parse_hostfile("a\nb\n", "hosts.txt"), hosts=hosts))
+        said = " --hosts hosts.txt" if hosts else ""
+        assert f" --try 2{said}\n" in advise_on_the_command_line(tmp_path, "one", "two")
     shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")
     assert "--set gradient_accumulation_steps=8" in shown
     document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))

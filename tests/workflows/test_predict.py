@@ -62,6 +62,14 @@ def test_a_contrast_stands_for_its_runs_and_finds_the_sweep_of_its_nodes(root: P
     assert [one.measured for one in found.scenarios] == [False, True]
 
 
+def test_the_nodes_are_named_as_the_newest_run_was_given_them(root: Path) -> None:
+    for name, cluster in (("b-baseline", {"hosts": "old.txt"}), ("b-candidate", {"hosts": "lab"})):
+        RunDirectory(root / name).write("cluster.json", cluster)
+    assert forecast_runs(root, ["b-candidate", "b-baseline", "a-sweep"]).hosts == "lab"
+    RunDirectory(root / "b-candidate").write("cluster.json", {"nodes": [], "source": "as an earlier release kept it"})
+    assert not forecast_runs(root, ["b-contrast"]).hosts
+
+
 def test_runs_can_be_named_one_by_one_in_any_order(root: Path) -> None:
     whole = evidence_of(root, ["b-contrast"])
     assert evidence_of(root, ["b-candidate", "a-sweep", "b-base"]) == whole

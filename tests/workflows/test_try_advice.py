@@ -27,7 +27,7 @@ from multinode.workflows.advice.try_advice import Trials, changed_launch, try_ad
 from multinode.workflows.run.context import Launch, Launched, RunContext
 
 HOSTS = "a slots=1\nb slots=1\n"
-CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")
+CLUSTER: Cluster = msgspec.structs.replace(parse_hostfile(HOSTS, "hosts"), hosts="new.txt")
 JOB = msgspec.structs.replace(
     parse_llamafactory("model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\n", "job.yaml"),
     deepspeed_text='{"zero_optimization": {"stage": 3}}',
@@ -152,6 +152,7 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     assert halved.tried.is_covered is False
     assert attempt.recommendations.today_tried is not None
     assert attempt.recommendations.today_tried.samples_per_s == 4
+    assert (COUNSEL.hosts, attempt.recommendations.hosts) == ("", "new.txt")
     stored = RunDirectory.open(tmp_path, "last")
     assert stored.read("advice.json", Recommendations) == attempt.recommendations
     run = stored.read("run.json", Run)

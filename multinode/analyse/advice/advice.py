@@ -117,6 +117,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
         today_tried: the training as it stands in a short run, where advice was tried.
         back_test: of the model that the predictions are by; None in what earlier releases stored.
         job: path of the YAML that was measured, as its user gave it; empty for a script.
+        hosts: what `--hosts` named for it; empty where something else did.
     """
 
     schema: str = "multinode.advise/1"
@@ -130,6 +131,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     today_tried: Tried | None = None
     back_test: BackTest | None = None
     job: str = ""
+    hosts: str = ""
 
 
 class RankedOption(NamedTuple):

@@ -138,6 +138,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         today: what was measured on several nodes, predicted; None where none was, and in what earlier releases stored.
         one_node: one node in the same settings, with all its workers; likewise.
         job: path of the YAML that was measured, as its user gave it; empty for a script.
+        hosts: what `--hosts` named for it; empty where something else did.
         back_test: the same model held against every stored run that it can be held against.
         notes: what had to be taken for granted, a sentence each.
     """
@@ -150,6 +151,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     today: PredictedScenario | None = None
     one_node: PredictedScenario | None = None
     job: str = ""
+    hosts: str = ""
     back_test: BackTest = BackTest()
     notes: tuple[str, ...] = ()
 

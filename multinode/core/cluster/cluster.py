@@ -75,10 +75,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         nodes: at least one node.
         source: the hostfile's path, for messages.
+        hosts: what `--hosts` named; empty where something else did.
     """
 
     nodes: tuple[Node, ...]
     source: str
+    hosts: str = ""
 
     def first(self, count: int) -> Cluster:
         """The same cluster with its first `count` nodes only."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from multinode.analyse.advice.advice import Advice, Recommendations, best_tried, pays
@@ -13,7 +12,7 @@ from multinode.report.advice.advice_sheet import (
     is_one_node,
     meaning_words,
 )
-from multinode.report.prediction.forecast_words import error_words
+from multinode.report.prediction.forecast_words import error_words, launch_command
 from multinode.report.render.screen import Command, Part, labelled_parts, paragraph
 from multinode.report.render.sheet import format_sig, span_of_times, times
 from multinode.report.render.table import sheet_table
@@ -90,7 +89,7 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
     for number, one in enumerate(shown, 1):
         if one.change is not None:
             yield f"Try {number}", one.name
-            yield "", Command(f"{_launch(recommendations)} {one.command}".strip())
+            yield "", Command(launch_command(recommendations.job, recommendations.hosts, one.command))
         else:
             yield f"Try {number}", one.command
         if one.fits is False or one.meaning != "nothing":
@@ -104,11 +103,6 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
     for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)) if details else ():
         for number, text in enumerate(texts):
             yield "" if number else label, text
-
-
-def _launch(recommendations: Recommendations) -> str:
-    """The command that a change is an option of; of a script its options alone."""
-    return f"multinode launch {shlex.quote(recommendations.job)}" if recommendations.job else ""
 
 
 def _today(recommendations: Recommendations) -> str:

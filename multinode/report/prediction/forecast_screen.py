@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -14,7 +13,7 @@ from multinode.report.prediction.forecast_sheets import (
     forecast_sheet,
     shared_settings,
 )
-from multinode.report.prediction.forecast_words import error_words
+from multinode.report.prediction.forecast_words import error_words, launch_command
 from multinode.report.prediction.needed_words import break_even_words, link_words
 from multinode.report.render.screen import Command, Part, labelled_parts, paragraph
 from multinode.report.render.sheet import format_sig, times
@@ -98,7 +97,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: until that changes, train on 1 node"
     if forecast.job:
         options = f"--nodes 1 --workers-per-node {one.workers_per_node}"
-        yield "", Command(f"multinode launch {shlex.quote(forecast.job)} {options}")
+        yield "", Command(launch_command(forecast.job, forecast.hosts, options))
 
 
 def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
 from multinode.analyse.prediction.back_test import BackTest
@@ -12,7 +14,14 @@ from multinode.report.prediction.needed_words import why_words
 from multinode.report.steps.bottleneck_words import bottleneck_words
 from multinode.units import format_count, format_rate
 
-__all__ = ["back_test_with_words", "error_words", "scenario_with_words", "short_error_words", "with_words"]
+__all__ = [
+    "back_test_with_words",
+    "error_words",
+    "launch_command",
+    "scenario_with_words",
+    "short_error_words",
+    "with_words",
+]
 
 
 def with_words(forecast: Forecast) -> Forecast:
@@ -34,6 +43,12 @@ def scenario_with_words(one: PredictedScenario) -> PredictedScenario:
 def back_test_with_words(tested: BackTest) -> BackTest:
     """A back-test with its sentence."""
     return msgspec.structs.replace(tested, sentence=error_words(tested))
+
+
+def launch_command(job: str, hosts: str, options: str) -> str:
+    """The launch of the YAML that was measured, on the nodes that were; of a script, an empty `job`, options alone."""
+    named = f" --hosts {shlex.quote(hosts)}" if hosts else ""
+    return f"multinode launch{named} {shlex.quote(job)} {options}".rstrip() if job else options
 
 
 def error_words(tested: BackTest) -> str:

@@ -22,7 +22,7 @@ from multinode.errors import UsageError
 from multinode.report.advice.advice_words import advice_notes, with_words
 from multinode.report.prediction.forecast_words import back_test_with_words, scenario_with_words
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.workflows.prediction.predict import evidence_of, read_record, runs_of
+from multinode.workflows.prediction.predict import evidence_of, hosts_of, read_record, runs_of
 
 __all__ = ["advise_runs", "measured_job", "training_state"]
 
@@ -72,6 +72,7 @@ def advise_runs(
         notes=tuple(dict.fromkeys(notes)),
         back_test=tested,
         job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
+        hosts=hosts_of(root, names),
     )
 
 

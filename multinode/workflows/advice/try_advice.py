@@ -109,7 +109,8 @@ def try_advice(
     workers = [recommendations.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
     what = msgspec.structs.replace(what, run_id=what.run_id or make_run_id())
     what = benchmark_mode(same_threads(what, workers, context, "in every run"))
-    series = _Series(what, context, recommendations, run)
+    hosts = what.cluster.hosts or recommendations.hosts
+    series = _Series(what, context, msgspec.structs.replace(recommendations, hosts=hosts), run)
     order = list(_order(chosen, trials.repeats))
     try:
         for number, (turn, advice) in enumerate(order, 1):

@@ -23,7 +23,15 @@ from multinode.report.prediction.forecast_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.store.text_file import load_yaml, read_text
 
-__all__ = ["evidence_of", "forecast_benchmarks", "forecast_runs", "load_published_benchmarks", "read_record", "runs_of"]
+__all__ = [
+    "evidence_of",
+    "forecast_benchmarks",
+    "forecast_runs",
+    "hosts_of",
+    "load_published_benchmarks",
+    "read_record",
+    "runs_of",
+]
 
 _BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml"
 
@@ -45,6 +53,12 @@ class _Contrast(msgspec.Struct, frozen=True):
     candidate: _Side = _Side()
 
 
+class _Cluster(msgspec.Struct, frozen=True):
+    """What is read of a run's nodes here."""
+
+    hosts: str = ""
+
+
 class _Model(msgspec.Struct, frozen=True):
     """What is read of a node's facts here."""
 
@@ -64,7 +78,8 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
     """
     request = request or ForecastRequest()
     refuse_unusable(request)
-    return with_words(make_forecast(evidence_of(root, names, request.link_measured, request.stream), request))
+    forecast = make_forecast(evidence_of(root, names, request.link_measured, request.stream), request)
+    return with_words(msgspec.structs.replace(forecast, hosts=hosts_of(root, names)))
 
 
 def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
@@ -109,6 +124,19 @@ def evidence_of(
         )
     others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
     return gather(found, list(_read_others(others)), link_measured, stream)
+
+
+def hosts_of(root: Path, names: Sequence[str]) -> str:
+    """What `--hosts` named for the newest of these runs; empty where something else did, or it is not known.
+
+    Raises:
+        UsageError: there is no such run.
+        MultinodeError: a file of one cannot be read.
+    """
+    named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
+    newest = next((path for path in reversed(list_runs(root)) if path in named), None)
+    cluster = RunDirectory(newest).read("cluster.json", _Cluster) if newest is not None else None
+    return cluster.hosts if cluster is not None else ""
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:

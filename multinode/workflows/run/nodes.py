@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from multinode.core.cluster.cluster import Cluster, local_cluster
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
@@ -43,6 +45,8 @@ def load_nodes(
     cluster, text = read_allocation(os.environ) if path is None else load_hostfile(path, note)
     if hosts is None:
         note(f"hostfile: {cluster.source} ({named_by})")
+    else:
+        cluster = msgspec.structs.replace(cluster, hosts=hosts)
     if count is not None and count > len(cluster.nodes):
         raise UsageError(f"{count} nodes were asked for, and {cluster.source} has {len(cluster.nodes)}")
     return Nodes(cluster if count is None else cluster.first(count), text)
