@@ -197,7 +197,7 @@ def _job(
     edits: list[str] | None,
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
-    from multinode.analyse.advice.training_state import Change
+    from multinode.core.run.change import Change
     from multinode.workflows.advice.advise import measured_job
     from multinode.workflows.advice.try_advice import changed_job
 

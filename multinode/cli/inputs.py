@@ -12,6 +12,7 @@ import typer
 from multinode.cli.output import note
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
+from multinode.core.run.change import Change, parse_change
 from multinode.core.run.engine_commands import Engine, choose_engine, parse_accelerate
 from multinode.errors import UsageError
 from multinode.store.text_file import read_text
@@ -19,7 +20,15 @@ from multinode.store.text_file import read_text
 if TYPE_CHECKING:
     from multinode.workflows.run.nodes import Nodes
 
-__all__ = ["parse_option", "read_cluster", "read_engine", "read_job", "read_job_environment", "read_nodes"]
+__all__ = [
+    "parse_option",
+    "read_change",
+    "read_cluster",
+    "read_engine",
+    "read_job",
+    "read_job_environment",
+    "read_nodes",
+]
 
 T = TypeVar("T")
 
@@ -62,6 +71,17 @@ def parse_option(name: str, text: str, parse: Callable[[str], T]) -> T:
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from error
+
+
+def read_change(path: Path | None) -> Change:
+    """What the file that `--with` names changes; nothing without one.
+
+    Raises:
+        UsageError: it cannot be read, or is wrong; the message has its place.
+    """
+    if path is None:
+        return Change()
+    return parse_change(read_text(path, "the file of options", "multinode tune writes one"), path)
 
 
 def read_job(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
-from multinode.cli.inputs import read_cluster, read_job
+from multinode.cli.inputs import read_change, read_cluster, read_job
 from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     SCRIPT,
@@ -31,6 +32,7 @@ from multinode.cli.options import (
     Trace,
     TraceRanks,
     TrainingOptions,
+    With,
     WorkersPerNode,
     expand_options,
 )
@@ -67,6 +69,7 @@ def launch(
     nodes: Nodes = None,
     workers_per_node: WorkersPerNode = None,
     set_: Overrides = None,
+    with_: With = None,
     synthetic: Synthetic = False,
     training: TrainingOptions,
     averaging: AveragingOptions,
@@ -109,23 +112,30 @@ def launch(
     from multinode import api
 
     require_terminal(if_slower, detach=detach)
-    there = read_cluster(hosts, nodes)
+    change = read_change(with_)
+    there = read_cluster(hosts, nodes or change.nodes)
     if detach and any(node.slurm_job is not None for node in there.cluster.nodes):
         raise UsageError(
             "--detach: Slurm ends what a step leaves behind, so a run in an allocation needs its controller there",
             hint="have a batch job of Slurm run both: multinode submit -N2 -- launch ...",
         )
-    what_job = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
+    training = dataclasses.replace(
+        training,
+        deepspeed_set=[*change.deepspeed, *(training.deepspeed_set or [])],
+        grad_compress=training.grad_compress or change.grad_compress,
+    )
+    overrides = [*change.overrides, *(set_ or [])]
+    what_job = read_job(job, ctx.meta[SCRIPT], overrides, training.deepspeed_set)
     if synthetic:
         what_job = api.with_synthetic(what_job)
     options = LaunchOptions(
-        workers_per_node=workers_per_node,
+        workers_per_node=workers_per_node or change.workers_per_node,
         profile=profile,
         trace_steps=trace,
         trace_ranks=tuple(trace_ranks or ()),
         nccl_inspector=nccl_inspector,
         sample_interval_s=1 / sample_hz,
-        averaging=averaging.read(),
+        averaging=averaging.read() or change.averaging,
     )
     execute = ExecuteOptions(
         lease_s=None if detach else lease,

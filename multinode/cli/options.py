@@ -64,6 +64,7 @@ __all__ = [
     "TrainingOptions",
     "Variables",
     "Where",
+    "With",
     "WorkersPerNode",
     "complete_hosts",
     "complete_runs",
@@ -113,6 +114,15 @@ WorkersPerNode = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_JOB, help="Override a key of the job. Repeatable."),
+]
+With = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="FILE",
+        rich_help_panel=_JOB,
+        help="Options and settings of a file that tune wrote; what is given beside it counts before them.",
+    ),
 ]
 DeepspeedSet = Annotated[
     list[str] | None,

@@ -310,7 +310,7 @@ def _cell_jobs(
 
 def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
     """What has one value, as `launch` takes it."""
-    from multinode.core.grid.grid_plan import override_text
+    from multinode.core.job.job import override_text
 
     return [override_text(key, values[0]) for key, values in axes.items() if len(values) == 1]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.advice.advice import Advice, Change, Tried, pays, rank_options, shortlist
+from multinode.analyse.advice.advice import Advice, Tried, pays, rank_options, shortlist
 from multinode.analyse.advice.training_state import GpuMemoryBudget, TrainingState
 from multinode.analyse.advice.tuning_options import setting_options
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
@@ -24,6 +24,7 @@ from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig
 from multinode.core.job.job import parse_llamafactory
 from multinode.core.run.averaging import Averaging
+from multinode.core.run.change import Change
 from multinode.errors import UsageError
 from multinode.report.advice.advice_words import advice_notes, with_words
 

@@ -119,3 +119,31 @@ def test_options_of_a_restart_that_do_not_go_together_are_refused(options: tuple
     result = dry_run(*options, "--", "train.py")
     assert isinstance(result.exception, UsageError)
     assert str(result.exception).startswith(message)
+
+
+def test_a_file_of_options_is_launched_with_and_what_is_typed_counts_before_it(folder: Path) -> None:
+    (folder / "plain.yaml").write_text("model_name_or_path: m\nstage: sft\nlearning_rate: 0.1\n")
+    (folder / "tuned.yaml").write_text(
+        "workers-per-node: 2\nsync-every: 16\nsync-dtype: fp16\nset: {learning_rate: 0.5, max_steps: 7}\n"
+    )
+    plan = json.loads(dry_run("plain.yaml", "--json", "--with", "tuned.yaml").stdout)
+    assert (plan["nproc_per_node"], plan["averaging"]["every"], plan["averaging"]["dtype"]) == (2, 16, "fp16")
+    assert {"learning_rate: 0.5", "max_steps: 7"} <= set(plan["nodes"][0]["files"][0]["text"].splitlines())
+
+    typed = ("--sync-every", "4", "--set", "max_steps=9", "--workers-per-node", "1", "--nodes", "2")
+    plan = json.loads(dry_run("plain.yaml", "--json", "--with", "tuned.yaml", *typed).stdout)
+    assert (plan["nproc_per_node"], plan["averaging"]["every"], plan["averaging"]["dtype"]) == (1, 4, None)
+    assert {"learning_rate: 0.5", "max_steps: 9"} <= set(plan["nodes"][0]["files"][0]["text"].splitlines())
+
+    (folder / "alone.yaml").write_text("nodes: 1\ndeepspeed-set: {steps_per_print: 3}\n")
+    plan = json.loads(dry_run("sft.yaml", "--json", "--with", "alone.yaml").stdout)
+    assert len(plan["nodes"]) == 1
+    (deepspeed,) = (file["text"] for file in plan["nodes"][0]["files"] if file["path"] == "deepspeed.json")
+    assert json.loads(deepspeed)["steps_per_print"] == 3
+    (folder / "fp16.yaml").write_text("grad-compress: fp16\n")
+    plan = json.loads(dry_run("plain.yaml", "--json", "--with", "fp16.yaml").stdout)
+    assert plan["grad_compress"] == "fp16"
+    (folder / "wrong.yaml").write_text("nodes: 1\ngradient: fp16\n")
+    refused = dry_run("plain.yaml", "--with", "wrong.yaml").exception
+    assert isinstance(refused, UsageError)
+    assert str(refused).startswith("wrong.yaml:2: 'gradient': ")

@@ -15,13 +15,12 @@ from multinode.core.grid.grid_plan import (
     cell_arguments,
     cell_overrides,
     measuring_order,
-    override_text,
     parse_arguments,
     parse_axes,
     parse_counts,
     plan_grid,
 )
-from multinode.core.job.job import parse_overrides
+from multinode.core.job.job import override_text, parse_overrides
 from multinode.errors import JobError, UsageError
 
 CLUSTER: Cluster = parse_hostfile("a slots=2\nb slots=2\n", "hosts")

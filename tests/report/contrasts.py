@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.analyse.advice.advice import Advice, Change, Tried
+from multinode.analyse.advice.advice import Advice, Tried
 from multinode.analyse.comparison.contrast_figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.back_test import Trial, back_test
@@ -20,6 +20,7 @@ from multinode.analyse.stats.spread import Spread
 from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.step_split import WorkerSplit
 from multinode.analyse.traffic.step_bytes import BytesPerStep
+from multinode.core.run.change import Change
 from multinode.core.run.run import NodeRun, Run
 from multinode.report.comparison.contrast_words import with_words
 from multinode.report.prediction.forecast_words import with_words as forecast_with_words

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.advice.advice import Advice, Change, Recommendations
+from multinode.analyse.advice.advice import Advice, Recommendations
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.cost_model import StepParts
 from multinode.analyse.prediction.forecast import PredictedScenario
@@ -17,6 +17,7 @@ from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.core.run.averaging import Averaging
+from multinode.core.run.change import Change
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Failure, NodeRun, Run
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError

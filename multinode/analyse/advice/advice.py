@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.analyse.advice.training_state import Change, TrainingState, TuningOption
+from multinode.analyse.advice.training_state import TrainingState, TuningOption
 from multinode.analyse.advice.tuning_options import cluster_options, setting_options
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.prediction.back_test import BackTest
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.prediction.gain import Gain, gain, gain_over_measured, own_error
+from multinode.core.run.change import Change
 from multinode.errors import UsageError
 
 __all__ = [
     "NOTICEABLE",
     "Advice",
-    "Change",
     "RankedOption",
     "Recommendations",
     "Tried",

@@ -5,7 +5,6 @@ Which options there are is `tuning_options`'; what one gains is `advice`'s.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,58 +20,15 @@ from multinode.analyse.prediction.predict import Prediction, calls_of, predict, 
 from multinode.analyse.prediction.variants import Subject, method_of
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.core.job.deepspeed import DeepSpeedConfig, fixed_edits
-from multinode.core.run.averaging import Averaging
+from multinode.core.run.change import Change
 
-__all__ = ["DEEPSPEED", "Change", "GpuMemoryBudget", "TrainingState", "TuningOption"]
+__all__ = ["DEEPSPEED", "GpuMemoryBudget", "TrainingState", "TuningOption"]
 
 DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 _QUANTISED_BITS = 4
 # GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.
 _USABLE = 0.95
 _replace = msgspec.structs.replace
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change as a machine can make it.
-
-    Attributes:
-        overrides: `KEY=VALUE` for `--set`.
-        deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
-        averaging: what nodes average every H steps.
-        nodes: first nodes of the hostfile that are used; None is as many as today, likewise `workers_per_node`.
-    """
-
-    overrides: tuple[str, ...] = ()
-    deepspeed: tuple[str, ...] = ()
-    grad_compress: str | None = None
-    averaging: Averaging | None = None
-    nodes: int | None = None
-    workers_per_node: int | None = None
-
-    @property
-    def options(self) -> str:
-        """As options of `multinode launch`, quoted for a shell."""
-        words = [
-            *(("--nodes", str(self.nodes)) if self.nodes is not None else ()),
-            *(("--workers-per-node", str(self.workers_per_node)) if self.workers_per_node is not None else ()),
-            *(("--grad-compress", self.grad_compress) if self.grad_compress is not None else ()),
-            *(self.averaging.options if self.averaging is not None else ()),
-            *(word for override in self.overrides for word in ("--set", override)),
-            *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
-        ]
-        return shlex.join(words)
-
-    def joined(self, second: Change) -> Change:
-        """Both changes; of what both set, the second counts."""
-        return Change(
-            overrides=(*self.overrides, *second.overrides),
-            # A job without DeepSpeed has no configuration to edit.
-            deepspeed=() if "deepspeed=null" in second.overrides else (*self.deepspeed, *second.deepspeed),
-            grad_compress=second.grad_compress or self.grad_compress,
-            averaging=second.averaging or self.averaging,
-            nodes=second.nodes if second.nodes is not None else self.nodes,
-            workers_per_node=second.workers_per_node or self.workers_per_node,
-        )
 
 
 class GpuMemoryBudget(msgspec.Struct, frozen=True, kw_only=True):

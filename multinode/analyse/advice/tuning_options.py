@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from multinode.analyse.advice.training_state import DEEPSPEED, Change, TrainingState, TuningOption
+from multinode.analyse.advice.training_state import DEEPSPEED, TrainingState, TuningOption
 from multinode.analyse.collectives.traffic import Layout, Strategy
 from multinode.analyse.prediction.break_even import on_one_node
 from multinode.analyse.prediction.levers import make_low_rank
 from multinode.analyse.prediction.variants import vary
 from multinode.core.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.core.run.averaging import Averaging
+from multinode.core.run.change import Change
 from multinode.errors import JobError, UsageError
 from multinode.units import format_rate
 

@@ -12,8 +12,9 @@ import msgspec
 
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.grid.grid import BATCH, Cell, Grid, is_batch
+from multinode.core.job.job import override_text
 from multinode.core.text.secret_values import is_secret
-from multinode.core.text.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, parse_yaml
 from multinode.errors import JobError, UsageError
 from multinode.units import format_count
 
@@ -24,7 +25,6 @@ __all__ = [
     "cell_arguments",
     "cell_overrides",
     "measuring_order",
-    "override_text",
     "parse_arguments",
     "parse_axes",
     "parse_counts",
@@ -248,13 +248,6 @@ def parse_counts(option: str, text: str) -> tuple[int, ...]:
     if twice is not None:
         raise UsageError(f"{option} {text}: {numbers[twice]} stands twice", hint="name each number once")
     return tuple(numbers)
-
-
-def override_text(key: str, value: Any) -> str:
-    """The setting as one `--set` of `launch` takes it, in one line."""
-    if isinstance(value, list | dict):
-        return f"{key}={dump_flow_yaml(value)}"
-    return f"{key}={dump_yaml({key: value}).partition(':')[2].strip(' ')}".rstrip("\n")
 
 
 def _parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.text.strict_yaml import YamlError, dump_yaml, parse_yaml
+from multinode.core.text.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
 from multinode.errors import JobError
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "limit_steps",
     "named_paths",
     "override_job",
+    "override_text",
     "parse_assignment",
     "parse_llamafactory",
     "parse_overrides",
@@ -174,6 +175,13 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         JobError: one is not `key=value`, its value is not YAML, or is nothing.
     """
     return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
+
+
+def override_text(key: str, value: Any) -> str:
+    """The setting as one `--set` of `launch` takes it, in one line."""
+    if isinstance(value, list | dict):
+        return f"{key}={dump_flow_yaml(value)}"
+    return f"{key}={dump_yaml({key: value}).partition(':')[2].strip(' ')}".rstrip("\n")
 
 
 def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] = _KEY) -> tuple[str, Any]:

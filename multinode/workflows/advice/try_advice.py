@@ -11,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.advice.advice import Advice, Change, Recommendations, Tried
+from multinode.analyse.advice.advice import Advice, Recommendations, Tried
 from multinode.analyse.job.workload import Settings, read_settings
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.prediction.run_selection import CONTRAST
 from multinode.core.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.core.job.job import LlamaFactoryJob, override_job, parse_overrides
 from multinode.core.measure.benchmark import Benchmark
+from multinode.core.run.change import Change
 from multinode.core.run.run import Run
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import Interrupted, MultinodeError, UsageError
