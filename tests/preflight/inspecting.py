@@ -60,3 +60,20 @@ def only(findings: Iterable[Finding]) -> Finding:
     assert finding.severity in SEVERITIES
     assert finding.hint
     return finding
+
+
+def expect(
+    findings: Iterable[Finding],
+    severity: str,
+    node: str | None,
+    *message: str,
+    hint: str = "",
+    check: str | None = None,
+) -> Finding:
+    """The one finding, which must be of this severity, node and check, and have these words in message and hint."""
+    finding = only(findings)
+    assert (finding.severity, finding.node) == (severity, node)
+    assert check in {None, finding.check}
+    assert [words for words in message if words not in finding.message] == [], finding.message
+    assert hint in str(finding.hint)
+    return finding

@@ -20,7 +20,7 @@ from multinode.preflight.checks.gpus import (
 )
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import SFT, but, inspection, only
+from .inspecting import SFT, but, expect, inspection, only
 
 ADA = "NVIDIA GeForce RTX 4090"
 CHECKS = (check_backend, check_presence, check_counts, check_models, check_drivers, check_torch_builds, check_vendors)
@@ -73,16 +73,12 @@ def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
 
 def test_a_node_without_gpus_beside_one_that_has_them_is_an_error_with_the_reason() -> None:
     broken = but(well(), "b", gpus=(), missing={"gpus": "nvidia-smi ended with code 18: driver/library mismatch"})
-    finding = only(check_presence(broken))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert "driver/library mismatch" in finding.message
-    assert "a has 2" in finding.message
+    expect(check_presence(broken), "error", "b", "driver/library mismatch", "a has 2")
     assert list(check_counts(broken)) == []
 
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
-    finding = only(check_counts(well(cluster=cluster(gpus=(1, 6)))))
-    assert (finding.severity, finding.node) == ("error", "b")
+    finding = expect(check_counts(well(cluster=cluster(gpus=(1, 6)))), "error", "b")
     assert finding.message.startswith("the hostfile gives it GPU 6, and it has GPU 0, 1")
     assert "correct gpus=" in str(finding.hint)
 
@@ -97,26 +93,25 @@ def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason()
 
 def test_more_workers_than_gpus_are_an_error() -> None:
     slots = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
-    finding = only(check_counts(but(well(cluster=slots), "b", gpus=cards(0))))
-    assert (finding.severity, finding.node) == ("error", "b")
+    finding = expect(check_counts(but(well(cluster=slots), "b", gpus=cards(0))), "error", "b")
     assert finding.message.startswith("2 workers shall run here, and it has 1 GPUs")
     assert "slots=1" in str(finding.hint)
 
 
 def test_unequal_slots_are_an_error_of_the_cluster_and_an_unreached_node_makes_none() -> None:
     unequal = but(well(), "b", gpus=cards(0))
-    finding = only(check_counts(unequal))
-    assert (finding.severity, finding.node) == ("error", None)
-    assert "a has 2, b has 1" in finding.message
-    assert "--workers-per-node 1" in str(finding.hint)
+    expect(check_counts(unequal), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
     unreached = msgspec.structs.replace(unequal, facts={"a": unequal.facts["a"]})
     assert list(check_counts(unreached)) == []
 
 
 def test_different_models_are_named() -> None:
-    finding = only(check_models(but(well(), "b", gpus=cards(0, 1, name="NVIDIA GeForce RTX 3090"))))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "NVIDIA GeForce RTX 3090, and a on NVIDIA GeForce RTX 4090" in finding.message
+    expect(
+        check_models(but(well(), "b", gpus=cards(0, 1, name="NVIDIA GeForce RTX 3090"))),
+        "warning",
+        "b",
+        "NVIDIA GeForce RTX 3090, and a on NVIDIA GeForce RTX 4090",
+    )
     mixed = cards(0) + cards(1, name="NVIDIA TITAN V")
     first = only(check_models(but(well(), "a", gpus=mixed)))
     assert (first.node, "and its first worker on" in first.message) == ("a", True)
@@ -131,17 +126,23 @@ def test_a_card_that_the_job_does_not_use_does_not_matter() -> None:
 
 
 def test_less_memory_on_the_same_model_is_told() -> None:
-    finding = only(check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=49140.0))))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "48 GiB of memory, that of a 24 GiB" in finding.message
+    expect(
+        check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=49140.0))),
+        "warning",
+        "b",
+        "48 GiB of memory, that of a 24 GiB",
+    )
     # Two boards of one model differ by a little.
     assert list(check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=24217.0)))) == []
 
 
 def test_different_drivers_are_told() -> None:
-    finding = only(check_drivers(but(well(), "b", gpus=cards(0, 1, driver="570.86.10"))))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "570.86.10, that of a 550.54.15" in finding.message
+    expect(
+        check_drivers(but(well(), "b", gpus=cards(0, 1, driver="570.86.10"))),
+        "warning",
+        "b",
+        "570.86.10, that of a 550.54.15",
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,18 +174,21 @@ def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:
     known = but(
         but(well(), "a", nccl_version="2.27.5", cuda_version="12.6"), "b", nccl_version="2.26.2", cuda_version="12.6"
     )
-    finding = only(check_torch_builds(known))
-    assert (finding.severity, finding.node, finding.check) == ("error", "b", "versions")
-    assert "2.26.2 here and 2.27.5 on a" in finding.message
-    assert "/env/bin/python -m pip install nvidia-nccl-cu12==2.27.5" in str(finding.hint)
+    expect(
+        check_torch_builds(known),
+        "error",
+        "b",
+        "2.26.2 here and 2.27.5 on a",
+        check="versions",
+        hint="/env/bin/python -m pip install nvidia-nccl-cu12==2.27.5",
+    )
     other_torch = but(known, "b", packages={"torch": "2.7.1"})
     assert "pip install torch==2.8.0" in str(only(check_torch_builds(other_torch)).hint)
 
 
 def test_different_cuda_is_a_warning_and_on_nodes_without_gpus_nothing() -> None:
     known = but(but(well(), "a", cuda_version="12.6"), "b", cuda_version="12.8")
-    finding = only(check_torch_builds(known))
-    assert (finding.severity, finding.node) == ("warning", "b")
+    expect(check_torch_builds(known), "warning", "b")
     assert list(check_torch_builds(but(but(known, "a", gpus=()), "b", gpus=()))) == []
 
 

@@ -19,7 +19,7 @@ from multinode.preflight.checks.interfaces import (
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import Attempted, ConnectivityResult
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, running=True, kind="loopback")
 DOCKER = Interface(name="docker0", addresses=("172.17.0.1/16",), running=False, kind="bridge", driver="bridge")
@@ -78,10 +78,14 @@ def test_the_only_node_that_answers_is_not_judged_by_its_loopback() -> None:
 
 
 def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
-    finding = only(check_routes(two(routes=(Route(peer="10.0.0.2", error="Network is unreachable"),))))
-    assert (finding.severity, finding.node, finding.check) == ("error", "a", "interface")
-    assert "no route to b (10.0.0.2: Network is unreachable)" in finding.message
-    assert "on a: sudo ip route replace 10.0.0.0/24 dev eth0 src 10.0.0.1;" in str(finding.hint)
+    expect(
+        check_routes(two(routes=(Route(peer="10.0.0.2", error="Network is unreachable"),))),
+        "error",
+        "a",
+        "no route to b (10.0.0.2: Network is unreachable)",
+        check="interface",
+        hint="on a: sudo ip route replace 10.0.0.0/24 dev eth0 src 10.0.0.1;",
+    )
 
 
 def test_what_is_no_address_is_no_missing_route() -> None:
@@ -94,10 +98,13 @@ ASTRAY = (Route(peer="10.0.0.2", source="192.0.2.7", ifname="eth1"),)
 
 
 def test_a_route_from_a_network_that_the_peer_is_not_in_is_an_error() -> None:
-    finding = only(check_routes(two(card("eth1", "192.0.2.7/24"), routes=ASTRAY)))
-    assert (finding.severity, finding.node) == ("error", "a")
-    assert "listens at 10.0.0.1 (eth0) and sends to b from 192.0.2.7 (eth1)" in finding.message
-    assert "sudo ip route replace 10.0.0.0/24 dev eth0 src 10.0.0.1" in str(finding.hint)
+    expect(
+        check_routes(two(card("eth1", "192.0.2.7/24"), routes=ASTRAY)),
+        "error",
+        "a",
+        "listens at 10.0.0.1 (eth0) and sends to b from 192.0.2.7 (eth1)",
+        hint="sudo ip route replace 10.0.0.0/24 dev eth0 src 10.0.0.1",
+    )
 
 
 def test_a_route_over_another_network_that_both_share_or_that_works_is_a_warning() -> None:
@@ -112,9 +119,7 @@ def test_a_route_over_another_network_that_both_share_or_that_works_is_a_warning
 
 def test_the_right_address_that_is_sent_out_by_another_card_is_a_warning() -> None:
     astray = (Route(peer="10.0.0.2", source="10.0.0.1", ifname="eth1"),)
-    finding = only(check_routes(two(card("eth1", "192.0.2.7/24"), routes=astray)))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "(eth1)" in finding.message
+    expect(check_routes(two(card("eth1", "192.0.2.7/24"), routes=astray)), "warning", "a", "(eth1)")
     well = (Route(peer="10.0.0.2", source="10.0.0.1", ifname="eth0"),)
     assert list(check_routes(two(card("eth1", "192.0.2.7/24"), routes=well))) == []
 
@@ -138,10 +143,13 @@ def test_two_cards_in_one_subnet_are_told_once_and_by_name() -> None:
     routes = (Route(peer="10.0.0.2", source="10.0.0.9", ifname="eth1"),)
     twice = two(card("eth1", "10.0.0.9/24"), routes=routes)
     assert list(check_routes(twice)) == []
-    finding = only(check_subnets(twice))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "eth0 and eth1 are both in 10.0.0.0/24" in finding.message
-    assert "sudo ip address del 10.0.0.9/24 dev eth1" in str(finding.hint)
+    expect(
+        check_subnets(twice),
+        "warning",
+        "a",
+        "eth0 and eth1 are both in 10.0.0.0/24",
+        hint="sudo ip address del 10.0.0.9/24 dev eth1",
+    )
 
 
 def test_the_address_that_ssh_came_over_is_not_to_be_taken_away() -> None:
@@ -158,17 +166,23 @@ def test_a_card_that_is_down_and_a_second_address_share_no_subnet() -> None:
 
 def test_what_nccl_would_take_by_itself_is_one_note_for_all_nodes() -> None:
     settled = everywhere(two(), interfaces=(LOOPBACK, BRIDGE, card("eth0", "10.0.0.1/24")), nccl_version="2.27.5")
-    finding = only(check_unset_interface(settled))
-    assert (finding.severity, finding.node) == ("note", None)
-    assert "NCCL 2.27.5 would take br-1a2b3c and eth0 on a and b, and br-1a2b3c leads to no other" in finding.message
-    assert "export NCCL_SOCKET_IFNAME==eth0" in str(finding.hint)
+    expect(
+        check_unset_interface(settled),
+        "note",
+        None,
+        "NCCL 2.27.5 would take br-1a2b3c and eth0 on a and b, and br-1a2b3c leads to no other",
+        hint="export NCCL_SOCKET_IFNAME==eth0",
+    )
 
 
 def test_without_a_settled_interface_it_is_a_warning() -> None:
-    finding = only(check_unset_interface(unsettled(two(TUNNEL, nccl_version="2.27.5"))))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "wg0 and eth0" in finding.message
-    assert "ifname=" in str(finding.hint)
+    expect(
+        check_unset_interface(unsettled(two(TUNNEL, nccl_version="2.27.5"))),
+        "warning",
+        "a",
+        "wg0 and eth0",
+        hint="ifname=",
+    )
 
 
 def test_a_virtual_interface_that_nccl_passes_over_is_no_matter() -> None:
@@ -192,10 +206,7 @@ def test_a_data_plane_over_wireless_or_a_tunnel_names_the_wired_card() -> None:
         but(two(), "a", interfaces=(LOOPBACK, DOCKER, radio, wired)),
         endpoints={"a": Endpoint(addr="10.0.0.1", ifname="wlan0"), "b": Endpoint(addr="10.0.0.2", ifname="eth0")},
     )
-    finding = only(check_media(on_radio))
-    assert (finding.severity, finding.node, finding.check) == ("warning", "a", "interface")
-    assert "wireless" in finding.message
-    assert "a has: eno1 (192.0.2.7)" in str(finding.hint)
+    expect(check_media(on_radio), "warning", "a", "wireless", check="interface", hint="a has: eno1 (192.0.2.7)")
     tunnel = msgspec.structs.replace(
         but(two(), "a", interfaces=(LOOPBACK, TUNNEL)), endpoints={"a": Endpoint(addr="10.9.0.1", ifname="wg0")}
     )
@@ -210,15 +221,18 @@ def test_software_that_leads_to_a_cable_is_no_tunnel(driver: str | None) -> None
 
 
 def test_names_that_resolve_to_loopback_are_one_note_where_the_interface_is_settled() -> None:
-    finding = only(check_hostnames(everywhere(two(), hostname_address="127.0.1.1")))
-    assert (finding.severity, finding.node, finding.check) == ("note", None, "hostname")
-    assert "the name of a and b resolves to 127.0.1.1, which is loopback" in finding.message
-    assert "export GLOO_SOCKET_IFNAME=eth0" in str(finding.hint)
+    expect(
+        check_hostnames(everywhere(two(), hostname_address="127.0.1.1")),
+        "note",
+        None,
+        "the name of a and b resolves to 127.0.1.1, which is loopback",
+        check="hostname",
+        hint="export GLOO_SOCKET_IFNAME=eth0",
+    )
 
 
 def test_and_a_warning_where_it_is_not() -> None:
-    finding = only(check_hostnames(unsettled(two(hostname_address="127.0.1.1"))))
-    assert (finding.severity, finding.node) == ("warning", "a")
+    expect(check_hostnames(unsettled(two(hostname_address="127.0.1.1"))), "warning", "a")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from multinode.preflight.checks.link import check_link_health, check_link_speeds
 from multinode.preflight.checks.mtu import check_mtus
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 CHECKS = (check_link_up, check_link_speeds, check_link_health, check_mtus)
 
@@ -34,25 +34,34 @@ def test_one_node_alone_needs_no_card() -> None:
 
 
 def test_a_card_without_a_link_is_an_error() -> None:
-    finding = only(check_link_up(linked(inspection(), "b", up=False)))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert "eth0, the interface of the training, is down" in finding.message
-    assert "ip link set dev eth0 up" in str(finding.hint)
+    expect(
+        check_link_up(linked(inspection(), "b", up=False)),
+        "error",
+        "b",
+        "eth0, the interface of the training, is down",
+        hint="ip link set dev eth0 up",
+    )
     assert only(check_link_up(linked(inspection(), "b", running=False))).node == "b"
 
 
 def test_a_card_that_could_do_more_is_told() -> None:
-    finding = only(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "runs at 1 Gbit/s, and the NIC supports 10 Gbit/s" in finding.message
-    assert "ethtool eth0" in str(finding.hint)
+    expect(
+        check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)),
+        "warning",
+        "b",
+        "runs at 1 Gbit/s, and the NIC supports 10 Gbit/s",
+        hint="ethtool eth0",
+    )
     assert list(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0))) == []
 
 
 def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:
-    finding = only(check_link_speeds(linked(inspection("abc"), "b", speed_gbit_per_s=0.1)))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "runs at 100 Mbit/s, and a's link at 1 Gbit/s" in finding.message
+    expect(
+        check_link_speeds(linked(inspection("abc"), "b", speed_gbit_per_s=0.1)),
+        "warning",
+        "b",
+        "runs at 100 Mbit/s, and a's link at 1 Gbit/s",
+    )
 
 
 def test_half_duplex_is_told() -> None:
@@ -62,10 +71,7 @@ def test_half_duplex_is_told() -> None:
 
 def test_the_odd_mtu_is_told_with_the_command_that_changes_it() -> None:
     known = linked(linked(inspection("abc"), "a", mtu=9000), "c", mtu=9000)
-    finding = only(check_mtus(known))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "an MTU of 1500, that of a 9000" in finding.message
-    assert "ip link set dev eth0 mtu 9000" in str(finding.hint)
+    expect(check_mtus(known), "warning", "b", "an MTU of 1500, that of a 9000", hint="ip link set dev eth0 mtu 9000")
     two = only(check_mtus(linked(inspection(), "b", mtu=9000)))
     assert (two.node, "that of a 1500" in two.message) == ("b", True)
 

@@ -11,7 +11,7 @@ from multinode.preflight.checks.machine import check_clocks, check_container_net
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import Attempted, ConnectivityResult
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 
 def booted(known: Inspection, **boots: Any) -> Inspection:
@@ -29,9 +29,12 @@ def test_machines_of_their_own_have_no_finding() -> None:
 
 
 def test_a_machine_that_is_listed_twice_is_an_error_on_the_later_node() -> None:
-    finding = only(check_same_machine(booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1", "m"))))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert "same machine as a (both are gpu1)" in finding.message
+    expect(
+        check_same_machine(booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1", "m"))),
+        "error",
+        "b",
+        "same machine as a (both are gpu1)",
+    )
     by_id = booted(inspection(), a=("1", "gpu1", "m"), b=("1", "gpu1.lan", "m"))
     assert only(check_same_machine(by_id)).severity == "error"
     by_name = booted(inspection(), a=("1", "gpu1", None), b=("1", "gpu1", None))
@@ -40,9 +43,7 @@ def test_a_machine_that_is_listed_twice_is_an_error_on_the_later_node() -> None:
 
 def test_two_containers_of_one_machine_are_a_warning_unless_their_cards_are_apart() -> None:
     known = booted(inspection(), a=("1", "c1", None), b=("1", "c2", None))
-    finding = only(check_same_machine(known))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "c2 and c1" in finding.message
+    expect(check_same_machine(known), "warning", "b", "c2 and c1")
     hostfile = Cluster(nodes=(Node(name="a", gpus=(0,)), Node(name="b", gpus=(1,))), source="hosts")
     apart = booted(inspection(cluster=hostfile), a=("1", "c1", None), b=("1", "c1", None))
     assert list(check_same_machine(apart)) == []
@@ -56,10 +57,7 @@ def bridged(addr: str = "172.17.0.3", **changes: Any) -> Inspection:
 
 
 def test_a_container_on_dockers_bridge_is_a_warning() -> None:
-    finding = only(check_container_network(bridged()))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "172.17.0.3" in finding.message
-    assert "--network=host" in str(finding.hint)
+    expect(check_container_network(bridged()), "warning", "b", "172.17.0.3", hint="--network=host")
 
 
 @pytest.mark.parametrize(
@@ -97,9 +95,7 @@ def test_clocks_that_agree_have_no_finding(offsets: tuple[float | None, ...]) ->
 
 
 def test_a_clock_that_is_off_is_told_with_its_way() -> None:
-    finding = only(check_clocks(clocks(0.0, 5.25)))
-    assert (finding.severity, finding.node, finding.check) == ("warning", "b", "clock")
-    assert "5.2 s ahead of this machine's" in finding.message
+    finding = expect(check_clocks(clocks(0.0, 5.25)), "warning", "b", "5.2 s ahead of this machine's", check="clock")
     assert finding.hint == "on b: sudo timedatectl set-ntp true"
     assert "1 h 00 min behind" in only(check_clocks(clocks(-3600.0, 0.0))).message
 

@@ -10,7 +10,7 @@ from multinode.core.cluster.facts import Gpu, GpuProcess, RunProcess
 from multinode.preflight.checks.gpus import check_gpus_free, check_leftovers
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 
 def card(*processes: GpuProcess, used: float | None = 400.0, index: int = 0) -> Gpu:
@@ -74,8 +74,7 @@ def left(pid: int, *, supervised: bool = False, run_id: str = "20250101-sft.1") 
 
 
 def test_leftovers_of_a_run_come_with_the_command_that_ends_them() -> None:
-    finding = only(check_leftovers(on_b(card(), run_processes=(left(70), left(71)))))
-    assert (finding.severity, finding.node) == ("warning", "b")
+    finding = expect(check_leftovers(on_b(card(), run_processes=(left(70), left(71)))), "warning", "b")
     assert finding.message.startswith("2 processes of run 20250101-sft left behind (python3)")
     assert finding.hint == "on b: kill -9 70 71"
 

@@ -16,7 +16,7 @@ from multinode.preflight.checks.paths import (
 )
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import SCRIPT, but, inspection, only
+from .inspecting import SCRIPT, but, expect, inspection, only
 
 CONFIG = {"model_name_or_path": "models/tiny", "dataset": "mine", "dataset_dir": "data", "output_dir": "out"}
 CACHE = "~/.cache/huggingface/datasets"
@@ -38,8 +38,9 @@ def contents(*theirs: ContentFact, expected: tuple[ContentFact, ...]) -> Inspect
 
 
 def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
-    finding = only(check_paths(but(WELL, "b", paths=(place("models/my model", "missing"), place("data")))))
-    assert (finding.severity, finding.node) == ("error", "b")
+    finding = expect(
+        check_paths(but(WELL, "b", paths=(place("models/my model", "missing"), place("data")))), "error", "b"
+    )
     assert (
         finding.hint == "copy it there; run in this directory:\nssh b mkdir -p /work/models && "
         "scp -rp 'models/my model' b:/work/models/"
@@ -75,10 +76,13 @@ def test_what_is_only_written_need_not_be_there_yet() -> None:
     ],
 )
 def test_an_output_directory_that_cannot_be_written_is_found(fact: PathFact, what: str) -> None:
-    finding = only(check_output(but(WELL, "b", paths=(fact,), user="jane")))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert what in finding.message
-    assert "sudo mkdir -p /work/out && sudo chown jane /work/out" in str(finding.hint)
+    expect(
+        check_output(but(WELL, "b", paths=(fact,), user="jane")),
+        "error",
+        "b",
+        what,
+        hint="sudo mkdir -p /work/out && sudo chown jane /work/out",
+    )
 
 
 def test_an_output_directory_that_is_there_or_can_be_made_is_well() -> None:
@@ -95,10 +99,14 @@ def test_a_directory_of_the_job_that_is_not_there_is_told() -> None:
 def test_other_content_at_the_same_path_is_told_with_both_digests() -> None:
     config = "models/tiny/config.json"
     other = contents(content(config, "fedcba9876543210", size_bytes=90), expected=(content(config),))
-    finding = only(check_contents(other))
-    assert (finding.severity, finding.node, finding.check) == ("error", "b", "content")
-    assert f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)" in finding.message
-    assert f"on a: rsync -as --checksum /work/{config} b:/work/{config}" in str(finding.hint)
+    expect(
+        check_contents(other),
+        "error",
+        "b",
+        f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)",
+        check="content",
+        hint=f"on a: rsync -as --checksum /work/{config} b:/work/{config}",
+    )
 
 
 def test_many_files_that_differ_are_one_finding() -> None:
@@ -121,9 +129,7 @@ def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_anothe
 def test_what_was_not_read_is_a_note_and_taken_for_neither_equal_nor_absent() -> None:
     expected = (content("data/dataset_info.json"), content("data/mine.json"))
     slow = contents(content("data", None, reason="not read within 5 s"), expected=expected)
-    finding = only(check_contents(slow))
-    assert (finding.severity, finding.node) == ("note", "b")
-    assert "data was not compared with the other nodes: not read within 5 s" in finding.message
+    expect(check_contents(slow), "note", "b", "data was not compared with the other nodes: not read within 5 s")
 
 
 def test_equal_content_is_well_and_one_node_has_nothing_to_compare_with() -> None:
@@ -137,10 +143,13 @@ def test_equal_content_is_well_and_one_node_has_nothing_to_compare_with() -> Non
 def test_checkouts_at_different_revisions_are_a_warning() -> None:
     other = contents(content(".git", "b" * 40), expected=(content(".git", "a" * 40),))
     assert list(check_contents(other)) == []
-    finding = only(check_revisions(other))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "at bbbbbbbbbbbb, that of a at aaaaaaaaaaaa" in finding.message
-    assert f"git -C /work checkout {'a' * 40}" in str(finding.hint)
+    expect(
+        check_revisions(other),
+        "warning",
+        "b",
+        "at bbbbbbbbbbbb, that of a at aaaaaaaaaaaa",
+        hint=f"git -C /work checkout {'a' * 40}",
+    )
     assert list(check_revisions(contents(expected=(content(".git", "a" * 40),)))) == []
 
 

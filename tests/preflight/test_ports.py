@@ -9,7 +9,7 @@ from multinode.preflight.checks.ports import check_master_port, check_ports
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import Attempted, ConnectivityResult, Listening
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 PORTS = (29500, 34000, 45000)
 
@@ -42,11 +42,15 @@ def test_nodes_that_reach_each_other_have_no_findings() -> None:
 
 
 def test_blocked_ephemeral_ports_are_the_listeners_and_the_first_collective_would_hang() -> None:
-    finding = only(check_ports(met("abc", ac=ephemeral("timed out"), bc=ephemeral("timed out"))))
-    assert (finding.severity, finding.node, finding.check) == ("error", "c", "ports")
-    assert "a and b cannot reach its ports 34000, 45000 at 10.0.0.3 (timed out)" in finding.message
-    assert "the first collective would hang" in finding.message
-    assert "ufw allow proto tcp from 10.0.0.0/24 to any port 32768:60999" in str(finding.hint)
+    expect(
+        check_ports(met("abc", ac=ephemeral("timed out"), bc=ephemeral("timed out"))),
+        "error",
+        "c",
+        "a and b cannot reach its ports 34000, 45000 at 10.0.0.3 (timed out)",
+        "the first collective would hang",
+        check="ports",
+        hint="ufw allow proto tcp from 10.0.0.0/24 to any port 32768:60999",
+    )
 
 
 @pytest.mark.parametrize("names", ["ab", "abc"])

@@ -9,7 +9,7 @@ from multinode.core.cluster.facts import RdmaPort
 from multinode.preflight.checks.rdma import check_locked_memory, check_rdma
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 UP = RdmaPort(device="mlx5_0", port=1, state="ACTIVE", link_layer="InfiniBand", rate_gbit_per_s=100.0)
 DOWN = RdmaPort(device="mlx5_0", port=1, state="DOWN", link_layer="InfiniBand", rate_gbit_per_s=10.0)
@@ -25,10 +25,13 @@ def test_without_rdma_there_is_nothing_to_say() -> None:
 
 
 def test_rdma_on_some_nodes_only_is_a_warning_on_those_that_lack_it() -> None:
-    finding = only(check_rdma(having((UP,), ())))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "active on a (mlx5_0:1 InfiniBand ACTIVE), and here there is none" in finding.message
-    assert "env.NCCL_NET=Socket" in str(finding.hint)
+    expect(
+        check_rdma(having((UP,), ())),
+        "warning",
+        "b",
+        "active on a (mlx5_0:1 InfiniBand ACTIVE), and here there is none",
+        hint="env.NCCL_NET=Socket",
+    )
     dead = only(check_rdma(having((UP,), (DOWN,))))
     assert "here it is not (mlx5_0:1 InfiniBand DOWN)" in dead.message
 
@@ -44,8 +47,7 @@ def test_rdma_that_nccl_was_told_to_leave_alone_is_no_finding() -> None:
 
 
 def test_rdma_everywhere_is_noted_once_and_idle_cards_on_their_nodes() -> None:
-    finding = only(check_rdma(having((UP,), (UP,))))
-    assert (finding.severity, finding.node) == ("note", None)
+    expect(check_rdma(having((UP,), (UP,))), "note", None)
     idle = only(check_rdma(having((DOWN,), (DOWN,))))
     assert (idle.severity, "of a and b are not active" in idle.message) == ("note", True)
     assert only(check_rdma(having((), (DOWN,)))).severity == "note"
@@ -60,10 +62,7 @@ def test_gloo_knows_no_rdma() -> None:
 def test_locked_memory_matters_where_rdma_is_active() -> None:
     limits = {"locked_memory_bytes": 8 << 20}
     known = but(having((UP,), (UP,)), "b", limits=limits, user="eve")
-    finding = only(check_locked_memory(known))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "lock 8 MiB" in finding.message
-    assert "memlock" in str(finding.hint)
+    expect(check_locked_memory(known), "warning", "b", "lock 8 MiB", hint="memlock")
     assert list(check_locked_memory(but(known, "b", rdma=(DOWN,)))) == []
     assert list(check_locked_memory(but(known, "b", limits={"locked_memory_bytes": None}))) == []
     assert list(check_locked_memory(but(known, "b", user="root"))) == []

@@ -16,7 +16,7 @@ from multinode.preflight.checks.machine import (
 )
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import SCRIPT, but, inspection, only
+from .inspecting import SCRIPT, but, expect, inspection, only
 
 TWO_CARDS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(2))
 CHECKS = (check_disk, check_limits, check_memory_limit, check_offload, check_shared_memory)
@@ -70,10 +70,13 @@ def small(what: Any, **changes: Any) -> Inspection:
 
 
 def test_a_small_dev_shm_matters_to_data_loaders_and_to_nccl() -> None:
-    finding = only(check_shared_memory(small(job(dataloader_num_workers=4))))
-    assert (finding.severity, finding.node) == ("warning", None)
-    assert "64 MiB fit into /dev/shm of a and b, and 4 data loader workers" in finding.message
-    assert "--shm-size" in str(finding.hint)
+    finding = expect(
+        check_shared_memory(small(job(dataloader_num_workers=4))),
+        "warning",
+        None,
+        "64 MiB fit into /dev/shm of a and b, and 4 data loader workers",
+        hint="--shm-size",
+    )
     assert "on a and b: sudo mount -o remount,size=" in str(finding.hint)
     assert "NCCL's 2 workers" in only(check_shared_memory(small(job(), gpus=TWO_CARDS))).message
     assert "if the script has any" in only(check_shared_memory(small(SCRIPT))).message
@@ -92,21 +95,19 @@ def test_a_full_dev_shm_is_told() -> None:
 
 @pytest.mark.parametrize(("free", "severity"), [(0.9, "warning"), (0.01, "error")])
 def test_a_disk_with_little_room(free: float, severity: str) -> None:
-    finding = only(check_disk(but(inspection(), "b", disk_free_gib=free)))
-    assert (finding.severity, finding.node) == (severity, "b")
-    assert f"{free * 1024:.0f} MiB are left" in finding.message
+    expect(check_disk(but(inspection(), "b", disk_free_gib=free)), severity, "b", f"{free * 1024:.0f} MiB are left")
 
 
 def test_offload_that_does_not_fit_is_told_with_the_sum() -> None:
     known = but(inspection(job=offloading("offload_optimizer", "offload_param")), "b", model=LLAMA)
-    finding = only(check_offload(but(known, "b", memory_total_gib=62.0)))
-    assert (finding.severity, finding.node) == ("warning", "b")
     # 8.03e9 parameters, 18 bytes each, over two nodes.
-    assert (
-        "8.03 billion parameters (by its config.json) on 2 nodes that is about 67 GiB on each, and b may use 62"
-        in finding.message
+    expect(
+        check_offload(but(known, "b", memory_total_gib=62.0)),
+        "warning",
+        "b",
+        "8.03 billion parameters (by its config.json) on 2 nodes that is about 67 GiB on each, and b may use 62",
+        "optimizer and parameters",
     )
-    assert "optimizer and parameters" in finding.message
     assert list(check_offload(but(known, "b", memory_total_gib=128.0))) == []
     limited = only(check_offload(but(known, "b", memory_total_gib=128.0, memory_limit_gib=32.0)))
     assert "b may use 32 GiB" in limited.message
@@ -148,10 +149,13 @@ def test_a_memory_limit_is_noted() -> None:
 
 @pytest.mark.parametrize(("files", "severity"), [(256, "warning"), (1024, "note"), (4095, "note")])
 def test_few_open_files(files: int, severity: str) -> None:
-    finding = only(check_limits(but(inspection(), "b", limits={"open_files": files})))
-    assert (finding.severity, finding.node) == (severity, "b")
-    assert f"may open {files} files" in finding.message
-    assert "nofile 65536" in str(finding.hint)
+    expect(
+        check_limits(but(inspection(), "b", limits={"open_files": files})),
+        severity,
+        "b",
+        f"may open {files} files",
+        hint="nofile 65536",
+    )
 
 
 def test_few_processes_matter_to_ordinary_users() -> None:

@@ -16,7 +16,7 @@ from multinode.preflight.checks.software import check_interpreter, check_package
 from multinode.preflight.checks.variables import check_interface_names, check_stray_variables
 from multinode.preflight.probe import check_ssh
 
-from .inspecting import PACKAGES, SCRIPT, SFT, but, inspection, only
+from .inspecting import PACKAGES, SCRIPT, SFT, but, expect, inspection, only
 
 WELL = inspection()
 
@@ -28,8 +28,7 @@ def test_what_ssh_says_is_a_finding_with_its_hint() -> None:
 
 def test_a_missing_interpreter_is_told_with_the_reason() -> None:
     without = but(WELL, "b", python=None, missing={"python": "/env/bin/python does not exist"})
-    finding = only(check_interpreter(without))
-    assert (finding.severity, finding.node) == ("error", "b")
+    finding = expect(check_interpreter(without), "error", "b")
     assert finding.message == "no interpreter for the job: /env/bin/python does not exist"
     assert "python=" in str(finding.hint)
 

@@ -18,7 +18,7 @@ from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import ConnectivityResult
 from tests.analyse.trainings import LLAMA_3_8B, TINY
 
-from .inspecting import but, inspection, only
+from .inspecting import but, expect, inspection, only
 
 LORA = {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "bf16": True}
 FULL = {"stage": "sft", "finetuning_type": "full"}
@@ -45,8 +45,7 @@ def judge(*args: Any, **named: Any) -> Iterator[Finding]:
 
 
 def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
-    finding = only(judge(LORA, stage=3))
-    assert (finding.severity, finding.node, finding.check) == ("warning", None, "strategy")
+    finding = expect(judge(LORA, stage=3), "warning", None, check="strategy")
     # Two gathers of 15 GB and one of the output layer, half of each through the card of either node; against 84 MB of
     # fp32 gradients.
     assert finding.message.startswith("ZeRO-3 with LoRA sends 15.6 GB through each node's NIC in every optimizer step")

@@ -11,7 +11,7 @@ from multinode.preflight.checks.link import check_streams, least_speeds
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import ConnectivityResult
 
-from .inspecting import inspection, only
+from .inspecting import expect, inspection, only
 from .test_link import linked
 
 Speed = Callable[[str, str], float | None]
@@ -46,9 +46,12 @@ def test_without_a_speed_there_is_no_judgement() -> None:
 
 
 def test_a_node_that_is_slow_both_ways_is_blamed_and_nobody_else() -> None:
-    finding = only(findings("abcd", lambda source, target: 0.09 if "c" in source + target else 0.93))
-    assert (finding.severity, finding.node) == ("warning", "c")
-    assert "eth0 sends and receives no more than 90 Mbit/s of 941 Mbit/s" in finding.message
+    expect(
+        findings("abcd", lambda source, target: 0.09 if "c" in source + target else 0.93),
+        "warning",
+        "c",
+        "eth0 sends and receives no more than 90 Mbit/s of 941 Mbit/s",
+    )
 
 
 def test_a_node_that_is_slow_one_way_is_told_which() -> None:
@@ -59,9 +62,12 @@ def test_a_node_that_is_slow_one_way_is_told_which() -> None:
 
 
 def test_a_pair_that_is_slow_is_told_as_a_pair() -> None:
-    finding = only(findings("abcd", lambda source, target: 0.2 if (source, target) == ("a", "d") else 0.93))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "from a to d a stream reaches 200 Mbit/s" in finding.message
+    expect(
+        findings("abcd", lambda source, target: 0.2 if (source, target) == ("a", "d") else 0.93),
+        "warning",
+        "a",
+        "from a to d a stream reaches 200 Mbit/s",
+    )
 
 
 def test_of_two_nodes_each_slow_direction_is_told() -> None:
@@ -73,14 +79,11 @@ def test_of_two_nodes_each_slow_direction_is_told() -> None:
 
 
 def test_a_network_that_is_slow_everywhere_is_noted_once() -> None:
-    finding = only(findings("abcd", lambda _source, _target: 0.4))
-    assert (finding.severity, finding.node) == ("note", None)
+    expect(findings("abcd", lambda _source, _target: 0.4), "note", None)
 
 
 def test_at_ten_gigabit_one_connection_may_be_slow_and_is_only_noted() -> None:
-    finding = only(findings("ab", lambda _source, _target: 4.0, 10.0))
-    assert (finding.severity, finding.node) == ("note", None)
-    assert "one TCP connection reaches 4 Gbit/s" in finding.message
+    expect(findings("ab", lambda _source, _target: 4.0, 10.0), "note", None, "one TCP connection reaches 4 Gbit/s")
     assert findings("ab", lambda _source, _target: 9.0, 10.0) == []
     slow = findings("abc", lambda source, target: 0.9 if "b" in source + target else 7.0, 10.0)
     assert [(one.severity, one.node) for one in slow] == [("warning", "b")]

@@ -18,7 +18,7 @@ from multinode.preflight.checks.training import (
 )
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import PACKAGES, SCRIPT, but, inspection, only
+from .inspecting import PACKAGES, SCRIPT, but, expect, inspection, only
 
 BATCH = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
@@ -30,10 +30,7 @@ def job(deepspeed: dict[str, Any] | None = None, **config: Any) -> Inspection:
 
 def test_a_space_in_a_path_that_llama_factory_splits_is_named() -> None:
     spaced = but(job(), "b", home="/home/jane doe", python="/opt/env/bin/python")
-    finding = only(check_spaces(spaced))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert "'/home/jane doe'" in finding.message
-    assert "user=" in str(finding.hint)
+    expect(check_spaces(spaced), "error", "b", "'/home/jane doe'", hint="user=")
     assert "python=" in str(only(check_spaces(but(job(), "a", python="/my env/bin/python"))).hint)
     assert list(check_spaces(msgspec.structs.replace(spaced, job=SCRIPT))) == []
     assert list(check_spaces(job())) == []
@@ -137,9 +134,7 @@ def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> No
 def test_zero_3_without_a_gpu_needs_a_json_without_the_batch_size() -> None:
     processors = {"packages": PACKAGES | {"torch": "2.13.0+cpu"}}
     three = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
-    finding = only(check_deepspeed_on_cpu(but(job(three), "b", **processors)))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert "take train_batch_size out" in str(finding.hint)
+    expect(check_deepspeed_on_cpu(but(job(three), "b", **processors)), "error", "b", hint="take train_batch_size out")
     assert list(check_deepspeed_on_cpu(job(three))) == []
     for fine in ({"zero_optimization": {"stage": 3}}, three | {"zero_optimization": {"stage": 2}}):
         assert list(check_deepspeed_on_cpu(but(job(fine), "b", **processors))) == []

@@ -20,7 +20,7 @@ from multinode.preflight.checks.variables import (
 )
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import SCRIPT, but, inspection, only
+from .inspecting import SCRIPT, but, expect, inspection, only
 
 CARDS = tuple(
     Interface(name=name, addresses=(f"{address}/24",), up=True, running=True)
@@ -75,12 +75,16 @@ def test_nodes_without_presets_and_nodes_that_say_nothing_have_no_findings() -> 
     ],
 )
 def test_a_name_in_the_hostfile_that_no_interface_has_stops_a_launch(name: str, value: str, reader: str) -> None:
-    finding = only(check_all(hostfile(**{name: value}), before_launch=True))
-    assert (finding.severity, finding.node, finding.check) == ("error", "a", "variables")
-    assert f"{name}={value} from the hostfile matches none of its interfaces" in finding.message
-    assert "(lo, eth0, eth1 and eth10)" in finding.message
-    assert f"{reader} finds no socket interface" in finding.message
-    assert f"remove env.{name}=... from the node's line in the hostfile" in str(finding.hint)
+    finding = expect(
+        check_all(hostfile(**{name: value}), before_launch=True),
+        "error",
+        "a",
+        f"{name}={value} from the hostfile matches none of its interfaces",
+        "(lo, eth0, eth1 and eth10)",
+        f"{reader} finds no socket interface",
+        check="variables",
+        hint=f"remove env.{name}=... from the node's line in the hostfile",
+    )
     equals = "==" if reader == "NCCL" else "="
     assert f"or write env.{name}{equals}eth0" in str(finding.hint)
 
@@ -97,10 +101,13 @@ def test_a_prefix_that_takes_more_than_it_names() -> None:
         endpoints=elsewhere.endpoints
         | {"a": msgspec.structs.replace(elsewhere.endpoints["a"], addr="192.0.2.1", ifname="eth1")},
     )
-    finding = only(check_interface_names(moved))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "NCCL_SOCKET_IFNAME=eth1 from the hostfile takes eth1 and eth10" in finding.message
-    assert "env.NCCL_SOCKET_IFNAME==eth1" in str(finding.hint)
+    expect(
+        check_interface_names(moved),
+        "warning",
+        "a",
+        "NCCL_SOCKET_IFNAME=eth1 from the hostfile takes eth1 and eth10",
+        hint="env.NCCL_SOCKET_IFNAME==eth1",
+    )
     assert "takes eth0, eth1 and eth10" in only(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="^lo"))).message
 
 
@@ -125,10 +132,7 @@ def test_a_name_in_the_hostfile_of_another_interface_than_the_data_planes(name: 
 def test_a_preset_that_a_launch_overrides_is_a_note_and_one_that_it_does_not_an_error(
     facts: dict[str, Any], source: str, file: str
 ) -> None:
-    finding = only(check_interface_names(preset(**facts)))
-    assert (finding.severity, finding.node) == ("note", "a")
-    assert f"NCCL_SOCKET_IFNAME=ib is set in {source}" in finding.message
-    assert file in str(finding.hint)
+    expect(check_interface_names(preset(**facts)), "note", "a", f"NCCL_SOCKET_IFNAME=ib is set in {source}", hint=file)
     finding = only(check_interface_names(unsettled(preset(**facts))))
     assert finding.severity == "error"
     assert f"from {source} matches none" in finding.message
@@ -182,10 +186,13 @@ def test_without_gpus_nccl_is_not_read_and_gloo_is() -> None:
 
 @pytest.mark.parametrize("name", ["NCCL_IB_DISABLE", "NCCL_NET", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_NTHREADS"])
 def test_a_setting_that_one_node_alone_has_is_found_with_its_place(name: str) -> None:
-    finding = only(check_agreement(but(inspection("abc"), "b", nccl_files={CONF: {name: "1"}})))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert f"{name} is 1 on b and not set on a" in finding.message
-    assert f"grep -n {name} {CONF}" in str(finding.hint)
+    expect(
+        check_agreement(but(inspection("abc"), "b", nccl_files={CONF: {name: "1"}})),
+        "warning",
+        "b",
+        f"{name} is 1 on b and not set on a",
+        hint=f"grep -n {name} {CONF}",
+    )
 
 
 def test_the_many_are_right_and_those_that_differ_alike_are_one_finding() -> None:
@@ -209,10 +216,7 @@ def test_settings_that_agree_whatever_their_source_or_that_nobody_reads() -> Non
 
 def test_more_sockets_than_nccl_makes() -> None:
     env = {"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}
-    finding = only(check_socket_counts(preset(env=env)))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "is 128 on a" in finding.message
-    assert "lowers the second to 4" in finding.message
+    expect(check_socket_counts(preset(env=env)), "warning", "a", "is 128 on a", "lowers the second to 4")
     assert list(check_socket_counts(preset(env=env | {"NCCL_NSOCKS_PERTHREAD": "4"}))) == []
     assert list(check_socket_counts(preset(env=env | {"NCCL_NSOCKS_PERTHREAD": "many"}))) == []
     assert list(check_socket_counts(preset(env={"NCCL_SOCKET_NTHREADS": "16"}))) == []
@@ -221,19 +225,25 @@ def test_more_sockets_than_nccl_makes() -> None:
 def test_stray_variables_are_a_note_with_the_files_to_look_in() -> None:
     stray = {"RANK": "0", "PET_NNODES": "2", "TORCH_HOME": "/t"}
     both = but(but(inspection(), "a", env=stray), "b", env=stray)
-    finding = only(check_stray_variables(both))
-    assert (finding.severity, finding.node) == ("note", None)
-    assert "the environment of an SSH session on a and b has PET_NNODES and RANK, which" in finding.message
-    assert "grep -nE 'PET_NNODES|RANK' ~/.bashrc ~/.profile" in str(finding.hint)
+    expect(
+        check_stray_variables(both),
+        "note",
+        None,
+        "the environment of an SSH session on a and b has PET_NNODES and RANK, which",
+        hint="grep -nE 'PET_NNODES|RANK' ~/.bashrc ~/.profile",
+    )
     finding = only(check_stray_variables(preset(deepspeed_env={"WORLD_SIZE": "4"})))
     assert "~/.deepspeed_env on a has WORLD_SIZE" in finding.message
     assert "-nE WORLD_SIZE ~/.deepspeed_env" in str(finding.hint)
 
 
 def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:
-    finding = only(check_stray_variables(hostfile(NODE_RANK="0")))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert "NODE_RANK=0 from the hostfile replaces the value" in finding.message
+    expect(
+        check_stray_variables(hostfile(NODE_RANK="0")),
+        "warning",
+        "a",
+        "NODE_RANK=0 from the hostfile replaces the value",
+    )
     script = msgspec.structs.replace(hostfile(NODE_RANK="0"), job=SCRIPT)
     assert list(check_stray_variables(script)) == []
 
@@ -245,10 +255,13 @@ CARDS_OF_FOUR = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index
     ("value", "visible"), [("6", 1), ("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-8932f937,GPU-1c2", 2)]
 )
 def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
-    finding = only(check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=CARDS_OF_FOUR)))
-    assert (finding.severity, finding.node) == ("warning", "a")
-    assert f"leaves the job {visible} of 4 GPUs" in finding.message
-    assert "as many slots= in the hostfile" in str(finding.hint)
+    expect(
+        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=CARDS_OF_FOUR)),
+        "warning",
+        "a",
+        f"leaves the job {visible} of 4 GPUs",
+        hint="as many slots= in the hostfile",
+    )
 
 
 def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
@@ -257,10 +270,13 @@ def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
     other = only(check_hidden_gpus(msgspec.structs.replace(npus, cluster=cluster)))
     assert "which ASCEND_RT_VISIBLE_DEVICES=0,1" in other.message
     hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
-    finding = only(check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster)))
-    assert (finding.severity, finding.node) == ("error", "a")
-    assert "gives it GPU 2, which CUDA_VISIBLE_DEVICES=0,1" in finding.message
-    assert "gpus= among 0,1;" in str(finding.hint)
+    expect(
+        check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster)),
+        "error",
+        "a",
+        "gives it GPU 2, which CUDA_VISIBLE_DEVICES=0,1",
+        hint="gpus= among 0,1;",
+    )
 
 
 def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
