@@ -55,10 +55,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def links(self) -> Iterator[tuple[Node, Interface]]:
         """The data-plane interface of each node that has one, in node-rank order."""
-        for node, found in self.known:
-            for interface in found.interfaces:
-                if interface.name == self.place(node.name).ifname:
-                    yield node, interface
+        for node, _ in self.known:
+            interface = self.link(node.name)
+            if interface is not None:
+                yield node, interface
 
     @property
     def cards(self) -> dict[str, Interface]:
@@ -69,6 +69,15 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     def training(self) -> LlamaFactoryJob | None:
         """The job, where it is a LLaMA-Factory training."""
         return self.job if isinstance(self.job, LlamaFactoryJob) else None
+
+    def link(self, node: str) -> Interface | None:
+        """A node's data-plane interface; None where it is not known."""
+        interfaces = self.facts[node].interfaces if node in self.facts else ()
+        return next((one for one in interfaces if one.name == self.place(node).ifname), None)
+
+    def env(self, node: Node) -> dict[str, str]:
+        """The variables that the job gets on a node that answered: its own, the hostfile's, the command line's."""
+        return self.facts[node.name].env | node.env | self.environment.env
 
     def place(self, node: str) -> Endpoint:
         """A node's place on the data plane, with neither address nor interface where it is not known."""

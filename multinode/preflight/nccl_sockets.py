@@ -5,15 +5,14 @@ The rules are those of ncclFindInterfaces in NCCL's socket.cc. Knows nothing of 
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from multinode.core.cluster.facts import Interface
 
-__all__ = ["MAX_INTERFACES", "match_interfaces", "select_interfaces", "takes_by_prefix"]
+__all__ = ["MAX_INTERFACES", "select_interfaces", "takes_by_prefix"]
 
 MAX_INTERFACES = 16
 
@@ -34,41 +33,28 @@ class _Pattern(msgspec.Struct, frozen=True, kw_only=True):
         return listed != self.excludes
 
 
-def match_interfaces(spec: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that a value of NCCL_SOCKET_IFNAME takes, in their order.
-
-    Without `=` each entry is a prefix: `eth1` takes `eth10` as well.
-    """
-    pattern = _parse(spec)
-    return tuple(name for name in names if pattern.takes(name))
-
-
 def takes_by_prefix(spec: str) -> bool:
     """Whether the value may take interfaces that it does not name: prefixes, or all but those that it names."""
     pattern = _parse(spec)
     return pattern.excludes or not pattern.exact or not pattern.names
 
 
-def select_interfaces(
-    interfaces: Sequence[Interface], spec: str | None, version: str | None, *, comm_id: str | None = None
-) -> tuple[Interface, ...]:
+def select_interfaces(interfaces: Sequence[Interface], spec: str | None, version: str | None) -> tuple[Interface, ...]:
     """The interfaces that NCCL takes: the bootstrap listens on the first, NET/Socket sends over all of them.
 
     Args:
         interfaces: in the kernel's order; those without an address do not count.
-        spec: NCCL_SOCKET_IFNAME. NCCL reads a value of a single character as if there were none.
+        spec: NCCL_SOCKET_IFNAME. Without `=` an entry is a prefix: `eth1` takes `eth10` as well. NCCL reads a value of
+            a single character as if there were none.
         version: of NCCL, `2.27.5`. An unknown one gets the rules before 2.28.3, which pass over fewer interfaces: what
             NCCL may take is then never left out.
-        comm_id: NCCL_COMM_ID, `address:port`, where it is set.
     """
     recent = _is_recent(version)
     usable = [one for one in interfaces if one.addresses and (not recent or one.running is not False)]
     if spec is not None and len(spec) > 1:
         return _matching(spec, usable)
-    found = _matching("ib", usable) or _in_subnet_of(comm_id, usable)
-    for choice in ("^docker,lo,virbr" if recent else "^docker,lo", "docker", "lo", "virbr"):
-        found = found or _matching(choice, usable)
-    return found
+    choices = ("ib", "^docker,lo,virbr" if recent else "^docker,lo", "docker", "lo", "virbr")
+    return next(filter(None, (_matching(choice, usable) for choice in choices)), ())
 
 
 def _parse(spec: str) -> _Pattern:
@@ -82,18 +68,6 @@ def _parse(spec: str) -> _Pattern:
 def _matching(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
     pattern = _parse(spec)
     return tuple(one for one in interfaces if pattern.takes(one.name))[:MAX_INTERFACES]
-
-
-def _in_subnet_of(comm_id: str | None, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
-    text = (comm_id or "").rpartition(":")[0].strip("[]")
-    try:
-        peer = ipaddress.ip_address(text)
-    except ValueError:
-        # A name would have to be resolved on the node.
-        return ()
-    return tuple(
-        one for one in interfaces if any(peer in ipaddress.ip_interface(each).network for each in one.addresses)
-    )[:1]
 
 
 def _is_recent(version: str | None) -> bool:

@@ -71,6 +71,11 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
         for address in self.addresses:
             ipaddress.ip_interface(address)
 
+    @property
+    def networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        """Those of its addresses."""
+        return [ipaddress.ip_interface(address).network for address in self.addresses]
+
 
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     """A port of an RDMA card, from /sys/class/infiniband.

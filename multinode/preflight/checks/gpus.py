@@ -15,7 +15,7 @@ from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.core.measure.benchmark import CollectiveTest
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
+from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check, listed
 from multinode.units import format_duration
 
 __all__ = [
@@ -277,8 +277,7 @@ def check_drivers(inspection: Inspection) -> Iterator[Case]:
         if found.gpu_query_s is not None and found.gpu_query_s > _SLOW_QUERY_S:
             yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(found.gpu_query_s))
         gpus = used.get(node.name, ())
-        env = found.env | node.env | inspection.environment.env
-        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in env:
+        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in inspection.env(node):
             yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
 
 
@@ -311,7 +310,7 @@ def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
                 yield rule.found(
                     node.name,
                     index=gpu.index,
-                    who=_some([_describe(process) for process in others]) or "processes that cannot be seen from here",
+                    who=listed(map(_describe, others), _SHOWN) or "processes that cannot be seen from here",
                     used=_gib(gpu.memory_used_mib),
                     total=_gib(gpu.memory_total_mib),
                 )
@@ -333,7 +332,7 @@ def check_leftovers(inspection: Inspection) -> Iterator[Case]:
                 run=run,
                 gpus=gpus,
                 count="1 process" if len(processes) == 1 else f"{len(processes)} processes",
-                commands=_some(list(dict.fromkeys(pids.values()))),
+                commands=listed(pids.values(), _SHOWN),
                 pids=" ".join(map(str, pids)),
             )
 
@@ -407,11 +406,6 @@ def _describe(process: GpuProcess) -> str:
     if process.memory_mib is not None:
         parts.append(_gib(process.memory_mib))
     return f"{process.command or 'a process'} ({', '.join(parts)})"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _gib(memory_mib: float | None) -> str:

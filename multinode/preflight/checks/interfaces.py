@@ -146,9 +146,9 @@ def check_routes(inspection: Inspection) -> Iterator[Case]:
 def check_subnets(inspection: Inspection) -> Iterator[Case]:
     """No other interface of a node is in the subnet of its data plane."""
     for name, found, place in _placed(inspection):
-        mine = next((one for one in found.interfaces if one.name == place.ifname), None)
-        network = next((one for one in _networks(mine) if _holds(one, place.addr)), None)
-        others = [one for one in found.interfaces if one is not mine and one.up and network in _networks(one)]
+        mine = inspection.link(name)
+        network = next((one for one in (mine.networks if mine else ()) if _holds(one, place.addr)), None)
+        others = [one for one in found.interfaces if one is not mine and one.up and network in one.networks]
         if mine is None or network is None or not others:
             continue
         spare = "".join(
@@ -275,10 +275,9 @@ def _misleading_target(found: NodeFacts, ifname: str | None) -> str | None:
     return f"{target}, which is on {owner.name}" if owner.name != ifname and _is_virtual(owner) else None
 
 
-def _networks(owner: NodeFacts | Interface | None) -> list[_Network]:
-    """Those that a node, or one interface, is in; none of what is not known."""
-    interfaces = (owner,) if isinstance(owner, Interface) else owner.interfaces if owner is not None else ()
-    return [ipaddress.ip_interface(address).network for one in interfaces for address in one.addresses]
+def _networks(found: NodeFacts | None) -> list[_Network]:
+    """Those that a node is in; none of one that is not known."""
+    return [network for one in (found.interfaces if found else ()) for network in one.networks]
 
 
 def _holds(network: _Network, text: str | None) -> bool:

@@ -10,7 +10,7 @@ from multinode.core.cluster.facts import NodeFacts, PathFact
 from multinode.core.run.job_files import job_files
 from multinode.core.run.quoting import destination, ssh_words
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check
+from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check, listed
 
 __all__ = [
     "check_contents",
@@ -100,7 +100,7 @@ _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "
 _TROUBLES = {"file": "is a file, and no directory", "missing": "cannot be made"}
 _REVISION = ".git"
 _SHOWN_DIGITS = 12
-_SHOWN_FILES = 3
+_SHOWN_FILES = 4
 
 
 @launch_check
@@ -259,10 +259,7 @@ def _copying(paths: list[str], found: NodeFacts, peer: str, its: NodeFacts) -> M
 
 
 def _more(paths: list[str]) -> str:
-    others = paths[1 : _SHOWN_FILES + 1]
-    left = len(paths) - 1 - len(others)
-    more = f" and {left} more" if left else ""
-    return f"; likewise {', '.join(others)}{more}" if others else ""
+    return f"; likewise {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
 
 
 def _path(found: NodeFacts, path: str | None) -> PathFact | None:

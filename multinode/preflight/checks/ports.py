@@ -188,12 +188,11 @@ def _one_way(edges: list[_Edge]) -> list[_Edge]:
 
 def _case(group: list[_Edge], inspection: Inspection) -> Case:
     edge = group[0]
-    found, place = inspection.facts.get(edge.peer), inspection.place(edge.peer)
-    card = next((one for one in (found.interfaces if found else ()) if one.name == place.ifname), None)
+    found, place, card = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
     first, last = (found.port_range if found else None) or _USUAL_RANGE
-    networks = [ipaddress.ip_interface(address).network for address in (card.addresses if card else ())]
     mine = ipaddress.ip_address(place.addr) if place.addr is not None else None
-    network = next((one for one in networks if mine is not None and mine in one), "ADDRESS/LENGTH")
+    networks = card.networks if card and mine else ()
+    network = next((one for one in networks if mine in one), "ADDRESS/LENGTH")
     ports = sorted({port for edge in group for port in edge.ports})[:_SHOWN_PORTS]
     values: dict[str, object] = {
         "node": edge.peer,

@@ -8,7 +8,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule
+from multinode.preflight.rule import Case, Check, Rule, listed
 
 __all__ = ["check_locked_memory", "check_rdma"]
 
@@ -62,7 +62,7 @@ def check_rdma(inspection: Inspection) -> Iterator[Case]:
     if len(having) == len(nodes):
         yield RDMA_EVERYWHERE.found(None, ports=having[0][1])
         return
-    names = ", ".join(name for name, _ in having[:_SHOWN])
+    names = listed((name for name, _ in having), _SHOWN)
     for node, found in nodes:
         if having and not _active(found):
             what = f"it is not ({_ports(found)})" if found.rdma else "there is none"
@@ -90,7 +90,7 @@ def _active(found: NodeFacts) -> bool:
 def _is_off(inspection: Inspection, node: Node, found: NodeFacts) -> bool:
     """Whether NCCL has been told to leave RDMA alone; the environment wins over its files."""
     files = {name: value for values in found.nccl_files.values() for name, value in values.items()}
-    env = files | found.env | node.env | inspection.environment.env
+    env = files | inspection.env(node)
     return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"
 
 

@@ -119,9 +119,8 @@ def check_sharding(inspection: Inspection) -> Iterator[Case]:
     for node, found in inspection.known:
         version = found.packages.get("transformers", "")
         numbers = re.match(r"(\d+)\.(\d+)", version)
-        env = found.env | node.env | inspection.environment.env
         is_recent = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _NOT_TOLD_SINCE
-        if is_recent and _STRATEGY_VARIABLE not in env:
+        if is_recent and _STRATEGY_VARIABLE not in inspection.env(node):
             yield IGNORED.found(None, fsdp=name, version=version, name=name.upper())
             return
 

@@ -234,27 +234,19 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
         name = next((one for one in names if one in found.env), None)
         if name is None or name in node.env | inspection.environment.env:
             continue
-        value, command = found.env[name], f"grep -n {name} {_PROFILES}"
+        preset = found.env[name]
+        words = {"name": name, "value": _shown(preset), "source": _SESSION, "command": f"grep -n {name} {_PROFILES}"}
         if node.gpus is not None:
             shown = {gpu.index for gpu in found.visible_gpus}
             hidden = [str(gpu.index) for gpu in found.gpus if gpu.index in node.gpus and gpu.index not in shown]
             if hidden:
                 there = ",".join(map(str, sorted(shown))) or "none"
-                words = {"name": name, "ids": " and ".join(hidden), "value": _shown(value), "source": _SESSION}
-                yield GPUS_NOT_VISIBLE.found(node.name, **words, there=there, command=command)
+                yield GPUS_NOT_VISIBLE.found(node.name, **words, ids=" and ".join(hidden), there=there)
             continue
-        visible, count = _count_visible(value), len(found.gpus)
+        visible, count = _count_visible(preset), len(found.gpus)
         wanted = node.slots if node.slots is not None else count
         if visible < min(wanted, count):
-            yield GPUS_HIDDEN.found(
-                node.name,
-                name=name,
-                value=_shown(value),
-                source=_SESSION,
-                visible=visible,
-                count=count,
-                command=command,
-            )
+            yield GPUS_HIDDEN.found(node.name, **words, visible=visible, count=count)
 
 
 def _preset(inspection: Inspection, node: Node, found: NodeFacts, name: str) -> tuple[str, str | None]:

@@ -144,9 +144,19 @@ class ConnectivityTest:
             for port in ports.get(peer, ()):
                 target = {"addr": self._addresses[peer], "port": port, "whole": port == ports[peer][-1]}
                 targets.setdefault(caller, []).append((peer, target))
-        return self._ask_all(
-            "attempts", targets, timeout_s, lambda node, peer, result: _read(result, Attempted, node, peer=peer)
-        )
+
+        def ask(node: Node) -> list[Attempted]:
+            mine = targets[node.name]
+            self._order(node, {"attempts": [target for _, target in mine], "timeout_s": timeout_s})
+            results = self._hear(node, "attempts", timeout_s)
+            if len(results) != len(mine):
+                raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
+            found = zip(mine, results, strict=True)
+            return [_read(result, Attempted, node.name, peer=peer) for (peer, _), result in found]
+
+        callers = [node for node in self.present if node.name in targets]
+        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
+        return tuple(one for answer in answers for one in answer)
 
     def stream(self, pairs: Sequence[Pair], seconds: float) -> tuple[PairSpeed, ...]:
         """Let each caller send to its peer over one connection; the pairs should be disjoint."""
@@ -175,27 +185,6 @@ class ConnectivityTest:
         listening = _read(stream.first or {}, Listening, node.name)
         self._streams[node.name] = stream
         return listening
-
-    def _ask_all(
-        self,
-        kind: str,
-        targets: Mapping[str, Sequence[tuple[str, Record]]],
-        timeout_s: float,
-        read: Callable[[str, str, Any], _Kind],
-    ) -> tuple[_Kind, ...]:
-        """What each caller found at each of its peers."""
-
-        def ask(node: Node) -> list[_Kind]:
-            mine = targets[node.name]
-            self._order(node, {kind: [target for _, target in mine], "timeout_s": timeout_s})
-            results = self._hear(node, kind, timeout_s)
-            if len(results) != len(mine):
-                raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
-            return [read(node.name, peer, result) for (peer, _), result in zip(mine, results, strict=True)]
-
-        callers = [node for node in self.present if node.name in targets]
-        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
-        return tuple(one for answer in answers for one in answer)
 
     def _order(self, node: Node, order: Record) -> None:
         with self._dropping(node) as stream:
