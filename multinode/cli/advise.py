@@ -29,6 +29,7 @@ from multinode.cli.options import (
 from multinode.cli.output import is_quiet, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
 from multinode.core.run.planning import LaunchOptions
+from multinode.core.run.quoting import hosts_option
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
@@ -121,7 +122,7 @@ def advise(
 
         again = f"multinode advise{given_options(ctx)} --details"
         paying = [one for one in recommendations.advice if one.change is not None and pays(one)]
-        named = f" --hosts {shlex.quote(recommendations.hosts)}" if recommendations.hosts else ""
+        named = hosts_option(recommendations.hosts)
         following = (
             f"multinode advise{given_options(ctx, _FOR_A_TRY)} --try 2{named}" if paying and link is None else ""
         )

@@ -35,6 +35,7 @@ from multinode.cli.options import (
     With,
     WorkersPerNode,
     expand_options,
+    given_options,
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.restarts import Restarts
@@ -46,7 +47,12 @@ from multinode.launch.request import ExecuteOptions
 if TYPE_CHECKING:
     from multinode.workflows.run.context import Launch
 
-__all__ = ["register"]
+__all__ = ["contrast_command", "register"]
+
+_FOR_CONTRAST = {
+    *("job", "hosts", "workers_per_node", "set_", "synthetic"),
+    *(field.name for group in (TrainingOptions, AveragingOptions) for field in dataclasses.fields(group)),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -164,7 +170,16 @@ def launch(
         tell_end(launched.run)
     if detach and notices.are_wanted:
         note("to be notified of its end, follow it with the same options: multinode attach")
-    tell_result(launched, as_json=as_json, not_fetched=not_fetched)
+    tell_result(launched, as_json=as_json, not_fetched=not_fetched, contrast=contrast_command(ctx))
+
+
+def contrast_command(ctx: typer.Context) -> str:
+    """The contrast of what `launch` was given in this context with one node; empty where it does not take that."""
+    if ctx.params["with_"] is not None:
+        return ""
+    nodes = ctx.params["nodes"]
+    both = f" --nodes 1,{nodes}" if nodes is not None else ""
+    return f"multinode contrast{both}{given_options(ctx, _FOR_CONTRAST)}"
 
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:

@@ -103,8 +103,16 @@ def tell_result(
     as_json: bool,
     codes: dict[str, int] | None = None,
     not_fetched: MultinodeError | None = None,
+    contrast: str = "",
 ) -> NoReturn:
     """Print how the run ended, or that it goes on, and exit; `codes` says otherwise for some of the states.
+
+    Args:
+        launched: the run.
+        as_json: as one document.
+        codes: exit codes by state, where they are not the usual ones.
+        not_fetched: why its results were not fetched.
+        contrast: the command that compares its nodes with one, where there is one.
 
     Raises:
         MultinodeError: the run went well, and this one is why its results were not fetched.
@@ -112,7 +120,7 @@ def tell_result(
     if as_json:
         print_document(launched)
     else:
-        _print_result(launched)
+        _print_result(launched, contrast)
     if not_fetched is not None:
         if launched.run.status == "succeeded":
             raise not_fetched
@@ -121,15 +129,20 @@ def tell_result(
     raise typer.Exit((codes or {}).get(launched.run.status, usual))
 
 
-def _print_result(launched: Launched) -> None:
+def _print_result(launched: Launched, contrast: str) -> None:
     from multinode.report.run.outcome import next_step, run_parts
 
     run = launched.run
     if run.first_failure is not None:
         print_failure(run.first_failure, str(launched.directory))
     print_screen(run_parts(run, launched.summary, failure=False))
-    if (step := next_step(run, launched.summary)) is not None:
+    directory = launched.directory
+    if contrast and run.status == "succeeded":
+        from multinode.workflows.prediction.predict import lacks_one_node
+
+        contrast = contrast if lacks_one_node(directory) else ""
+    if (step := next_step(run, launched.summary, hosts=directory.read_hosts(), contrast=contrast)) is not None:
         typer.echo(step)
     if run.status == "running":
         note(f"still running: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}")
-    print_directory(launched.directory)
+    print_directory(directory)

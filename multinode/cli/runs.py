@@ -14,6 +14,7 @@ from multinode.cli.options import Details, Json, RunId
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
 from multinode.cli.running import open_context
 from multinode.core.run.log import clean_log, only_rank
+from multinode.core.run.quoting import hosts_option
 from multinode.store.run_directory import RunDirectory, runs_root
 
 __all__ = ["print_lines", "register"]
@@ -57,7 +58,7 @@ def show(run_id: RunId = "last", details: Details = False, as_json: Json = False
         print_screen(run_parts(found.run, found.summary, details=details))
         if told:
             typer.echo(told)
-        if (step := next_step(found.run, found.summary)) is not None:
+        if (step := next_step(found.run, found.summary, hosts=found.directory.read_hosts())) is not None:
             typer.echo(step)
     if details:
         for table in (run_table(found.run), *map(sheet_table, summary_sheets(found.summary) if found.summary else ())):
@@ -82,7 +83,8 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     contrast, unread = load_contrast(directory)
     if contrast is not None:
         job = contrast.forecast.job if contrast.forecast is not None else ""
-        following = one_node_command(contrast, f" {shlex.quote(job)}" if job else "")
+        given = f"{hosts_option(directory.read_hosts())} {shlex.quote(job)}" if job else ""
+        following = one_node_command(contrast, given)
         following = following or (f"multinode advise {directory.run_id}" if contrast.advice else "")
         again = f"multinode show {directory.run_id} --details"
         print_contrast(contrast, details=details, more=again, next_command=following)

@@ -41,6 +41,12 @@ def runs_root() -> Path:
     return Path(named).expanduser() if named else Path.cwd() / "runs"
 
 
+class _Cluster(msgspec.Struct, frozen=True):
+    """What is read of a run's nodes here."""
+
+    hosts: str = ""
+
+
 class RunDirectory:
     """A run's files."""
 
@@ -159,6 +165,11 @@ class RunDirectory:
         """Write the nodes, and the text of the hostfile that names them."""
         self.write_bytes("hostfile.txt", redact_hostfile(hostfile).encode())
         self.write("cluster.json", cluster)
+
+    def read_hosts(self) -> str:
+        """What `--hosts` named for the run; empty where something else did, or an earlier release kept none."""
+        cluster = self.read("cluster.json", _Cluster)
+        return cluster.hosts if cluster is not None else ""
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """Read a noun back; None where the run has none.

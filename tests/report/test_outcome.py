@@ -55,6 +55,9 @@ HELD_UP = msgspec.structs.replace(
     bottleneck=Bottleneck(kind="straggler", share=0.27, sentence="80 of 300 ms per step (27%) are waiting for b"),
     stragglers=(SLOW_NODE,),
 )
+NO_SYNCHRONISATION = msgspec.structs.replace(
+    SUMMARY, bottleneck=Bottleneck(kind="no_communication", sentence="no gradient synchronisation")
+)
 STOPPED = msgspec.structs.replace(RUN, status="stopped", stop_reason="slower_than_one_node")
 FAILED = msgspec.structs.replace(
     RUN,
@@ -117,6 +120,7 @@ RESTARTED = msgspec.structs.replace(
 )
 
 
+CONTRAST = "multinode contrast --hosts lab sft.yaml"
 MEASURED = msgspec.structs.replace(
     TRAINING_SUMMARY,
     intervals={"samples_per_s": (38.9, 40.9), "step_time_ms": (391.0, 412.0), "exposed_ms": (110.0, 131.0)},
@@ -135,7 +139,8 @@ MEASURED = msgspec.structs.replace(
     ],
 )
 def test_the_screen(golden: Golden, name: str, run: Run, summary: Summary | None) -> None:
-    golden.check_screen(name, run_parts(run, summary))
+    step = next_step(run, summary, hosts="lab", contrast=CONTRAST if len(run.nodes) > 1 else "")
+    golden.check_screen(name, [*run_parts(run, summary), *([step] if step is not None else [])])
 
 
 def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
@@ -157,16 +162,20 @@ def test_a_loss_of_zero_is_a_loss() -> None:
 @pytest.mark.parametrize(
     ("run", "summary", "expected"),
     [
-        (FAILED, NOTHING, "next: multinode logs 20260102-030405-abcd --node b"),
-        (TRAINING, TRAINING_SUMMARY, f"next: multinode advise {TRAINING.run_id}"),
-        (RUN, HELD_UP, "next: multinode bench"),
-        (RUN, SUMMARY, None),
-        (msgspec.structs.replace(RUN, status="running"), TRAINING_SUMMARY, None),
-        (STOPPED, TRAINING_SUMMARY, "next: the same command with --nodes 1"),
+        (FAILED, NOTHING, ("multinode logs 20260102-030405-abcd --node b",) * 2),
+        (TRAINING, TRAINING_SUMMARY, (f"multinode advise {TRAINING.run_id}", CONTRAST)),
+        (RUN, HELD_UP, ("multinode bench --hosts 'my nodes'",) * 2),
+        (RUN, SUMMARY, (None, CONTRAST)),
+        (RUN, NO_SYNCHRONISATION, (None, None)),
+        (msgspec.structs.replace(RUN, status="running"), TRAINING_SUMMARY, (None, None)),
+        (STOPPED, TRAINING_SUMMARY, ("the same command with --nodes 1",) * 2),
     ],
 )
-def test_the_next_command_follows_from_how_it_went(run: Run, summary: Summary, expected: str | None) -> None:
-    assert next_step(run, summary) == expected
+def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_measured(
+    run: Run, summary: Summary, expected: tuple[str | None, str | None]
+) -> None:
+    found = tuple(next_step(run, summary, hosts="my nodes", contrast=contrast) for contrast in ("", CONTRAST))
+    assert found == tuple(None if one is None else f"next: {one}" for one in expected)
 
 
 def test_why_a_run_was_stopped_stands_in_its_verdict_and_its_document() -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from multinode.analyse.prediction.forecast import ForecastRequest
 from multinode.analyse.prediction.run_selection import Record
+from multinode.core.run.early_verdict import VERDICT_FILE, RunSteps
 from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.prediction.predict import evidence_of, forecast_benchmarks, forecast_runs
+from multinode.workflows.prediction.predict import evidence_of, forecast_benchmarks, forecast_runs, lacks_one_node
 from tests.analyse.stored import comm_ms, sweep_record, training_record
 
 
@@ -68,6 +69,22 @@ def test_the_nodes_are_named_as_the_newest_run_was_given_them(root: Path) -> Non
     assert forecast_runs(root, ["b-candidate", "b-baseline", "a-sweep"]).hosts == "lab"
     RunDirectory(root / "b-candidate").write("cluster.json", {"nodes": [], "source": "as an earlier release kept it"})
     assert not forecast_runs(root, ["b-contrast"]).hosts
+
+
+def test_a_training_on_several_nodes_lacks_one_node_until_it_is_stored_there_or_would_not_fit(tmp_path: Path) -> None:
+    several = store(tmp_path, training_record("several", 2))
+    assert lacks_one_node(several)
+    store(tmp_path, training_record("other", 1, job={"dataset": "another"}))
+    store(tmp_path, sweep_record("a-sweep"))
+    assert lacks_one_node(several)
+    steps = RunSteps(run_id="several", node="node0", nodes=2, workers_per_node=1, step=15, recorded=15, measured=10)
+    for memory, lacks in (("too_small", False), ("unknown", True)):
+        several.write(VERDICT_FILE, msgspec.structs.asdict(steps) | {"memory": memory})
+        assert lacks_one_node(several) is lacks
+    one = store(tmp_path, training_record("one", 1))
+    assert not lacks_one_node(several)
+    assert not lacks_one_node(one)
+    assert not lacks_one_node(RunDirectory.create(tmp_path, "never-planned"))
 
 
 def test_runs_can_be_named_one_by_one_in_any_order(root: Path) -> None:

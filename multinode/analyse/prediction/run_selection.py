@@ -21,6 +21,7 @@ __all__ = [
     "CONTRAST",
     "Record",
     "RunSelection",
+    "could_be_single",
     "difference",
     "is_alike",
     "is_rate",
@@ -219,7 +220,7 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
         )
     singles, several = ([one for one in trainings if (one.layout.nodes > 1) is many] for many in (False, True))
     if not singles and not tells_exposed(several[-1]):
-        singles = [one for one in others if _could_be_single(one, several[-1])][-1:]
+        singles = [one for one in others if could_be_single(one, several[-1])][-1:]
     single = _usual(singles) if singles else None
     newest = _usual(several) if several else single or last
     ordered = (*(one for one in several if one.run_id != newest.run_id), newest) if several else ()
@@ -274,7 +275,8 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
     return UsageError("no run was named", hint=f"measure one: {CONTRAST}")
 
 
-def _could_be_single(one: Record, several: Record) -> bool:
+def could_be_single(one: Record, several: Record) -> bool:
+    """Whether it ran the training of a run on several nodes on one of them."""
     return (
         one.is_training
         and one.layout.nodes == 1

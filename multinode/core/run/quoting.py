@@ -19,6 +19,7 @@ __all__ = [
     "as_steps",
     "bracketed",
     "destination",
+    "hosts_option",
     "is_ipv6",
     "quote_path",
     "render_command",
@@ -51,6 +52,11 @@ def shown_environment(command: Command) -> dict[str, str]:
     """Its variables as they may be shown and stored: without the values of secrets and of forwarded ones."""
     shown: dict[str, str] = redact(command.env)
     return shown | dict.fromkeys(command.forwarded, FORWARDED)
+
+
+def hosts_option(hosts: str) -> str:
+    """`--hosts` as it was given, with a blank before it; empty where it was not."""
+    return f" --hosts {shlex.quote(hosts)}" if hosts else ""
 
 
 def is_ipv6(address: str) -> bool:

@@ -10,6 +10,7 @@ from multinode.analyse.prediction.back_test import BackTest
 from multinode.analyse.prediction.break_even import BreakEven, Needed, NodeGain
 from multinode.analyse.prediction.forecast import Forecast, PredictedScenario
 from multinode.analyse.prediction.predict import split_of
+from multinode.core.run.quoting import hosts_option
 from multinode.report.prediction.needed_words import why_words
 from multinode.report.steps.bottleneck_words import bottleneck_words
 from multinode.units import format_count, format_rate
@@ -47,8 +48,7 @@ def back_test_with_words(tested: BackTest) -> BackTest:
 
 def launch_command(job: str, hosts: str, options: str) -> str:
     """The launch of the YAML that was measured, on the nodes that were; of a script, an empty `job`, options alone."""
-    named = f" --hosts {shlex.quote(hosts)}" if hosts else ""
-    return f"multinode launch{named} {shlex.quote(job)} {options}".rstrip() if job else options
+    return f"multinode launch{hosts_option(hosts)} {shlex.quote(job)} {options}".rstrip() if job else options
 
 
 def error_words(tested: BackTest) -> str:

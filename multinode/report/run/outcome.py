@@ -16,6 +16,7 @@ from multinode.analyse.steps.bottleneck import Bottleneck
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.early_verdict import EarlyVerdict
+from multinode.core.run.quoting import hosts_option
 from multinode.core.run.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
 from multinode.report.render.escaping import sanitize
 from multinode.report.render.screen import Part, labelled, paragraph
@@ -133,16 +134,26 @@ def run_verdict(run: Run, summary: Summary) -> str:
     return ", ".join(words) + (f"; {limit}" if limit else "")
 
 
-def next_step(run: Run, summary: Summary | None) -> str | None:
-    """The next command; None where there is nothing to do."""
+def next_step(run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "") -> str | None:
+    """The next command; None where there is nothing to do.
+
+    Args:
+        run: the run.
+        summary: its figures; None where there are none.
+        hosts: what `--hosts` named for it; empty where something else did.
+        contrast: the command that compares its nodes with one, where that has not been done; else empty.
+    """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
         return "next: the same command with --nodes 1"
     if run.first_failure is not None:
         return f"next: multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}"
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
-    if run.status != "succeeded" or kind is None:
+    if run.status != "succeeded" or kind == "no_communication":
         return None
-    return {"network": f"next: multinode advise {run.run_id}", "straggler": "next: multinode bench"}.get(kind)
+    if kind == "straggler":
+        return f"next: multinode bench{hosts_option(hosts)}"
+    following = contrast or (f"multinode advise {run.run_id}" if kind == "network" else "")
+    return f"next: {following}" if following else None
 
 
 def _limit(summary: Summary) -> str:

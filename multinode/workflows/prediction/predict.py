@@ -13,9 +13,10 @@ from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.analyse.prediction.evidence import Evidence, gather
 from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
-from multinode.analyse.prediction.run_selection import Record
+from multinode.analyse.prediction.run_selection import Record, could_be_single
 from multinode.analyse.steps.summary import Summary
 from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
+from multinode.core.run.early_verdict import VERDICT_FILE, EarlyVerdict
 from multinode.core.run.plan import LaunchPlan
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
@@ -28,6 +29,7 @@ __all__ = [
     "forecast_benchmarks",
     "forecast_runs",
     "hosts_of",
+    "lacks_one_node",
     "load_published_benchmarks",
     "read_record",
     "runs_of",
@@ -51,12 +53,6 @@ class _Contrast(msgspec.Struct, frozen=True):
 
     baseline: _Side = _Side()
     candidate: _Side = _Side()
-
-
-class _Cluster(msgspec.Struct, frozen=True):
-    """What is read of a run's nodes here."""
-
-    hosts: str = ""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -135,8 +131,20 @@ def hosts_of(root: Path, names: Sequence[str]) -> str:
     """
     named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
     newest = next((path for path in reversed(list_runs(root)) if path in named), None)
-    cluster = RunDirectory(newest).read("cluster.json", _Cluster) if newest is not None else None
-    return cluster.hosts if cluster is not None else ""
+    return RunDirectory(newest).read_hosts() if newest is not None else ""
+
+
+def lacks_one_node(directory: RunDirectory) -> bool:
+    """Whether a run measured on several nodes what no stored run measured on one of them, and what may fit there."""
+    record = next(_read_others([directory.path]), None)
+    if record is None or record.layout.nodes == 1 or record.samples_per_s <= 0:
+        return False
+    verdict = directory.read(VERDICT_FILE, EarlyVerdict)
+    if verdict is not None and verdict.memory == "too_small":
+        return False
+    return not any(
+        could_be_single(one, record) for one in _read_others(list_runs(directory.path.parent)[-_MOST_OTHERS:])
+    )
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:
