@@ -146,8 +146,10 @@ def test_doubt_grows_with_the_distance_and_names_it() -> None:
     assert factor(1) < factor(1, FOUR) < factor(1, Layout(nodes=8))
     (doubt,) = network_doubts(measured, [CALL], Link(gbit_per_s=10), TWO)
     assert doubt.why == "the link is 10 times faster than measured"
-    (doubt,) = network_doubts(measured, [StepCall(collective="broadcast", size_bytes=8)], GIGABIT, TWO)
+    (doubt,) = network_doubts(measured, [StepCall(collective="broadcast", size_bytes=SIZE)], GIGABIT, TWO)
     assert doubt.why == "not measured, but taken from others: broadcast"
+    # Of a flag it is none of the bandwidth.
+    assert not network_doubts(measured, [StepCall(collective="broadcast", size_bytes=8)], GIGABIT, TWO)
 
 
 @given(rates, rates, st.sampled_from([-1, 0, 1]), st.sampled_from([TWO, FOUR, Layout(nodes=3, workers_per_node=2)]))

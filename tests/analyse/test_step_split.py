@@ -79,7 +79,7 @@ def test_calls_beside_ddp_are_added_to_what_ddp_says() -> None:
 
     split = split_of(changed(MadeUp().observed(), clip))
     assert parts(split.mean) == dict(zip(PARTS, (100.0, 14.0, 0.0, 2.0, 5.0, 1.0), strict=True))
-    assert split.comm_ms == pytest.approx(34.0)
+    assert (split.comm_ms, split.beside_ms) == pytest.approx((34.0, 4.0))
 
 
 def test_a_gpu_under_ddp_computes_what_its_counters_say_times_the_micro_batches() -> None:

@@ -19,7 +19,9 @@ from multinode.core.run.early_verdict import BestChange, EarlyVerdict, Projectio
 __all__ = ["early_verdict"]
 
 # What a user would change while a run waits: not the machines, nor what is trained, nor what may not fit the memory.
-_SETTINGS = frozenset({"gradients", "accumulation", "overlap", "buckets", "strategy", "pair", "averaging", "outer"})
+_SETTINGS = frozenset(
+    {"gradients", "accumulation", "overlap", "buckets", "strategy", "pair", "averaging", "outer", "script"}
+)
 
 
 def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> EarlyVerdict:

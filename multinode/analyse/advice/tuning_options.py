@@ -8,8 +8,10 @@ import msgspec
 
 from multinode.analyse.advice.training_state import DEEPSPEED, TrainingState, TuningOption
 from multinode.analyse.collectives.traffic import Layout, Strategy
+from multinode.analyse.job.step_calls import StepCall
 from multinode.analyse.prediction.break_even import on_one_node
 from multinode.analyse.prediction.levers import make_low_rank
+from multinode.analyse.prediction.network_model import comm_times
 from multinode.analyse.prediction.variants import vary
 from multinode.core.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.core.run.averaging import Averaging
@@ -17,7 +19,15 @@ from multinode.core.run.change import Change
 from multinode.errors import JobError, UsageError
 from multinode.units import format_rate
 
-__all__ = ["cluster_options", "lacking_nodes", "one_node", "repeated_calls", "setting_options", "short_nodes"]
+__all__ = [
+    "cluster_options",
+    "lacking_nodes",
+    "one_node",
+    "repeated_calls",
+    "script_ms",
+    "setting_options",
+    "short_nodes",
+]
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
 _FP32_BYTES, _HALF_BYTES = 4, 2
@@ -28,6 +38,10 @@ _CAST_DOUBT = 0.05
 _DDP_BUCKET_BYTES, _LARGE_BUCKET_MIB = 25 * _MIB, 100
 _FEW_CALLS = 2
 _LORA_RANK = 8
+# What HF's Trainer gathers of each worker: the number of tokens of a step, an int64, and of a logged step its loss.
+_COUNT_BYTES, _LOSS_BYTES = 8, 4
+_LOG_EVERY = 10
+_OFTEN = 0.5
 # From a strategy that communicates much to those that communicate less; each makes the same steps, and costs memory.
 _MOVES = {
     Strategy.ZERO3: (Strategy.ZERO2, Strategy.DDP),
@@ -60,7 +74,7 @@ def setting_options(state: TrainingState) -> Iterator[TuningOption]:
         ValueError: the strategy gathers all parameters, and how many there are is not known.
     """
     several = (
-        (_compress, _approximate, _average, _accumulate, _overlap, _larger_buckets)
+        (_compress, _approximate, _average, _accumulate, _overlap, _larger_buckets, _gather_less)
         if state.scenario.layout.workers > 1
         else ()
     )
@@ -175,6 +189,37 @@ def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_({"bucket_bytes": _LARGE_BUCKET_MIB * _MIB}),
             change=Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
         )
+
+
+def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
+    """Of what HF's Trainer gathers from all workers, a round trip each, what its settings can leave out."""
+    script, workers = state.calibration.script, state.scenario.layout.workers
+    overrides: list[str] = []
+    left: list[StepCall] = []
+    for call in script:
+        per_worker = call.size_bytes / workers if call.collective == "all_gather" else 0.0
+        if per_worker == _COUNT_BYTES and call.times >= _OFTEN:
+            overrides.append("average_tokens_across_devices=false")
+            left.append(_replace(call, times=max(0.0, call.times - 1)))
+        elif per_worker == _LOSS_BYTES and call.times >= _OFTEN:
+            overrides.append(f"logging_steps={_LOG_EVERY}")
+            left.append(_replace(call, times=call.times / _LOG_EVERY))
+        else:
+            left.append(call)
+    if overrides and state.scenario.layout.nodes > 1:
+        yield TuningOption(
+            name="fewer small collectives",
+            kind="script",
+            before=state,
+            after=state.with_(calibration=_replace(state.calibration, script=tuple(left))),
+            change=Change(overrides=tuple(overrides)),
+        )
+
+
+def script_ms(state: TrainingState) -> float:
+    """What the small calls of the script itself take of a step."""
+    calibration, scenario = state.calibration, state.scenario
+    return comm_times(calibration.network, calibration.script, scenario.link, scenario.layout).after_ms
 
 
 def _larger_batch(state: TrainingState) -> Iterator[TuningOption]:

@@ -12,6 +12,7 @@ from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy, 
 from multinode.analyse.job.step_messages import StepMessages
 
 __all__ = [
+    "SMALL_BYTES",
     "StepCall",
     "Work",
     "calls_of_messages",
@@ -21,6 +22,8 @@ __all__ = [
     "with_gradients",
 ]
 
+SMALL_BYTES = 1 << 10
+"""Below it a call carries a loss, a count or a flag, and takes a round trip, whatever the bandwidth."""
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 _GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.collectives.algorithms import message_steps
 from multinode.analyse.collectives.traffic import Layout, TrafficInputs
-from multinode.analyse.job.step_calls import Work, passing_bytes, with_gradients
+from multinode.analyse.job.step_calls import SMALL_BYTES, StepCall, Work, passing_bytes, with_gradients
 from multinode.analyse.prediction.back_test import ResidualQuantile
 from multinode.analyse.prediction.cost_model import (
     HIDEABLE_SHARE,
@@ -29,6 +30,7 @@ from multinode.analyse.prediction.network_model import CommTimes, Link, NetworkM
 from multinode.analyse.stats.spread import known_mean
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.summary import Summary
+from multinode.core.measure.benchmark import COLLECTIVES
 from multinode.core.run.planning import power_sgd_rank
 from multinode.errors import UsageError
 
@@ -44,7 +46,9 @@ __all__ = [
     "sent_as",
 ]
 
-_MS_PER_S = 1e3
+_MS_PER_S, _US_PER_MS = 1e3, 1e3
+# A file may hold anything.
+_ABSURD_COUNT = 1 << 24
 # At 1 GB/s.
 _BYTES_PER_MS = 1e6
 _HALF_BYTES = 2
@@ -105,6 +109,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         layout: of the run that they were measured in.
         per_device_batch: samples of a micro-batch, of one worker.
         accumulation: micro-batches per step.
+        script: calls of next to no bytes that the script makes in every step, between all workers; not the engine's.
         network: what was measured of, or is known of, the network between the nodes.
         scatter: cv of the step times that it was made from; what repeats differ by, where that is more.
         scatter_of: which of the two, in words.
@@ -122,6 +127,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     per_device_batch: float
     accumulation: int = 1
     work: Work
+    script: tuple[StepCall, ...] = ()
     network: NetworkModel
     scatter: float = 0.0
     scatter_of: str = "its step times scatter"
@@ -169,7 +175,7 @@ def calibrate(
             hint="add a run on one node: multinode contrast makes one",
         )
     seen = _calibrated(single, work, network, share)
-    return seen if several is None else _with_overlap(seen, several)
+    return seen if several is None else _with_overlap(_with_script(seen, several), several)
 
 
 def calibrate_without_single(
@@ -201,7 +207,31 @@ def calibrate_without_single(
     )
     doubt = UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
     seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=(doubt,))
-    return _with_overlap(seen, several)
+    return _with_overlap(_with_script(seen, several), several)
+
+
+def _with_script(seen: Calibration, several: Measured) -> Calibration:
+    """With the small calls that a run on several nodes made, and what a round trip took in them."""
+    script = _script_calls(several.summary, several.layout)
+    beside_ms, backend = several.summary.split.beside_ms, seen.network.backend
+    messages = sum(call.times * message_steps(backend, call.collective, several.layout) for call in script)
+    large = any(call.source == "call" and call.size_bytes >= SMALL_BYTES for call in several.summary.comm.calls)
+    network = seen.network
+    if beside_ms and messages and not large:
+        network = msgspec.structs.replace(network, round_trip_us=beside_ms / messages * _US_PER_MS)
+    return msgspec.structs.replace(seen, script=script, network=network)
+
+
+def _script_calls(summary: Summary, layout: Layout) -> tuple[StepCall, ...]:
+    return tuple(
+        StepCall(collective=call.op, size_bytes=call.size_bytes, times=call.count, hideable=False)
+        for call in summary.comm.calls
+        if call.op in COLLECTIVES
+        and call.source == "call"
+        and call.ranks == layout.workers > 1
+        and 0 < call.size_bytes < SMALL_BYTES
+        and 0 < call.count < _ABSURD_COUNT
+    )
 
 
 def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
@@ -326,7 +356,7 @@ def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
         return seen
     accumulation = _accumulation(several.summary)
     factor = gradient_factor(work.load) if several.grad_compress else 1.0
-    calls = with_gradients(work.calls_of(work.strategy, several.layout), factor)
+    calls = (*with_gradients(work.calls_of(work.strategy, several.layout), factor), *seen.script)
     comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
     passes = accumulation if comm.micro_batch_ms else 1
     hideable_ms = comm.step_ms + accumulation * comm.micro_batch_ms

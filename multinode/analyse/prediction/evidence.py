@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy, TrafficInputs
-from multinode.analyse.job.step_calls import StepCall, Work, with_gradients
+from multinode.analyse.job.step_calls import SMALL_BYTES, StepCall, Work, with_gradients
 from multinode.analyse.job.workload import read_work
 from multinode.analyse.prediction.calibration import (
     Calibration,
@@ -50,8 +50,6 @@ __all__ = [
     "work_of_calls",
 ]
 
-# A loss, a norm, a flag.
-_SMALL_BYTES = 1 << 10
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
 _WIDTHS = (4, 2)
@@ -96,7 +94,7 @@ def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False)
 
 def _counts(call: SeenCall) -> bool:
     known = call.op in COLLECTIVES and call.ranks > 1
-    return known and _SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
+    return known and SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
 
 
 def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:

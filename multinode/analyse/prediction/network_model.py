@@ -13,7 +13,7 @@ import msgspec
 from multinode.analyse.collectives.algorithms import algorithms_of, card_factor, link_share, message_steps, node_flows
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.collectives.traffic import GroupScope, Layout
-from multinode.analyse.job.step_calls import StepCall
+from multinode.analyse.job.step_calls import SMALL_BYTES, StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.errors import UsageError
@@ -82,6 +82,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         curves: time over size by collective; empty where nothing was measured.
         error: median error of the sweep's sizes when each is held back.
         stream_gb_per_s: what TCP was measured to carry on the link one way, GB/s; None where nobody has measured it.
+        round_trip_us: of a message of next to no bytes between two nodes; None is unknown.
         cap_gb_per_s: of what the nodes themselves get through TCP, between which bounds.
         local_gb_per_s: busbw among the workers of one node, between which bounds; None where a run on one node tells
             what they expose.
@@ -93,6 +94,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
     curves: dict[str, SizeCurve] = {}
     error: float = 0.0
     stream_gb_per_s: float | None = None
+    round_trip_us: float | None = None
     cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S
     local_gb_per_s: tuple[float, float] | None = None
 
@@ -118,11 +120,12 @@ class Assumed(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         end: -1 the fast end, 0 the middle, 1 the slow end.
-        stretch: what every call's time is multiplied with.
+        stretch: what every call's time is multiplied with; `bulk` besides that of calls that are no small ones.
     """
 
     end: int = 0
     stretch: float = 1.0
+    bulk: float = 1.0
 
 
 USUAL = Assumed()
@@ -179,7 +182,8 @@ def comm_times(
             continue
         kind = "after_ms" if not call.hideable else "micro_batch_ms" if call.per_micro_batch else "step_ms"
         place = _Place(link=link, layout=layout, assumed=assumed)
-        totals[kind] += call.times * assumed.stretch * _call_us(network, call, place) / _US_PER_MS
+        stretch = assumed.stretch * (1.0 if call.size_bytes < SMALL_BYTES else assumed.bulk)
+        totals[kind] += call.times * stretch * _call_us(network, call, place) / _US_PER_MS
     return CommTimes(**totals)
 
 
@@ -204,7 +208,7 @@ def network_doubts(
                 f"{_told(network.layout)} measured, and {_told(layout)} are asked for",
             )
         )
-    others = sorted({call.collective for call in calls} - set(network.curves))
+    others = sorted({call.collective for call in calls if call.size_bytes >= SMALL_BYTES} - set(network.curves))
     if others:
         found.append(_doubt(_OTHER_COLLECTIVE, f"not measured, but taken from others: {', '.join(others)}"))
     return tuple(found)
@@ -242,6 +246,9 @@ def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
     layout = place.layout
     if call.reach in {GroupScope.ACROSS, GroupScope.LEADERS}:
         place = msgspec.structs.replace(place, layout=Layout(nodes=layout.nodes))
+    steps = message_steps(network.backend, call.collective, place.layout)
+    if call.size_bytes < SMALL_BYTES and network.round_trip_us is not None:
+        return network.round_trip_us * steps
     # One ring for each local rank, all through the same NICs: as one call of their bytes between single workers.
     size = call.size_bytes * (layout.workers_per_node if call.reach is GroupScope.ACROSS else 1)
     passing = card_factor(network.backend, call.collective, place.layout) * size
@@ -250,7 +257,6 @@ def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
         return passing / rate * _GB_PER_S
     measured = call.collective if call.collective in network.curves else next(iter(network.curves))
     alpha_us, rest_us = _alpha_and_rest(network.curves[measured], size)
-    steps = message_steps(network.backend, call.collective, place.layout)
     ratio = steps / message_steps(network.backend, measured, network.layout)
     rest_us *= _passes(network, measured, call.collective, place)
     return alpha_us * ratio + _on_link(network, rest_us, passing, place)
@@ -343,6 +349,8 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
         backend=report.backend,
         curves=curves,
         stream_gb_per_s=report.tcp_gb_per_s if report.tcp_gb_per_s and not rdma else None,
+        # NCCL's small messages over RDMA pass no TCP.
+        round_trip_us=None if rdma else report.tcp.round_trip_us,
         error=max((error for error in errors if error is not None), default=0.0),
     )
 

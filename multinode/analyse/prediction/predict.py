@@ -146,10 +146,12 @@ def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ..
         work = msgspec.structs.replace(work, bucket_bytes=scenario.bucket_bytes, calls={})
     calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
     if scenario.averaging is not None and scenario.averages:
-        return averaging_calls(calls, scenario.averaging, work.load)
+        calls = averaging_calls(calls, scenario.averaging, work.load)
+        # DDP broadcasts its buffers inside each node then.
+        return (*calls, *(call for call in calibration.script if call.collective != "broadcast"))
     if scenario.low_rank is not None:
-        return low_rank_calls(calls, scenario.low_rank, hideable=calibration.network.backend == "gloo")
-    return calls
+        calls = low_rank_calls(calls, scenario.low_rank, hideable=calibration.network.backend == "gloo")
+    return (*calls, *calibration.script)
 
 
 def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: _End) -> StepParts:
@@ -162,7 +164,7 @@ def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, 
         host_ms=costs.host_ms * own,
         data_ms=costs.data_ms * larger * own,
     )
-    assumed = msgspec.structs.replace(end.network, stretch=end.network.stretch * residual.comm)
+    assumed = msgspec.structs.replace(end.network, bulk=residual.comm)
     comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, assumed)
     overlap = _overlap(calibration, scenario, calls, end.network.end)
     parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=overlap)

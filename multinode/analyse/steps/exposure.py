@@ -51,12 +51,14 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         exposed_us: how long the worker waited in exposed communication, at most the step; None is unknown.
         ddp: DDP's counters of it, where the source is `ddp`.
+        beside_us: of `exposed_us` what passed in calls beside DDP's reducer; likewise.
     """
 
     record: StepSample
     step_us: float
     exposed_us: float | None = None
     ddp: DdpTimes | None = None
+    beside_us: float | None = None
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,10 +200,7 @@ def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     """DDP's own, and what passed in calls beside it: DDP's reducer is in C++, and no call of it is timed by us."""
     if not evidence.has("ddp"):
         raise UnknownError(f"DDP's counters were not recorded, and nothing else sees its reducer; {_TRACE_TELLS}")
-    counted = [
-        {rank: msgspec.structs.replace(worker, ddp=_counters(worker, evidence)) for rank, worker in step.items()}
-        for step in steps
-    ]
+    counted = [{rank: _counted(worker, evidence) for rank, worker in step.items()} for step in steps]
     told = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
     if told:
         return told
@@ -224,6 +223,12 @@ def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None])
                 }
             )
     return told
+
+
+def _counted(worker: WorkerStep, evidence: _Evidence) -> WorkerStep:
+    records = evidence.records[worker.record.rank, worker.record.step]
+    beside_us = records.beside_us(host_waits=evidence.device == "cpu")
+    return msgspec.structs.replace(worker, ddp=_counters(worker, evidence), beside_us=beside_us)
 
 
 def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:

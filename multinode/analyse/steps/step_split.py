@@ -59,6 +59,8 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
         mean: the mean over the workers, `rank` -1.
         workers: by rank.
         comm_ms: span of communication per step, hidden or not, the least of all workers; None where it is not known.
+        beside_ms: what calls beside DDP's reducer took of a step, of the worker that waited least: the median step;
+            None where only their sum with the rest is known.
         missing: reason by name of every part that is None.
         rule: how it was told, in words, to stand beside the figures.
     """
@@ -68,6 +70,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     mean: WorkerSplit | None = None
     workers: tuple[WorkerSplit, ...] = ()
     comm_ms: float | None = None
+    beside_ms: float | None = None
     missing: dict[str, str] = {}
     rule: str = ""
 
@@ -94,6 +97,7 @@ def split_steps(exposure: Exposure) -> StepSplit:
         mean=mean,
         workers=workers,
         comm_ms=comm_ms,
+        beside_ms=_beside_ms(exposure),
         missing=_missing(exposure, mean, comm_ms),
         rule=_rule(exposure, mean),
     )
@@ -189,6 +193,12 @@ def _comm_ms(exposure: Exposure) -> float | None:
         return None
     spans = [min(_hidden(worker) + (worker.exposed_us or 0.0) for worker in step.values()) for step in exposure.steps]
     return statistics.fmean(spans) / 1000
+
+
+def _beside_ms(exposure: Exposure) -> float | None:
+    if exposure.source != "ddp":
+        return None
+    return statistics.median(min(worker.beside_us or 0.0 for worker in step.values()) for step in exposure.steps) / 1000
 
 
 def _hidden(worker: WorkerStep) -> float:

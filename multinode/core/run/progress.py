@@ -79,16 +79,34 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
                 of the computing stream; `host`, the time in which the host was blocked in collectives.
             host_waits: whether the host waits in a collective for its end, as it does without a GPU.
         """
-        wait = self.wait
-        waited_us = wait.wait_us if wait is not None and wait.calls >= _LEAST_TIMED * wait.of_calls else None
-        phases = self.step.phases_us if self.step is not None and host_waits else None
-        blocked_us = phases.get("comm", 0.0) if phases is not None else None
+        if source == "device":
+            return self._waited_us
         if source != "ddp":
-            return waited_us if source == "device" else blocked_us
-        beside_us = (blocked_us or 0.0) if host_waits else 0.0 if wait is None else waited_us
+            return self._blocked_us if host_waits else None
+        beside_us = self.beside_us(host_waits=host_waits)
         if not self.ddp or beside_us is None:
             return None
         return sum(max(0.0, one.comm_us - one.overlap_us) for one in self.ddp) + beside_us
+
+    def beside_us(self, *, host_waits: bool) -> float | None:
+        """Of it what passed in calls beside DDP's reducer; None where they were not timed.
+
+        Args:
+            host_waits: as `exposed_us` has it.
+        """
+        if host_waits:
+            return self._blocked_us or 0.0
+        return 0.0 if self.wait is None else self._waited_us
+
+    @property
+    def _waited_us(self) -> float | None:
+        wait = self.wait
+        return wait.wait_us if wait is not None and wait.calls >= _LEAST_TIMED * wait.of_calls else None
+
+    @property
+    def _blocked_us(self) -> float | None:
+        phases = self.step.phases_us if self.step is not None else None
+        return phases.get("comm", 0.0) if phases is not None else None
 
 
 class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):

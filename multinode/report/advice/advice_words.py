@@ -8,13 +8,14 @@ import msgspec
 
 from multinode.analyse.advice.advice import NOTICEABLE, Advice, RankedOption
 from multinode.analyse.advice.training_state import DEEPSPEED, TrainingState, TuningOption
-from multinode.analyse.advice.tuning_options import lacking_nodes, repeated_calls, short_nodes
+from multinode.analyse.advice.tuning_options import lacking_nodes, repeated_calls, script_ms, short_nodes
 from multinode.analyse.collectives.traffic import Strategy
 from multinode.analyse.job.memory_need import COUNTED
 from multinode.analyse.prediction.break_even import beats_one
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.report.prediction.forecast_words import scenario_with_words
 from multinode.report.prediction.needed_words import link_words
+from multinode.report.steps.summary_sheets import SMALLER
 from multinode.units import format_count, format_rate
 
 __all__ = ["advice_notes", "with_words"]
@@ -36,6 +37,7 @@ _RISKS = {
     "trade-off with accuracy for networks (Lin et al. 2020, arXiv:1808.07217)",
     "outer": f"{_APART}. Published: on par with synchronous training on C4, 8 workers (Douillard et al. 2023, "
     "arXiv:2311.08105)",
+    "script": "without average_tokens_across_devices each worker's mean loss weighs alike, however many tokens it has",
 }
 _LOW_RANK = (
     "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
@@ -65,6 +67,13 @@ def advice_notes(today: TrainingState, now: PredictedScenario) -> tuple[str, ...
         notes.append(
             f"a step waits {waiting:.3g} ms ({waiting / now.step_time_ms:.0%}) for batches: more workers may load them "
             "(--set dataloader_num_workers=4); what that gives cannot be predicted"
+        )
+    calls_ms = script_ms(today)
+    # They stay in every step where the rest of its communication becomes rare.
+    if calls_ms > NOTICEABLE * (now.step_time_ms - now.parts.exposed_ms):
+        notes.append(
+            f"{_per_step(today)} small collectives of the script itself take {calls_ms:.3g} ms of a step, a round trip "
+            f"each, also where nodes average less often; {SMALLER}"
         )
     notes += [
         f"the others wait {one.late_ms:.3g} ms per step ({one.share:.0%}) for {one.node}: {one.hint or one.cause}; "
@@ -111,6 +120,7 @@ _BY_HAND: dict[str, Callable[[TuningOption], str]] = {
         f"DistributedDataParallel(..., bucket_cap_mb={(option.after.scenario.bucket_bytes or 0) / _MIB:g})"
     ),
     "batch": lambda option: f"{option.after.scenario.per_device_batch:g} samples per micro-batch in your script",
+    "script": lambda _: SMALLER,
     "strategy": _strategy_by_hand,
     "link": _link_by_hand,
     "nodes": _hostfile_by_hand,
@@ -207,6 +217,10 @@ def _full(option: TuningOption) -> str:
     return "assumes a device, or cores, for every worker" if is_full else ""
 
 
+def _per_step(state: TrainingState) -> str:
+    return f"{sum(call.times for call in state.calibration.script):.3g}"
+
+
 # What the figures do not say.
 _REMARKS: dict[str, Callable[[TuningOption], str]] = {
     "accumulation": _repeated,
@@ -218,4 +232,7 @@ _REMARKS: dict[str, Callable[[TuningOption], str]] = {
     "strategy": _memory,
     "link": _worth,
     "nodes": _full,
+    "script": lambda option: (
+        f"{_per_step(option.after)} small collectives per step instead of {_per_step(option.before)}, a round trip each"
+    ),
 }

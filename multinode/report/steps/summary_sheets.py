@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from multinode.analyse.job.step_calls import SMALL_BYTES
 from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.spread import known_max
 from multinode.analyse.steps.rounds import Rounds
@@ -16,6 +17,7 @@ from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, megaby
 
 __all__ = [
     "PARTS",
+    "SMALLER",
     "measured",
     "step_sheet",
     "summary_sheets",
@@ -138,8 +140,9 @@ PARTS = {
 }
 _BAR = 30
 _MOST_CALLS = 8
-# Of calls that cost a round trip and next to no bandwidth; and how many of them in a step are worth a line.
-_SMALL_BYTES = 1024
+SMALLER = "HF: average_tokens_across_devices: false, a larger logging_steps"
+"""What leaves out calls that cost a round trip."""
+# How many calls of a step that cost a round trip and next to no bandwidth are worth a line.
 _OFTEN = 0.5
 
 
@@ -341,10 +344,9 @@ def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
 
 def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
     """What a script, or HF's Trainer, calls in each step though its nodes average in few."""
-    small = sum(call.count for call in calls if call.nodes > 1 and call.size_bytes < _SMALL_BYTES)
+    small = sum(call.count for call in calls if call.nodes > 1 and call.size_bytes < SMALL_BYTES)
     if small >= _OFTEN:
-        remove = "HF: average_tokens_across_devices: false, a larger logging_steps"
-        yield "script", f"{small:.3g} small collectives per step between nodes, a round trip each ({remove})"
+        yield "script", f"{small:.3g} small collectives per step between nodes, a round trip each ({SMALLER})"
 
 
 def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:
