@@ -63,7 +63,8 @@ def test_the_samples_come_out_of_the_wheel_as_they_are_here(wheel: Path, tmp_pat
     # With the wheel before the repository on the path.
     program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from multinode.cli.main import run; run()"
     done = subprocess.run(
-        [sys.executable, "-c", program, str(wheel), "init", "--example", "--json", "-o", "mine"],
+        # -B: it leaves nothing in the wheel that another test lists.
+        [sys.executable, "-B", "-c", program, str(wheel), "init", "--example", "--json", "-o", "mine"],
         cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True,
     )  # fmt: skip
     files = json.loads(done.stdout)["files"]
