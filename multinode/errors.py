@@ -19,6 +19,7 @@ MultinodeError             exit 1   a job, a check or a test failed
 from __future__ import annotations
 
 __all__ = [
+    "OURS_TO_FIX",
     "AuthError",
     "ConnectError",
     "ContactLost",
@@ -117,6 +118,10 @@ class HostKeyError(NodeError):
 
 class AuthError(NodeError):
     """The node refused every key that was offered."""
+
+
+OURS_TO_FIX = (UsageError, ResolveError, HostKeyError, AuthError)
+"""What keeps us from a node until somebody changes it on this side; seeking the node again would not."""
 
 
 class ContactLost(NodeError):

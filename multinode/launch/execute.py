@@ -14,6 +14,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import Failure, Run, Stall, new_run
+from multinode.errors import OURS_TO_FIX, MultinodeError
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
@@ -44,7 +45,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         self._events = EventQueue()
-        self._tracker = Tracker(self.plan, self.directory)
+        self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach)
         before = self.directory.read("run.json", Run) if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
         self._started = time.monotonic()
@@ -57,6 +58,8 @@ class Execution:
         )
         # The stall for which the run was stopped.
         self._hang: Stall | None = None
+        # Why a run that goes on cannot be followed from here.
+        self._barred: MultinodeError | None = None
         self._stopping = 0
         # When nodes were first asked to stop, and when they are waited for no more.
         self._ordered_s = self._give_up = float("inf")
@@ -81,6 +84,9 @@ class Execution:
         The run ends when every node has verified that its processes are gone, or can no longer be reached. When one
         node fails, or `stop` asks for it, all are stopped. Returns what happened; a failed run is a result, not an
         exception.
+
+        Raises:
+            UsageError, NodeError: a run that goes on cannot be followed before this side is put right; it is left so.
         """
         self._save(self._record("running"))
         for session in self._sessions:
@@ -100,6 +106,8 @@ class Execution:
                 session.leave()
         run = self._record("running" if left else self._status())
         self._save(run)
+        if left and self._barred is not None:
+            raise self._barred
         return run
 
     def _follow(self) -> None:
@@ -122,14 +130,22 @@ class Execution:
             self._tracker.give_up()
 
     def _take(self, event: Event) -> None:
+        if self._is_barred(event):
+            self._barred = event.error
+            return
         self._tracker.take(event)
         self._watch.take(event)
+
+    def _is_barred(self, event: Event) -> bool:
+        """Whether a node of a run that goes on was never met, and cannot be before this side is put right."""
+        unmet = self._tracker.node_runs[event.node_rank].state == "waiting"
+        return self.options.attach and not self.stop.count and unmet and isinstance(event.error, OURS_TO_FIX)
 
     def _may_leave(self) -> bool:
         """Whether the run may go on alone now."""
         if self._stopping or self._tracker.all_over:
             return False
-        if self.options.leave_on_stop and self.stop.count:
+        if self._barred is not None or (self.options.leave_on_stop and self.stop.count):
             return True
         return self.options.leave_when_running and self._tracker.all_running
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
+from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
 from multinode.launch.lease import LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 
@@ -204,7 +204,10 @@ class NodeSession:
             self._read_to_end(self._open("supervise", self.request) if self.have is None else self._follow_again())
         except NodeGone:
             raise
-        except ContactLost as error:
+        except NodeError as error:
+            # What has surely not been started is not sought; what goes on already is, unless that is in vain.
+            if not isinstance(error, ContactLost) and (self.have is None or isinstance(error, OURS_TO_FIX)):
+                raise
             lost = error
         else:
             return

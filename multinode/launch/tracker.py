@@ -12,7 +12,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample, parse_samples
-from multinode.errors import ContactLost, MultinodeError, NodeError, NodeFailed
+from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import explain_timeout, link_share
 from multinode.launch.kept_files import KeptFiles, KeptLimits
@@ -46,10 +46,14 @@ class Tracker:
 
     Args:
         limits: the most that is kept of each node; beyond them it is followed all the same.
+        attach: the run goes on already.
     """
 
-    def __init__(self, plan: LaunchPlan, directory: RunDirectory, limits: KeptLimits | None = None) -> None:
+    def __init__(
+        self, plan: LaunchPlan, directory: RunDirectory, limits: KeptLimits | None = None, *, attach: bool = False
+    ) -> None:
         self._directory = directory
+        self._attach = attach
         self._start = start_progress(plan)
         self._tracks: list[_NodeTrack] = []
         for node, planned in zip(self._start.nodes, plan.nodes, strict=True):
@@ -131,13 +135,13 @@ class Tracker:
                 _set_lost(track)
 
     def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
-        # Once contact was lost, only the node itself can say that the job was never started.
-        sought = track.error is not None and isinstance(error, NodeError)
+        # Of a run that goes on, and once contact was lost, only the node itself can say that the job was never started.
+        may_run = (self._attach or track.error is not None) and not isinstance(error, NodeFailed)
         track.error = error
         if not over:
             message = f"contact lost{_since(track)}, the job may be running; reconnecting"
             track.progress = msgspec.structs.replace(track.progress, message=message)
-        elif sought or isinstance(error, ContactLost) or track.run.state != "waiting":
+        elif may_run or isinstance(error, ContactLost) or track.run.state != "waiting":
             _set_lost(track, error.message)
         else:
             track.run = msgspec.structs.replace(track.run, cause="not_started", ended_s=time.time())

@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from multinode.core.run.run import NodeRun, Run
-from multinode.errors import ContactLost, UsageError
+from multinode.errors import ContactLost, NodeFailed, UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.attach import Known, attach
@@ -19,7 +21,7 @@ __all__ = ["choose_logs", "choose_nodes", "follow_logs", "needs_follower", "node
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 16
-_JOIN_S = 30.0
+_OPTIONS = ExecuteOptions()
 
 
 def choose_logs(
@@ -80,13 +82,18 @@ def needs_follower(known: Known) -> bool:
     return known.run.status == "running" and not known.directory.is_locked
 
 
-def follow_logs(known: Known, ranks: tuple[int, ...], context: RunContext | None) -> Iterator[tuple[str, bytes]]:
+def follow_logs(
+    known: Known, ranks: tuple[int, ...], context: RunContext | None, options: ExecuteOptions = _OPTIONS
+) -> Iterator[tuple[str, bytes]]:
     """Name of the node, and what its log has gained; from the beginning of the logs to the end of the run.
 
-    `context` is for a run that needs a follower, which leaves it alone when this ends.
+    `context` is for a run that needs a follower, which goes by `options` and leaves it alone when this ends.
+
+    Raises:
+        MultinodeError: it needs a follower, and a node cannot be followed, or could not to its end.
     """
     directory = known.directory
-    follower = _Follower(known, context) if context is not None else None
+    follower = _Follower(known, context, options) if context is not None else None
     places = dict.fromkeys(ranks, 0)
     names = {node.node_rank: node.name for node in known.run.nodes}
     try:
@@ -105,18 +112,19 @@ def follow_logs(known: Known, ranks: tuple[int, ...], context: RunContext | None
     finally:
         if follower is not None:
             follower.leave()
-    if follower is not None and follower.error is not None:
-        raise follower.error
+    if follower is not None:
+        follower.require_all()
 
 
 class _Follower:
     """Follows the run in a thread, for its files."""
 
-    def __init__(self, known: Known, context: RunContext) -> None:
-        self.error: BaseException | None = None
+    def __init__(self, known: Known, context: RunContext, options: ExecuteOptions) -> None:
+        self._error: BaseException | None = None
         self._stop = context.stop
         self._known = known
         self._context = context
+        self._options = msgspec.structs.replace(options, leave_on_stop=True)
         self._thread = threading.Thread(target=self._follow, name="follow-logs", daemon=True)
         self._thread.start()
 
@@ -126,16 +134,30 @@ class _Follower:
 
     def leave(self) -> None:
         self._stop.ask("leave")
-        self._thread.join(_JOIN_S)
+        self._thread.join(self._options.grace_s + self._options.verify_s)
+
+    def require_all(self) -> None:
+        """See that every node was followed to its end, as the run's record has it: the thread may be busy yet.
+
+        Raises:
+            MultinodeError: one was not, or following has failed.
+        """
+        if self._error is not None:
+            raise self._error
+        run = self._known.directory.read("run.json", Run)
+        failure = run.first_failure if run is not None else None
+        if run is None or failure is None:
+            return
+        if run.status == "lost":
+            raise ContactLost(failure.message, node=failure.node, hint=failure.hint)
+        if any(node.cause == "not_started" for node in run.nodes):
+            raise NodeFailed(failure.message, node=failure.node, hint=failure.hint)
 
     def _follow(self) -> None:
         try:
-            run = attach(self._known, self._context, ExecuteOptions(leave_on_stop=True)).run
-            failure = run.first_failure
-            if run.status == "lost" and failure is not None:
-                self.error = ContactLost(failure.message, node=failure.node, hint=failure.hint)
+            attach(self._known, self._context, self._options)
         except BaseException as error:  # noqa: BLE001 - a defect, too, is raised where the logs are read
-            self.error = error
+            self._error = error
 
 
 def _goes_on(directory: RunDirectory) -> bool:
