@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Sequence
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "parse_duration",
     "parse_rate",
     "parse_size",
+    "signal_name",
 ]
 
 # What of the line rate is left for the payload of a TCP stream (IPv4, timestamps): each frame of `mtu` bytes carries
@@ -142,3 +144,11 @@ def format_duration(seconds: float) -> str:
     if seconds < _HOUR_S:
         return f"{int(seconds // _MINUTE_S)} min {int(seconds % _MINUTE_S):02d} s"
     return f"{int(seconds // _HOUR_S)} h {int(seconds % _HOUR_S // _MINUTE_S):02d} min"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; realtime signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -65,7 +65,7 @@ _ON_GPU = "# NCCL_*: these nodes share the GPUs of one machine, and nothing but 
 _JOB_ENV = {"OMP_NUM_THREADS": "1", "DISABLE_VERSION_CHECK": "1"}
 
 
-class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
+class NodeFile(msgspec.Struct, frozen=True):
     """A file that a node has of its own."""
 
     path: str
@@ -100,17 +100,17 @@ def node_files(spec: LabSpec, node_rank: int, machine_id: str) -> list[NodeFile]
     name, address = node_name(node_rank), node_addresses(spec, node_rank).management
     known_hosts = "~/.ssh/known_hosts"
     return [
-        NodeFile(path="/etc/hostname", text=f"{name}\n"),
-        NodeFile(path="/etc/hosts", text=_hosts(spec, node_rank)),
-        NodeFile(path="/etc/machine-id", text=f"{machine_id}\n", mode=0o444),
-        NodeFile(path=SSHD_CONFIG, text=sshd_config(address)),
-        NodeFile(path="/etc/ssh/ssh_host_ed25519_key", text=_host_key(name).read_text(), mode=0o600),
-        NodeFile(path="/etc/ssh/ssh_host_ed25519_key.pub", text=f"{_public(_host_key(name))}\n"),
-        NodeFile(path=REFRESH_SCRIPT, text=_REFRESH_TEXT),
-        NodeFile(path="/root/.ssh/authorized_keys", text=f"{_public(_CLIENT_KEY)}\n", mode=0o600),
-        NodeFile(path="/root/.ssh/id_ed25519", text=_CLIENT_KEY.read_text(), mode=0o600),
-        NodeFile(path="/root/.ssh/known_hosts", text=_known_hosts(spec), mode=0o600),
-        NodeFile(path="/root/.ssh/config", text=_ssh_config(spec, "~/.ssh/id_ed25519", known_hosts), mode=0o600),
+        NodeFile("/etc/hostname", f"{name}\n"),
+        NodeFile("/etc/hosts", _hosts(spec, node_rank)),
+        NodeFile("/etc/machine-id", f"{machine_id}\n", mode=0o444),
+        NodeFile(SSHD_CONFIG, sshd_config(address)),
+        NodeFile("/etc/ssh/ssh_host_ed25519_key", _host_key(name).read_text(), mode=0o600),
+        NodeFile("/etc/ssh/ssh_host_ed25519_key.pub", f"{_public(_host_key(name))}\n"),
+        NodeFile(REFRESH_SCRIPT, _REFRESH_TEXT),
+        NodeFile("/root/.ssh/authorized_keys", f"{_public(_CLIENT_KEY)}\n", mode=0o600),
+        NodeFile("/root/.ssh/id_ed25519", _CLIENT_KEY.read_text(), mode=0o600),
+        NodeFile("/root/.ssh/known_hosts", _known_hosts(spec), mode=0o600),
+        NodeFile("/root/.ssh/config", _ssh_config(spec, "~/.ssh/id_ed25519", known_hosts), mode=0o600),
     ]
 
 

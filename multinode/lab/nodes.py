@@ -71,7 +71,7 @@ def start_nodes(spec: LabSpec, ranks: Sequence[int]) -> tuple[LabNode, ...]:
     for rank, order, address, pid in zip(ranks, orders, addresses, pids, strict=True):
         init, sshd = process_ref(pid), sshds.get(pid)
         if init is None or sshd is None:
-            raise NodeFailed("it died while it was set up", node=order.name, detail=_log_tail(order.name))
+            raise _failed(order.name, "it died while it was set up")
         nodes.append(
             LabNode(
                 name=order.name,
@@ -151,10 +151,9 @@ def _init_pid(order: _Order, process: subprocess.Popen[bytes]) -> int:
         stdout, _ = process.communicate(timeout=_START_DEADLINE_S)
         answer = decode_json(stdout or b"{}", _Answer)
     except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
-        raise NodeFailed(f"it cannot be set up: {error}", node=order.name, detail=_log_tail(order.name)) from error
+        raise _failed(order.name, f"it cannot be set up: {error}") from error
     if answer.pid is None:
-        said = answer.error or "its first process died"
-        raise NodeFailed(f"it cannot be set up: {said}", node=order.name, detail=_log_tail(order.name))
+        raise _failed(order.name, f"it cannot be set up: {answer.error or 'its first process died'}")
     return answer.pid
 
 
@@ -167,12 +166,8 @@ def _wait_for_sshd(name: str, address: str) -> None:
                     return
         except OSError as refused:
             error = refused
-    raise NodeFailed(
-        f"its sshd does not answer at {address}: {error}",
-        node=name,
-        hint="see whether a firewall of this machine drops packets on mn-mgmt",
-        detail=_log_tail(name),
-    )
+    hint = "see whether a firewall of this machine drops packets on mn-mgmt"
+    raise _failed(name, f"its sshd does not answer at {address}: {error}", hint)
 
 
 def log_path(name: str) -> Path:
@@ -180,5 +175,6 @@ def log_path(name: str) -> Path:
     return node_dir(name) / "sshd.log"
 
 
-def _log_tail(name: str) -> str:
-    return "\n".join(log_path(name).read_text(errors="replace").splitlines()[-10:])
+def _failed(name: str, message: str, hint: str | None = None) -> NodeFailed:
+    lines = log_path(name).read_text(errors="replace").splitlines()[-10:]
+    return NodeFailed(message, node=name, hint=hint, detail="\n".join(lines))

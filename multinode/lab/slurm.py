@@ -86,13 +86,11 @@ def slurm_files(spec: LabSpec) -> list[NodeFile]:
         return []
     gpus = [f"{_GPU_FILE}{index}" for index in range(spec.slots)]
     return [
-        NodeFile(path="/etc/munge/munge.key", text=_KEY.read_text(), mode=0o400),
-        NodeFile(path="/etc/slurm/slurm.conf", text=_slurm_conf(spec)),
-        NodeFile(path="/etc/slurm/cgroup.conf", text=_CGROUP_CONF),
-        NodeFile(
-            path="/etc/slurm/gres.conf", text="AutoDetect=off\n" + "".join(f"Name=gpu File={one}\n" for one in gpus)
-        ),
-        NodeFile(path="/etc/slurm/task_prolog", text=_TASK_PROLOG, mode=0o755),
+        NodeFile("/etc/munge/munge.key", _KEY.read_text(), mode=0o400),
+        NodeFile("/etc/slurm/slurm.conf", _slurm_conf(spec)),
+        NodeFile("/etc/slurm/cgroup.conf", _CGROUP_CONF),
+        NodeFile("/etc/slurm/gres.conf", "AutoDetect=off\n" + "".join(f"Name=gpu File={one}\n" for one in gpus)),
+        NodeFile("/etc/slurm/task_prolog", _TASK_PROLOG, mode=0o755),
     ]
 
 

@@ -12,7 +12,7 @@ from multinode.core.run.log import clean_log, last_lines
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample
 from multinode.errors import MultinodeError
-from multinode.launch.failure_kinds import classify, find_worker_death, words_of_workers
+from multinode.launch.failure_kinds import WorkerDeath, classify, find_worker_death, words_of_workers
 from multinode.launch.known_errors import find_error, is_of_peers
 from multinode.launch.machine_faults import MachineFault, explains
 
@@ -217,14 +217,9 @@ def _not_started(node: Evidence) -> Failure:
 def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
     said = clean_log(f"{sample.type}: {sample.message}").strip().split("\n")[0].rstrip(": ")
+    tail = clean_log(sample.traceback)
     message = f"rank {sample.rank} raised {said}"
-    return _failure(
-        node,
-        message,
-        rank=sample.rank,
-        log_tail=clean_log(sample.traceback),
-        time_s=_at(sample.time_s, node),
-    )
+    return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))
 
 
 def _job_failure(node: Evidence) -> Failure:
@@ -234,18 +229,15 @@ def _job_failure(node: Evidence) -> Failure:
     }
     death = find_worker_death(clean_log(node.log)) if node.run.cause == "exited" else None
     if death is not None:
-        who = "a worker" if death.rank is None else f"rank {death.rank}"
-        how = f"was ended by {death.signal}" if death.signal else f"ended with exit code {death.exit_code}"
-        return _failure(
-            node,
-            f"{who} {how}",
-            rank=death.rank,
-            signal=death.signal,
-            log_tail=last_lines(words_of_workers(node.log), 20),
-        )
-    how = f"was ended by {node.run.signal}" if node.run.signal else f"ended with exit code {node.run.exit_code}"
-    message = causes.get(node.run.cause or "", f"the job {how}")
+        message = f"{'a worker' if death.rank is None else f'rank {death.rank}'} {_how(death)}"
+        tail = last_lines(words_of_workers(node.log), 20)
+        return _failure(node, message, rank=death.rank, signal=death.signal, log_tail=tail)
+    message = causes.get(node.run.cause or "", f"the job {_how(node.run)}")
     return _failure(node, message, log_tail=last_lines(node.log, 20))
+
+
+def _how(ended: WorkerDeath | NodeRun) -> str:
+    return f"was ended by {ended.signal}" if ended.signal else f"ended with exit code {ended.exit_code}"
 
 
 def _lost(node: Evidence) -> Failure:

@@ -11,6 +11,7 @@ from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import NicSample, Sample
 from multinode.launch.known_errors import ERRORS_BY_ID, KnownError, find_error
+from multinode.units import signal_name
 
 __all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share", "words_of_workers"]
 
@@ -59,8 +60,6 @@ _WATCHDOG = re.compile(
 )
 # What the C++ runtime says before it aborts the process; the exception's own words follow.
 _CPP_EXCEPTION = "terminate called after throwing an instance of"
-_NUMBERS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
-_NUMBERS |= {11: "SIGSEGV", 15: "SIGTERM"}
 
 
 def find_worker_death(log: str) -> WorkerDeath | None:
@@ -88,7 +87,7 @@ def _deepspeed_rank(log: str, command: str) -> int | None:
 
 def _death(rank: int | None, code: int) -> WorkerDeath:
     if code < 0:
-        return WorkerDeath(rank=rank, signal=_NUMBERS.get(-code, f"signal {-code}"))
+        return WorkerDeath(rank=rank, signal=signal_name(-code))
     return WorkerDeath(rank=rank, exit_code=code)
 
 

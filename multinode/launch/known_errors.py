@@ -27,7 +27,7 @@ PROJECTS = (
 _MOST_BETWEEN = 200
 
 
-class KnownError(msgspec.Struct, frozen=True, kw_only=True):
+class KnownError(msgspec.Struct, frozen=True):
     """One kind of error.
 
     Attributes:
@@ -71,9 +71,9 @@ def _pattern(texts: tuple[str, ...]) -> re.Pattern[str]:
 # The first that matches counts: what names its own cause comes before what only says that a connection ended.
 ERRORS = (
     KnownError(
-        id="nccl-locked-memory",
-        project="NCCL",
-        texts=("Call to ibv_... failed with error Cannot allocate memory",),
+        "nccl-locked-memory",
+        "NCCL",
+        ("Call to ibv_... failed with error Cannot allocate memory",),
         kind="configuration",
         cause="RDMA has to lock its buffers in memory, and the limit on locked memory is too low.",
         fix="raise the limit to unlimited: ulimit -l, memlock in /etc/security/limits.conf, docker run --ulimit "
@@ -82,9 +82,9 @@ ERRORS = (
         checks=("rdma",),
     ),
     KnownError(
-        id="cuda-out-of-memory",
-        project="CUDA",
-        texts=(
+        "cuda-out-of-memory",
+        "CUDA",
+        (
             "CUDA out of memory",
             "HIP out of memory",
             "XPU out of memory",
@@ -101,15 +101,14 @@ ERRORS = (
         kind="out_of_gpu_memory",
         cause="The GPU has too little free memory for model, optimizer, activations and communication buffers.",
         fix="a smaller per_device_train_batch_size with more gradient_accumulation_steps, a shorter cutoff_len, or "
-        "ZeRO; "
-        "see who else is on the GPU: nvidia-smi on {node}",
+        "ZeRO; see who else is on the GPU: nvidia-smi on {node}",
         source="PyTorch c10/cuda/CUDACachingAllocator.cpp; NCCL src/include/checks.h",
         checks=("gpus", "leftovers"),
     ),
     KnownError(
-        id="nccl-shared-memory",
-        project="NCCL",
-        texts=("Error while creating shared memory segment", "Error: failed to extend /dev/shm/"),
+        "nccl-shared-memory",
+        "NCCL",
+        ("Error while creating shared memory segment", "Error: failed to extend /dev/shm/"),
         kind="disk_full",
         cause="NCCL exchanges data between the GPUs of a node in /dev/shm, which is full or too small: docker gives a "
         "container 64 MiB.",
@@ -119,26 +118,25 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="bus-error",
-        project="PyTorch",
-        texts=(
+        "bus-error",
+        "PyTorch",
+        (
             "is killed by signal: Bus error",
             "Unexpected bus error encountered in worker",
             "dataloader's workers are out of shared memory",
         ),
         kind="crashed",
         cause="A page of /dev/shm could not be had: it is full or too small. Data loader workers hand their batches "
-        "over "
-        "there; docker gives a container 64 MiB.",
+        "over there; docker gives a container 64 MiB.",
         fix="see its size: ssh {node} df -h /dev/shm; then docker run --ipc=host or --shm-size=16g, or on the machine: "
         "mount -o remount,size=16G /dev/shm; fewer data loader workers need less: dataloader_num_workers",
         source="PyTorch torch/csrc/DataLoader.cpp; pytorch#5040, LlamaFactory#3150",
         checks=("machine",),
     ),
     KnownError(
-        id="shared-memory-full",
-        project="PyTorch",
-        texts=("unable to allocate shared memory(shm) for file",),
+        "shared-memory-full",
+        "PyTorch",
+        ("unable to allocate shared memory(shm) for file",),
         kind="disk_full",
         cause="Data loader workers hand their batches over in /dev/shm, which is full or too small: docker gives a "
         "container 64 MiB.",
@@ -148,9 +146,9 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="open-files",
-        project="System",
-        texts=("Too many open files", "received 0 items of ancdata", "unable to open shared memory object"),
+        "open-files",
+        "System",
+        ("Too many open files", "received 0 items of ancdata", "unable to open shared memory object"),
         kind="configuration",
         cause="The worker reached its limit on open files: data loader workers and sockets each need some.",
         fix="raise it in the shell that starts the job: ulimit -n 65536 (launch --setup); or fewer data loader workers",
@@ -158,9 +156,9 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="thread-limit",
-        project="System",
-        texts=(
+        "thread-limit",
+        "System",
+        (
             "can't start new thread",
             "blas_thread_init: pthread_create failed",
             "Thread creation failed: Resource temporarily unavailable",
@@ -173,9 +171,9 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="out-of-memory",
-        project="System",
-        texts=(
+        "out-of-memory",
+        "System",
+        (
             "MemoryError",
             "Cannot allocate memory",
             "DefaultCPUAllocator: can't allocate memory",
@@ -185,27 +183,25 @@ ERRORS = (
         kind="out_of_memory",
         cause="The node, or a limit on the process, had no memory left.",
         fix="fewer data loader workers, a smaller batch, no offload; what is left: ssh {node} free -g; what is "
-        "allowed: "
-        "ssh {node} ulimit -a",
+        "allowed: ssh {node} ulimit -a",
         source="PyTorch c10/core/impl/alloc_cpu.cpp",
         checks=("machine",),
     ),
     KnownError(
-        id="oom-killer",
-        project="System",
-        texts=("Out of memory: Killed process", "Memory cgroup out of memory"),
+        "oom-killer",
+        "System",
+        ("Out of memory: Killed process", "Memory cgroup out of memory"),
         kind="out_of_memory",
         cause="The kernel killed the process, because the node, or the control group it ran in, had no memory left.",
         fix="fewer data loader workers, a smaller batch, no offload, or a higher limit of the container; what the "
-        "kernel "
-        "says: ssh {node} dmesg -T | grep -i oom",
+        "kernel says: ssh {node} dmesg -T | grep -i oom",
         source="Linux mm/oom_kill.c",
         checks=("machine",),
     ),
     KnownError(
-        id="disk-full",
-        project="System",
-        texts=("No space left on device", "Disk quota exceeded", "ENOSPC"),
+        "disk-full",
+        "System",
+        ("No space left on device", "Disk quota exceeded", "ENOSPC"),
         kind="disk_full",
         cause="A file system of the node is full, or the user's quota is used up.",
         fix="make room on {node}: ssh {node} df -h ~ /tmp /dev/shm",
@@ -213,9 +209,9 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="nccl-no-interface",
-        project="NCCL",
-        texts=(
+        "nccl-no-interface",
+        "NCCL",
+        (
             "Bootstrap : no socket interface found",
             "NET/Socket : no interface found",
             "connecting to address ... is neither AF_INET(2) nor AF_INET6(10)",
@@ -224,46 +220,42 @@ ERRORS = (
         cause="NCCL_SOCKET_IFNAME names no interface of this node. One value for all nodes breaks where the interfaces "
         "have different names (eno1 here, eth0 there).",
         fix="take NCCL_SOCKET_IFNAME out of profiles and /etc/nccl.conf: multinode sets it for each node from its "
-        "routes; "
-        "or name the interface on the node's line of the hostfile: ifname=",
+        "routes; or name the interface on the node's line of the hostfile: ifname=",
         source="NCCL src/bootstrap.cc, src/transport/net_socket.cc, src/misc/socket.cc; nccl#286, nccl#1837",
         checks=("variables", "interface"),
     ),
     KnownError(
-        id="gloo-interface",
-        project="gloo",
-        texts=("Unable to find address for: ",),
+        "gloo-interface",
+        "gloo",
+        ("Unable to find address for: ",),
         kind="configuration",
         cause="GLOO_SOCKET_IFNAME names an interface that this node does not have, or one without an address.",
         fix="take GLOO_SOCKET_IFNAME out of profiles: multinode sets it for each node; or name the interface on the "
-        "node's "
-        "line of the hostfile: ifname=",
+        "node's line of the hostfile: ifname=",
         source="gloo gloo/transport/tcp/device.cc",
         checks=("variables", "interface"),
     ),
     KnownError(
-        id="gloo-loopback",
-        project="gloo",
-        texts=(
+        "gloo-loopback",
+        "gloo",
+        (
             "connectFullMesh failed ... remote=[127.",
             "SO_ERROR: ... remote=[127.",
             "Connection closed by peer [127.",
         ),
         kind="configuration",
         cause="The other worker announced a loopback address: gloo listens where the host's own name leads, on Debian "
-        "and "
-        "Ubuntu to 127.0.1.1.",
+        "and Ubuntu to 127.0.1.1.",
         fix="name the interface: multinode's launches do; by hand, on each node: export "
-        "GLOO_SOCKET_IFNAME=<interface>; or "
-        "correct the host's line in /etc/hosts",
+        "GLOO_SOCKET_IFNAME=<interface>; or correct the host's line in /etc/hosts",
         source="gloo gloo/transport/tcp/device.cc, error.cc; gloo#223",
         checks=("hostname", "interface"),
         of_peers=True,
     ),
     KnownError(
-        id="nccl-version-mismatch",
-        project="NCCL",
-        texts=("Mismatched NCCL version detected",),
+        "nccl-version-mismatch",
+        "NCCL",
+        ("Mismatched NCCL version detected",),
         kind="version_mismatch",
         cause="The nodes have different versions of NCCL; those do not speak with each other.",
         fix="install the same torch on every node; who has which: multinode check",
@@ -271,35 +263,32 @@ ERRORS = (
         checks=("versions",),
     ),
     KnownError(
-        id="nccl-rank-taken",
-        project="NCCL",
-        texts=("ranks has already checked in",),
+        "nccl-rank-taken",
+        "NCCL",
+        ("ranks has already checked in",),
         kind="configuration",
         cause="Two workers have the same rank: two nodes were started with the same node rank, or one machine stands "
-        "in the "
-        "hostfile twice.",
+        "in the hostfile twice.",
         fix="give every node its own rank (multinode does); look for NODE_RANK or RANK in profiles and in the "
-        "hostfile: "
-        "multinode check",
+        "hostfile: multinode check",
         source="NCCL src/bootstrap.cc",
         checks=("variables", "machine"),
     ),
     KnownError(
-        id="nccl-rank-count",
-        project="NCCL",
-        texts=("mismatch in rank count from procs", "mismatch in info from procs"),
+        "nccl-rank-count",
+        "NCCL",
+        ("mismatch in rank count from procs", "mismatch in info from procs"),
         kind="configuration",
         cause="The workers do not agree on how many they are: nodes with different numbers of workers, or workers of "
-        "two "
-        "jobs at one rendezvous.",
+        "two jobs at one rendezvous.",
         fix="the same number of workers on every node (slots= or gpus=), and a MASTER_PORT of its own for each job",
         source="NCCL src/bootstrap.cc",
         checks=("gpus", "leftovers", "variables"),
     ),
     KnownError(
-        id="nccl-duplicate-gpu",
-        project="NCCL",
-        texts=("Duplicate GPU detected",),
+        "nccl-duplicate-gpu",
+        "NCCL",
+        ("Duplicate GPU detected",),
         kind="configuration",
         cause="Two workers of a node use the same GPU: more workers than GPUs, or CUDA_VISIBLE_DEVICES hides some.",
         fix="as many workers as GPUs on {node} (slots= or gpus= in the hostfile); a script has to call "
@@ -308,9 +297,9 @@ ERRORS = (
         checks=("gpus", "variables"),
     ),
     KnownError(
-        id="nccl-network-not-found",
-        project="NCCL",
-        texts=("Error: network ... not found.", "Failed to initialize any NET plugin"),
+        "nccl-network-not-found",
+        "NCCL",
+        ("Error: network ... not found.", "Failed to initialize any NET plugin"),
         kind="configuration",
         cause="NCCL_NET names a network that this NCCL does not have: a plugin that is not installed, or a "
         "misspelling.",
@@ -319,9 +308,9 @@ ERRORS = (
         checks=("variables", "rdma"),
     ),
     KnownError(
-        id="nccl-ib-completion",
-        project="NCCL",
-        texts=("Got completion from peer ... with status=",),
+        "nccl-ib-completion",
+        "NCCL",
+        ("Got completion from peer ... with status=",),
         kind="connection",
         cause="An RDMA transfer failed: a lossy or misconfigured RoCE network, a wrong GID, a dead peer.",
         fix="see whether it works over TCP: env.NCCL_NET=Socket on every line of the hostfile; then look at "
@@ -330,22 +319,21 @@ ERRORS = (
         checks=("rdma",),
     ),
     KnownError(
-        id="nccl-truncated",
-        project="NCCL",
-        texts=("Message truncated : received", "message truncated : receiving"),
+        "nccl-truncated",
+        "NCCL",
+        ("Message truncated : received", "message truncated : receiving"),
         kind="desync",
         cause="Two ranks exchanged messages of different sizes: they did not call the same collective, have different "
         "NCCL_ALGO or NCCL_PROTO, or belong to two jobs.",
         fix="the same code, data and NCCL_* settings on every node: multinode check; TORCH_DISTRIBUTED_DEBUG=DETAIL "
-        "names "
-        "the collective",
+        "names the collective",
         source="NCCL src/bootstrap.cc, src/transport/net_socket.cc",
         checks=("variables", "content", "leftovers"),
     ),
     KnownError(
-        id="gloo-length",
-        project="gloo",
-        texts=("op.preamble.length <= op.nbytes",),
+        "gloo-length",
+        "gloo",
+        ("op.preamble.length <= op.nbytes",),
         kind="desync",
         cause="Two ranks called a collective with tensors of different sizes, or different collectives.",
         fix="the same code, model and data on every node: multinode check; TORCH_DISTRIBUTED_DEBUG=DETAIL names the "
@@ -354,9 +342,9 @@ ERRORS = (
         checks=("content", "versions"),
     ),
     KnownError(
-        id="ddp-unequal-models",
-        project="PyTorch",
-        texts=("DDP expects same model across all ranks", "sizes of the same param in process 0"),
+        "ddp-unequal-models",
+        "PyTorch",
+        ("DDP expects same model across all ranks", "sizes of the same param in process 0"),
         kind="desync",
         cause="The ranks built different models: another model directory, configuration or version on a node.",
         fix="compare the nodes' files and packages: multinode check JOB",
@@ -364,9 +352,9 @@ ERRORS = (
         checks=("content", "versions"),
     ),
     KnownError(
-        id="collective-mismatch",
-        project="PyTorch",
-        texts=("Detected mismatch between collectives on ranks",),
+        "collective-mismatch",
+        "PyTorch",
+        ("Detected mismatch between collectives on ranks",),
         kind="desync",
         cause="The ranks called different collectives, or the same with tensors of different shapes (found by "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL).",
@@ -376,9 +364,9 @@ ERRORS = (
         checks=("content",),
     ),
     KnownError(
-        id="ddp-unused-parameters",
-        project="PyTorch",
-        texts=("Expected to have finished reduction in the prior iteration",),
+        "ddp-unused-parameters",
+        "PyTorch",
+        ("Expected to have finished reduction in the prior iteration",),
         kind="configuration",
         cause="Parameters that need a gradient took no part in the loss, so DDP waits for them.",
         fix="in a LLaMA-Factory YAML: ddp_find_unused_parameters: true; in a script: "
@@ -386,9 +374,9 @@ ERRORS = (
         source="PyTorch torch/csrc/distributed/c10d/reducer.cpp",
     ),
     KnownError(
-        id="missing-rank",
-        project="PyTorch",
-        texts=("environment variable ... expected, but not set", "KeyError: 'RANK'", "KeyError: 'LOCAL_RANK'"),
+        "missing-rank",
+        "PyTorch",
+        ("environment variable ... expected, but not set", "KeyError: 'RANK'", "KeyError: 'LOCAL_RANK'"),
         kind="configuration",
         cause="The script was not started by a launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
         "MASTER_PORT.",
@@ -398,9 +386,9 @@ ERRORS = (
         checks=("variables",),
     ),
     KnownError(
-        id="no-process-group",
-        project="PyTorch",
-        texts=("Default process group has not been initialized",),
+        "no-process-group",
+        "PyTorch",
+        ("Default process group has not been initialized",),
         kind="configuration",
         cause="A collective was called in a process that no launcher started, or before init_process_group.",
         fix="start the script with multinode launch -- SCRIPT, or torchrun; call torch.distributed.init_process_group "
@@ -408,9 +396,9 @@ ERRORS = (
         source="PyTorch torch/distributed/distributed_c10d.py",
     ),
     KnownError(
-        id="nccl-without-gpu",
-        project="PyTorch",
-        texts=("ProcessGroupNCCL is only supported with GPUs, no GPUs found",),
+        "nccl-without-gpu",
+        "PyTorch",
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found",),
         kind="configuration",
         cause="The nccl backend was asked for on a node where torch sees no GPU.",
         fix="see why: ssh {node} nvidia-smi; a container needs --gpus all; without GPUs use the gloo backend",
@@ -418,9 +406,9 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
-        id="no-backend-for-device",
-        project="PyTorch",
-        texts=("No backend type associated with device type",),
+        "no-backend-for-device",
+        "PyTorch",
+        ("No backend type associated with device type",),
         kind="configuration",
         cause="A tensor on the CPU went to a process group with nccl alone, or one on a GPU to gloo alone.",
         fix='init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the device of the backend',
@@ -428,9 +416,9 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
-        id="invalid-device",
-        project="CUDA",
-        texts=("invalid device ordinal",),
+        "invalid-device",
+        "CUDA",
+        ("invalid device ordinal",),
         kind="configuration",
         cause="A worker asked for a GPU that it cannot see: more workers than GPUs, or CUDA_VISIBLE_DEVICES hides "
         "some.",
@@ -440,9 +428,9 @@ ERRORS = (
         checks=("gpus", "variables"),
     ),
     KnownError(
-        id="no-gpu",
-        project="CUDA",
-        texts=(
+        "no-gpu",
+        "CUDA",
+        (
             "Found no NVIDIA driver on your system",
             "No CUDA GPUs are available",
             "Torch not compiled with CUDA enabled",
@@ -456,9 +444,9 @@ ERRORS = (
         checks=("gpus", "versions", "variables"),
     ),
     KnownError(
-        id="no-kernel-image",
-        project="CUDA",
-        texts=("no kernel image is available for execution on the device",),
+        "no-kernel-image",
+        "CUDA",
+        ("no kernel image is available for execution on the device",),
         kind="version_mismatch",
         cause="torch, or an extension, was not built for this model of GPU.",
         fix="a torch build for this GPU on every node; who has which: multinode check",
@@ -466,9 +454,9 @@ ERRORS = (
         checks=("versions", "gpus"),
     ),
     KnownError(
-        id="driver-too-old",
-        project="CUDA",
-        texts=("CUDA driver version is insufficient", "The NVIDIA driver on your system is too old"),
+        "driver-too-old",
+        "CUDA",
+        ("CUDA driver version is insufficient", "The NVIDIA driver on your system is too old"),
         kind="version_mismatch",
         cause="torch was built with a newer CUDA than the driver of the node supports.",
         fix="update the driver of {node}, or install a torch built with an older CUDA; who has which: multinode check",
@@ -476,9 +464,9 @@ ERRORS = (
         checks=("gpus", "versions"),
     ),
     KnownError(
-        id="uncorrectable-ecc",
-        project="CUDA",
-        texts=("uncorrectable ECC error encountered",),
+        "uncorrectable-ecc",
+        "CUDA",
+        ("uncorrectable ECC error encountered",),
         kind="hardware",
         cause="The memory of a GPU is damaged, or was hit by an error that ECC could not correct.",
         fix="reset the GPU or leave it out (gpus= in the hostfile); how often: ssh {node} nvidia-smi -q -d ECC",
@@ -486,23 +474,21 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
-        id="illegal-memory-access",
-        project="CUDA",
-        texts=("an illegal memory access was encountered", "unspecified launch failure"),
+        "illegal-memory-access",
+        "CUDA",
+        ("an illegal memory access was encountered", "unspecified launch failure"),
         kind="crashed",
         cause="A kernel read or wrote outside its memory: a bug in a CUDA extension, mismatched builds, or a failing "
-        "GPU. "
-        "The traceback may name a later call.",
+        "GPU. The traceback may name a later call.",
         fix="run once with --env CUDA_LAUNCH_BLOCKING=1, which names the right call; if it is always the same GPU, "
-        "leave "
-        "that out; ssh {node} dmesg -T | grep -i xid",
+        "leave that out; ssh {node} dmesg -T | grep -i xid",
         source="CUDA runtime API, cudaErrorIllegalAddress",
         checks=("gpus", "versions"),
     ),
     KnownError(
-        id="device-assert",
-        project="CUDA",
-        texts=("device-side assert triggered",),
+        "device-assert",
+        "CUDA",
+        ("device-side assert triggered",),
         kind="crashed",
         cause="An index was out of range on the GPU: mostly a token id beyond the embedding, or a label beyond the "
         "classes.",
@@ -511,9 +497,9 @@ ERRORS = (
         checks=("content",),
     ),
     KnownError(
-        id="deepspeed-batch-size",
-        project="DeepSpeed",
-        texts=("Check batch related parameters",),
+        "deepspeed-batch-size",
+        "DeepSpeed",
+        ("Check batch related parameters",),
         kind="configuration",
         cause="train_batch_size in the DeepSpeed JSON is not micro batch x accumulation x workers: it was written for "
         "another number of workers.",
@@ -522,9 +508,9 @@ ERRORS = (
         checks=("training",),
     ),
     KnownError(
-        id="deepspeed-config-mismatch",
-        project="DeepSpeed",
-        texts=("Please correct the following DeepSpeed config values",),
+        "deepspeed-config-mismatch",
+        "DeepSpeed",
+        ("Please correct the following DeepSpeed config values",),
         kind="configuration",
         cause="The DeepSpeed JSON and the training arguments say different things.",
         fix='write "auto" in the DeepSpeed JSON where the message says, and the YAML decides: --deepspeed-set KEY=auto',
@@ -532,9 +518,9 @@ ERRORS = (
         checks=("training",),
     ),
     KnownError(
-        id="deepspeed-cuda-mismatch",
-        project="DeepSpeed",
-        texts=("DeepSpeed Op Builder: Installed CUDA version", "CUDAMismatchException"),
+        "deepspeed-cuda-mismatch",
+        "DeepSpeed",
+        ("DeepSpeed Op Builder: Installed CUDA version", "CUDAMismatchException"),
         kind="version_mismatch",
         cause="DeepSpeed wants to compile an operation with nvcc of another CUDA than torch was built with.",
         fix="a CUDA toolkit of torch's version first on PATH and in CUDA_HOME; if only the minor version differs: "
@@ -543,9 +529,9 @@ ERRORS = (
         checks=("versions",),
     ),
     KnownError(
-        id="deepspeed-no-nvcc",
-        project="DeepSpeed",
-        texts=("CUDA_HOME does not exist, unable to compile CUDA op(s)", "MissingCUDAException"),
+        "deepspeed-no-nvcc",
+        "DeepSpeed",
+        ("CUDA_HOME does not exist, unable to compile CUDA op(s)", "MissingCUDAException"),
         kind="configuration",
         cause="DeepSpeed wants to compile an operation and finds no CUDA toolkit (nvcc).",
         fix="install the CUDA toolkit on every node and set CUDA_HOME, or use what needs no compiling: optim: "
@@ -554,31 +540,30 @@ ERRORS = (
         checks=("packages",),
     ),
     KnownError(
-        id="deepspeed-cannot-compile",
-        project="DeepSpeed",
-        texts=("Unable to JIT load the ... op", "'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'"),
+        "deepspeed-cannot-compile",
+        "DeepSpeed",
+        ("Unable to JIT load the ... op", "'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'"),
         kind="configuration",
         cause="An operation of DeepSpeed could not be compiled on the node: no ninja, no compiler, no fitting CUDA "
-        "toolkit. "
-        "The reason stands above it.",
+        "toolkit. The reason stands above it.",
         fix="on every node, in the training environment: pip install ninja; apt-get install g++; a half-built cache is "
         "removed by rm -rf ~/.cache/torch_extensions",
         source="DeepSpeed deepspeed/ops/op_builder/builder.py, deepspeed/ops/adam/cpu_adam.py",
         checks=("packages", "versions"),
     ),
     KnownError(
-        id="deepspeed-loss-scale",
-        project="DeepSpeed",
-        texts=("Current loss scale already at minimum",),
+        "deepspeed-loss-scale",
+        "DeepSpeed",
+        ("Current loss scale already at minimum",),
         kind="configuration",
         cause="In fp16 the loss overflows at every step: the training diverges, or the model was trained in bf16.",
         fix="bf16: true instead of fp16 where the GPUs have it; else a smaller learning rate",
         source="DeepSpeed deepspeed/runtime/fp16/loss_scaler.py",
     ),
     KnownError(
-        id="deepspeed-no-gpu",
-        project="DeepSpeed",
-        texts=("Unable to proceed, no GPU resources available",),
+        "deepspeed-no-gpu",
+        "DeepSpeed",
+        ("Unable to proceed, no GPU resources available",),
         kind="configuration",
         cause="DeepSpeed's launcher found neither a hostfile nor a GPU on this machine.",
         fix="ssh {node} nvidia-smi; on nodes without GPUs: --env DS_ACCELERATOR=cpu",
@@ -586,9 +571,9 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
-        id="deepspeed-ssh",
-        project="DeepSpeed",
-        texts=("was not reachable via ssh", "Unable to detect suitable master address via"),
+        "deepspeed-ssh",
+        "DeepSpeed",
+        ("was not reachable via ssh", "Unable to detect suitable master address via"),
         kind="connection",
         cause="DeepSpeed's launcher uses ssh from node to node, which needs keys between them; it asks the first host "
         "only.",
@@ -598,18 +583,18 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="deepspeed-launcher",
-        project="DeepSpeed",
-        texts=("launcher 'pdsh' not installed", "launcher 'openmpi' not installed", "launcher 'mpich' not installed"),
+        "deepspeed-launcher",
+        "DeepSpeed",
+        ("launcher 'pdsh' not installed", "launcher 'openmpi' not installed", "launcher 'mpich' not installed"),
         kind="configuration",
         cause="DeepSpeed's launcher starts the nodes through a program that is not installed here.",
         fix="multinode launch --engine deepspeed needs none; by hand: apt-get install pdsh",
         source="DeepSpeed deepspeed/launcher/runner.py",
     ),
     KnownError(
-        id="deepspeed-hostfile",
-        project="DeepSpeed",
-        texts=("Hostfile contains a bad entry", "Hostfile contains multiple entries for"),
+        "deepspeed-hostfile",
+        "DeepSpeed",
+        ("Hostfile contains a bad entry", "Hostfile contains multiple entries for"),
         kind="configuration",
         cause="DeepSpeed knows only lines of the form `name slots=N`, each name once.",
         fix="multinode's hostfile may have more keys and launches DeepSpeed itself: multinode launch --engine "
@@ -617,9 +602,9 @@ ERRORS = (
         source="DeepSpeed deepspeed/launcher/runner.py",
     ),
     KnownError(
-        id="deepspeed-no-hostfile",
-        project="DeepSpeed",
-        texts=("Unable to find hostfile, will proceed with training with local resources only",),
+        "deepspeed-no-hostfile",
+        "DeepSpeed",
+        ("Unable to find hostfile, will proceed with training with local resources only",),
         cause="DeepSpeed's launcher found no hostfile (/job/hostfile): it trains on this machine alone, without a "
         "further word.",
         fix="multinode launch --engine deepspeed --hosts FILE, which needs no hostfile of DeepSpeed's own",
@@ -627,9 +612,9 @@ ERRORS = (
         is_harmless=True,
     ),
     KnownError(
-        id="rtx-4000-p2p",
-        project="Accelerate, Transformers",
-        texts=("Using RTX 4000 series doesn't support faster communication broadband via P2P or IB",),
+        "rtx-4000-p2p",
+        "Accelerate, Transformers",
+        ("Using RTX 4000 series doesn't support faster communication broadband via P2P or IB",),
         kind="configuration",
         cause="GeForce RTX 40 cards with a driver before 550.40.07 offer peer-to-peer that does not work.",
         fix="update the driver, or on every line of the hostfile: env.NCCL_P2P_DISABLE=1 env.NCCL_IB_DISABLE=1",
@@ -637,9 +622,9 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
-        id="bf16-unsupported",
-        project="Accelerate, Transformers",
-        texts=("Your setup doesn't support bf16/gpu",),
+        "bf16-unsupported",
+        "Accelerate, Transformers",
+        ("Your setup doesn't support bf16/gpu",),
         kind="configuration",
         cause="bf16 was asked for, and torch sees no GPU that has it.",
         fix="fp16: true on GPUs before Ampere; if the node has newer ones: ssh {node} nvidia-smi",
@@ -647,23 +632,22 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
-        id="llamafactory-not-distributed",
-        project="LLaMA-Factory",
-        texts=(
+        "llamafactory-not-distributed",
+        "LLaMA-Factory",
+        (
             "Please launch distributed training with `llamafactory-cli` or `torchrun`",
             "Please use `FORCE_TORCHRUN=1` to launch DeepSpeed training",
         ),
         kind="configuration",
         cause="LLaMA-Factory was started without torchrun. With one GPU a node it ignores NNODES unless "
-        "FORCE_TORCHRUN=1 is set, "
-        "and each node would train alone.",
+        "FORCE_TORCHRUN=1 is set, and each node would train alone.",
         fix="multinode launch JOB.yaml starts torchrun itself; by hand, on every node: FORCE_TORCHRUN=1",
         source="LLaMA-Factory src/llamafactory/hparams/parser.py; LlamaFactory#8729",
     ),
     KnownError(
-        id="llamafactory-unknown-key",
-        project="LLaMA-Factory",
-        texts=("are not used by the HfArgumentParser",),
+        "llamafactory-unknown-key",
+        "LLaMA-Factory",
+        ("are not used by the HfArgumentParser",),
         kind="configuration",
         cause="A key of the YAML is misspelt, or this version of LLaMA-Factory does not have it.",
         fix="multinode check JOB names the nearest key that it has",
@@ -671,9 +655,9 @@ ERRORS = (
         checks=("training",),
     ),
     KnownError(
-        id="llamafactory-output-dir",
-        project="LLaMA-Factory",
-        texts=("Output directory already exists and is not empty",),
+        "llamafactory-output-dir",
+        "LLaMA-Factory",
+        ("Output directory already exists and is not empty",),
         kind="configuration",
         cause="output_dir on the node holds files of an earlier training.",
         fix="another place: --set output_dir=...; or --set overwrite_output_dir=true",
@@ -681,9 +665,9 @@ ERRORS = (
         checks=("paths",),
     ),
     KnownError(
-        id="llamafactory-template",
-        project="LLaMA-Factory",
-        texts=("Template ... does not exist.",),
+        "llamafactory-template",
+        "LLaMA-Factory",
+        ("Template ... does not exist.",),
         kind="configuration",
         cause="The YAML's `template` is none that this version of LLaMA-Factory knows.",
         fix="correct it, or bring LLaMA-Factory to the same version on every node: multinode check",
@@ -691,18 +675,18 @@ ERRORS = (
         checks=("versions",),
     ),
     KnownError(
-        id="llamafactory-streaming",
-        project="LLaMA-Factory",
-        texts=("Please specify `max_steps` in streaming mode",),
+        "llamafactory-streaming",
+        "LLaMA-Factory",
+        ("Please specify `max_steps` in streaming mode",),
         kind="configuration",
         cause="A streamed dataset has no known length.",
         fix="--set max_steps=N",
         source="LLaMA-Factory src/llamafactory/hparams/parser.py",
     ),
     KnownError(
-        id="llamafactory-dataset",
-        project="LLaMA-Factory",
-        texts=("Undefined dataset", "dataset_info.json due to"),
+        "llamafactory-dataset",
+        "LLaMA-Factory",
+        ("Undefined dataset", "dataset_info.json due to"),
         kind="missing_file",
         cause="dataset_info.json is missing on the node, or does not have the dataset.",
         fix="dataset_dir with dataset_info.json and the data has to be on every node at the same path: multinode "
@@ -711,9 +695,9 @@ ERRORS = (
         checks=("paths", "content"),
     ),
     KnownError(
-        id="llamafactory-no-samples",
-        project="LLaMA-Factory",
-        texts=("Cannot find valid samples",),
+        "llamafactory-no-samples",
+        "LLaMA-Factory",
+        ("Cannot find valid samples",),
         kind="missing_file",
         cause="No sample of the dataset fits its format in dataset_info.json, or all were filtered out.",
         fix="compare the columns in dataset_info.json with the data; the nodes' copies: multinode check JOB",
@@ -721,9 +705,9 @@ ERRORS = (
         checks=("content",),
     ),
     KnownError(
-        id="model-not-found",
-        project="Accelerate, Transformers",
-        texts=(
+        "model-not-found",
+        "Accelerate, Transformers",
+        (
             "is not a local folder and is not a valid model identifier",
             "is not a local folder or a valid repository name",
             "does not appear to have a file named",
@@ -736,9 +720,9 @@ ERRORS = (
         checks=("paths", "content"),
     ),
     KnownError(
-        id="package-version",
-        project="Accelerate, Transformers",
-        texts=(
+        "package-version",
+        "Accelerate, Transformers",
+        (
             "is required for a normal functioning of this module, but found",
             "requires ... version",
             "but found ...==",
@@ -749,15 +733,14 @@ ERRORS = (
         kind="version_mismatch",
         cause="Two packages of the training environment do not fit together.",
         fix="install the version that the message names, on every node; compare them: multinode check. "
-        "LLaMA-Factory's own "
-        "check is switched off by --env DISABLE_VERSION_CHECK=1",
+        "LLaMA-Factory's own check is switched off by --env DISABLE_VERSION_CHECK=1",
         source="Transformers transformers/utils/versions.py",
         checks=("versions",),
     ),
     KnownError(
-        id="undefined-symbol",
-        project="System",
-        texts=("undefined symbol",),
+        "undefined-symbol",
+        "System",
+        ("undefined symbol",),
         kind="version_mismatch",
         cause="A compiled package (flash-attn, DeepSpeed operations, torchvision) was built for another torch.",
         fix="install it anew for the node's torch; compare the nodes' versions: multinode check",
@@ -765,9 +748,9 @@ ERRORS = (
         checks=("versions",),
     ),
     KnownError(
-        id="missing-module",
-        project="System",
-        texts=(
+        "missing-module",
+        "System",
+        (
             "ModuleNotFoundError",
             "ImportError",
             "No module named",
@@ -781,9 +764,9 @@ ERRORS = (
         checks=("packages", "interpreter"),
     ),
     KnownError(
-        id="permission-denied",
-        project="System",
-        texts=("PermissionError", "[Errno 13] Permission denied"),
+        "permission-denied",
+        "System",
+        ("PermissionError", "[Errno 13] Permission denied"),
         kind="configuration",
         cause="The user of the job may not read or write a file on the node.",
         fix="the message names the file; output_dir has to be writable on every node: multinode check JOB",
@@ -791,9 +774,9 @@ ERRORS = (
         checks=("paths",),
     ),
     KnownError(
-        id="missing-file",
-        project="System",
-        texts=("FileNotFoundError", "No such file or directory", "can't open file"),
+        "missing-file",
+        "System",
+        ("FileNotFoundError", "No such file or directory", "can't open file"),
         kind="missing_file",
         cause="The job names a file that is not on this node.",
         fix="it has to be on every node at the same path; compare them: multinode check JOB",
@@ -801,9 +784,9 @@ ERRORS = (
         checks=("paths", "workdir"),
     ),
     KnownError(
-        id="file-system-gone",
-        project="System",
-        texts=("Stale file handle", "Read-only file system", "Transport endpoint is not connected"),
+        "file-system-gone",
+        "System",
+        ("Stale file handle", "Read-only file system", "Transport endpoint is not connected"),
         kind="missing_file",
         cause="A network file system went away under the job, or a disk with errors became read-only.",
         fix="mount it anew on {node}; what the kernel says: ssh {node} dmesg -T | tail",
@@ -811,9 +794,9 @@ ERRORS = (
         checks=("paths",),
     ),
     KnownError(
-        id="address-in-use",
-        project="PyTorch",
-        texts=(
+        "address-in-use",
+        "PyTorch",
+        (
             "The server socket has failed to listen on any local network address",
             "The server socket has failed to bind to",
             "Tried to launch distributed communication on port",
@@ -828,9 +811,9 @@ ERRORS = (
         checks=("master-port", "leftovers"),
     ),
     KnownError(
-        id="ssh-host-key-changed",
-        project="SSH",
-        texts=("REMOTE HOST IDENTIFICATION HAS CHANGED",),
+        "ssh-host-key-changed",
+        "SSH",
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED",),
         kind="connection",
         cause="The host shows another key than known_hosts has: it was reinstalled, or something is in between.",
         fix="compare the key with the host's own; then ssh-keygen -R HOST and accept the new one",
@@ -838,9 +821,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-host-key-unknown",
-        project="SSH",
-        texts=("Host key verification failed", "host key is known for"),
+        "ssh-host-key-unknown",
+        "SSH",
+        ("Host key verification failed", "host key is known for"),
         kind="connection",
         cause="known_hosts does not have the host's key, and nobody was there to accept it.",
         fix="compare the fingerprint and accept it once, by hand: ssh HOST; multinode check prints the command",
@@ -848,9 +831,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-permission-denied",
-        project="SSH",
-        texts=(
+        "ssh-permission-denied",
+        "SSH",
+        (
             "Permission denied (publickey",
             "Permission denied (password",
             "Permission denied (gssapi",
@@ -863,9 +846,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-key-permissions",
-        project="SSH",
-        texts=("UNPROTECTED PRIVATE KEY FILE", "Bad owner or permissions on"),
+        "ssh-key-permissions",
+        "SSH",
+        ("UNPROTECTED PRIVATE KEY FILE", "Bad owner or permissions on"),
         kind="configuration",
         cause="Others may read the private key, or write ~/.ssh/config: ssh does not use it then.",
         fix="chmod 600 on the file, chmod 700 ~/.ssh, and chown to the user",
@@ -873,9 +856,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-refused",
-        project="SSH",
-        texts=("ssh: connect to host ...: Connection refused",),
+        "ssh-refused",
+        "SSH",
+        ("ssh: connect to host ...: Connection refused",),
         kind="connection",
         cause="No sshd listens on that port of the host.",
         fix="start sshd there, or name its port: port= in the hostfile",
@@ -883,9 +866,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-unreachable",
-        project="SSH",
-        texts=(
+        "ssh-unreachable",
+        "SSH",
+        (
             "ssh: connect to host ...: Connection timed out",
             "ssh: connect to host ...: No route to host",
             "ssh: connect to host ...: Network is unreachable",
@@ -897,9 +880,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-unknown-host",
-        project="SSH",
-        texts=("Could not resolve hostname",),
+        "ssh-unknown-host",
+        "SSH",
+        ("Could not resolve hostname",),
         kind="connection",
         cause="The name is neither in DNS, /etc/hosts nor ~/.ssh/config.",
         fix="correct it in the hostfile, or give it a HostName in ~/.ssh/config",
@@ -907,9 +890,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="name-resolution",
-        project="System",
-        texts=("Name or service not known", "Temporary failure in name resolution"),
+        "name-resolution",
+        "System",
+        ("Name or service not known", "Temporary failure in name resolution"),
         kind="configuration",
         cause="The node cannot resolve a name, often that of MASTER_ADDR.",
         fix="an address instead of the name (multinode's launches give the address); or the name in /etc/hosts of "
@@ -918,9 +901,9 @@ ERRORS = (
         checks=("hostname",),
     ),
     KnownError(
-        id="ssh-no-banner",
-        project="SSH",
-        texts=("kex_exchange_identification: ",),
+        "ssh-no-banner",
+        "SSH",
+        ("kex_exchange_identification: ",),
         kind="connection",
         cause="sshd closed the connection before the handshake: too many at once (MaxStartups, 10:30:100 by default), "
         "a block list, or it is overloaded.",
@@ -929,9 +912,9 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-sessions",
-        project="SSH",
-        texts=("Session open refused by peer",),
+        "ssh-sessions",
+        "SSH",
+        ("Session open refused by peer",),
         kind="connection",
         cause="More sessions over one connection than sshd allows (MaxSessions, 10 by default).",
         fix="raise MaxSessions in sshd_config of the host, or close other sessions that share the connection",
@@ -939,23 +922,21 @@ ERRORS = (
         checks=("ssh",),
     ),
     KnownError(
-        id="ssh-broken-pipe",
-        project="SSH",
-        texts=("client_loop: send disconnect", "Timeout, server ... not responding"),
+        "ssh-broken-pipe",
+        "SSH",
+        ("client_loop: send disconnect", "Timeout, server ... not responding"),
         kind="connection",
         cause="The SSH connection died: a sleeping laptop, a NAT that forgot it, a restarted host. A job started "
-        "through it by "
-        "hand dies with it.",
+        "through it by hand dies with it.",
         fix="multinode's jobs live in a session of their own and are taken up again: multinode attach; for ssh by "
-        "hand: "
-        "ServerAliveInterval 30",
+        "hand: ServerAliveInterval 30",
         source="OpenSSH clientloop.c",
         checks=("ssh",),
     ),
     KnownError(
-        id="sigterm",
-        project="PyTorch",
-        texts=("got signal: 15", "Received 15 death signal", "Received Signals.SIGTERM death signal"),
+        "sigterm",
+        "PyTorch",
+        ("got signal: 15", "Received 15 death signal", "Received Signals.SIGTERM death signal"),
         kind="killed",
         cause="torchrun was asked to end: by a job scheduler, a person, or multinode, which stops all nodes when one "
         "fails.",
@@ -964,20 +945,19 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="sighup",
-        project="PyTorch",
-        texts=("got signal: 1", "Received 1 death signal", "Received Signals.SIGHUP death signal"),
+        "sighup",
+        "PyTorch",
+        ("got signal: 1", "Received 1 death signal", "Received Signals.SIGHUP death signal"),
         kind="killed",
         cause="torchrun got SIGHUP: the terminal or SSH session that started it was closed. nohup does not help, "
-        "torchrun "
-        "sets its own handler.",
+        "torchrun sets its own handler.",
         fix="multinode launch --detach; by hand: setsid, tmux or systemd-run",
         source="PyTorch torch/distributed/elastic/multiprocessing/api.py; pytorch#67538, LlamaFactory#3036",
     ),
     KnownError(
-        id="killed",
-        project="System",
-        texts=(
+        "killed",
+        "System",
+        (
             "is killed by signal: Killed",
             "died with <Signals.SIGKILL",
             "return code = -9",
@@ -992,9 +972,9 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="collective-timeout",
-        project="PyTorch",
-        texts=(
+        "collective-timeout",
+        "PyTorch",
+        (
             "Watchdog caught collective operation timeout",
             "Some NCCL operations have failed or timed out",
             "we are taking the entire process down",
@@ -1002,23 +982,20 @@ ERRORS = (
         ),
         kind="timeout",
         cause="A collective did not end within its timeout (30 minutes unless ddp_timeout says otherwise): a rank "
-        "came late or "
-        "never, the link is too slow for what is sent, or packets are dropped.",
+        "came late or never, the link is too slow for what is sent, or packets are dropped.",
         fix="a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --hang-timeout says "
-        "who is "
-        "behind",
+        "who is behind",
         source="PyTorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; LlamaFactory#5558",
         checks=("strategy", "ports", "link"),
         of_peers=True,
     ),
     KnownError(
-        id="watchdog-stuck",
-        project="PyTorch",
-        texts=("watchdog got stuck for", "Heartbeat monitor timed out"),
+        "watchdog-stuck",
+        "PyTorch",
+        ("watchdog got stuck for", "Heartbeat monitor timed out"),
         kind="timeout",
         cause="NCCL's watchdog thread made no progress for 8 minutes: a CUDA call hangs, mostly because a peer is "
-        "gone or the "
-        "GPU is.",
+        "gone or the GPU is.",
         fix="look at the node that failed first, and at the GPU: ssh {node} dmesg -T | grep -i xid; more time: "
         "--env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800",
         source="PyTorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
@@ -1026,9 +1003,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="gloo-timeout",
-        project="gloo",
-        texts=(
+        "gloo-timeout",
+        "gloo",
+        (
             "Timed out waiting ...ms for recv operation",
             "Timed out waiting ...ms for send operation",
             "Application timeout caused pair closure",
@@ -1036,16 +1013,15 @@ ERRORS = (
         kind="timeout",
         cause="A peer did not take part in a collective within the timeout: it is late, hangs, or cannot be reached.",
         fix="a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --hang-timeout says "
-        "who is "
-        "behind",
+        "who is behind",
         source="gloo gloo/transport/tcp/unbound_buffer.cc",
         checks=("ports", "link", "strategy"),
         of_peers=True,
     ),
     KnownError(
-        id="not-all-joined",
-        project="PyTorch",
-        texts=("waiting for clients. ... clients joined",),
+        "not-all-joined",
+        "PyTorch",
+        ("waiting for clients. ... clients joined",),
         kind="timeout",
         cause="Not all workers came to the rendezvous: a node was not started, has fewer workers, or cannot reach "
         "MASTER_PORT.",
@@ -1055,9 +1031,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="monitored-barrier",
-        project="PyTorch",
-        texts=("failed to pass monitoredBarrier", "timed out in monitoredBarrier"),
+        "monitored-barrier",
+        "PyTorch",
+        ("failed to pass monitoredBarrier", "timed out in monitoredBarrier"),
         kind="timeout",
         cause="The ranks that the message names did not reach the barrier in time.",
         fix="look at those ranks' node and log: multinode logs last --node NODE",
@@ -1065,9 +1041,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="store-timeout",
-        project="PyTorch",
-        texts=(
+        "store-timeout",
+        "PyTorch",
+        (
             "got error: Socket Timeout",
             "got error: wait timeout",
             "wait timeout after ...ms, keys:",
@@ -1076,19 +1052,17 @@ ERRORS = (
         ),
         kind="timeout",
         cause="A rank waited at the rendezvous for another that had not come yet: rank 0 still tokenises the data or "
-        "loads "
-        "the model, has failed, or hangs.",
+        "loads the model, has failed, or hangs.",
         fix="prepare the data once (tokenized_path), or set a longer ddp_timeout; see what rank 0 did: multinode logs "
-        "last "
-        "--node NODE",
+        "last --node NODE",
         source="PyTorch torch/csrc/distributed/c10d/TCPStore.cpp; LlamaFactory#2424, LlamaFactory#81",
         checks=("ports", "shared"),
         of_peers=True,
     ),
     KnownError(
-        id="master-unreachable",
-        project="PyTorch",
-        texts=(
+        "master-unreachable",
+        "PyTorch",
+        (
             "The client socket has timed out after ... while trying to connect to",
             "The client socket has failed to connect to any network address of",
             "TCP client failed to connect/validate to host",
@@ -1098,20 +1072,18 @@ ERRORS = (
         ),
         kind="connection",
         cause="The node cannot reach MASTER_ADDR:MASTER_PORT: node 0 has not started or has failed, the address is "
-        "not one of "
-        "the data plane, or a firewall blocks the port.",
+        "not one of the data plane, or a firewall blocks the port.",
         fix="multinode check says which node cannot reach which port; by hand, MASTER_ADDR has to be an address of "
-        "node 0 that "
-        "the others reach",
+        "node 0 that the others reach",
         source="PyTorch torch/csrc/distributed/c10d/socket.cpp, "
         "torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py",
         checks=("master-port", "ports", "interface"),
         of_peers=True,
     ),
     KnownError(
-        id="nccl-id",
-        project="PyTorch",
-        texts=("is setting up NCCL communicator and retrieving ncclUniqueId from [0]",),
+        "nccl-id",
+        "PyTorch",
+        ("is setting up NCCL communicator and retrieving ncclUniqueId from [0]",),
         kind="connection",
         cause="Rank 0 ended before the first collective: its own error comes first, on node 0.",
         fix="read the log of node 0: multinode logs last --node NODE",
@@ -1119,9 +1091,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="peer-gone",
-        project="PyTorch",
-        texts=(
+        "peer-gone",
+        "PyTorch",
+        (
             "Failed to recv, got 0 bytes",
             "Failed to send, sent 0 bytes",
             "Did the remote server shutdown or crash",
@@ -1134,9 +1106,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="nccl-timed-out",
-        project="NCCL",
-        texts=(
+        "nccl-timed-out",
+        "NCCL",
+        (
             "connect to ... returned Connection timed out",
             "Connect to ... failed : Connection timed out",
             "connect returned Connection timed out",
@@ -1147,19 +1119,17 @@ ERRORS = (
         ),
         kind="connection",
         cause="The other node does not answer on the port that NCCL chose, one of all ephemeral ports: a firewall, or "
-        "an "
-        "interface without a way there (docker0, VPN).",
+        "an interface without a way there (docker0, VPN).",
         fix="open all ports between the nodes (MASTER_PORT alone is not enough): multinode check names node and port, "
-        "and "
-        "the firewall command",
+        "and the firewall command",
         source="NCCL src/misc/socket.cc; nccl#352, nccl#388",
         checks=("ports", "interface", "link"),
         of_peers=True,
     ),
     KnownError(
-        id="nccl-refused",
-        project="NCCL",
-        texts=(
+        "nccl-refused",
+        "NCCL",
+        (
             "connect to ... returned Connection refused",
             "Connect to ... failed : Connection refused",
             "Call to connect returned Connection refused",
@@ -1168,17 +1138,16 @@ ERRORS = (
         ),
         kind="connection",
         cause="Nothing listens at the address that the other rank announced: its worker has ended, or it announced an "
-        "interface "
-        "that leads elsewhere (docker0 has the same address on every machine).",
+        "interface that leads elsewhere (docker0 has the same address on every machine).",
         fix="look for the first error on the other nodes; then the interface: multinode check",
         source="NCCL src/misc/socket.cc",
         checks=("interface", "variables", "ports"),
         of_peers=True,
     ),
     KnownError(
-        id="nccl-peer-gone",
-        project="NCCL",
-        texts=(
+        "nccl-peer-gone",
+        "NCCL",
+        (
             "Connection closed by remote peer",
             "ncclRemoteError",
             "remote process exited or there was a network error",
@@ -1192,9 +1161,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="nccl-cuda-error",
-        project="NCCL",
-        texts=("ncclUnhandledCudaError", "unhandled cuda error"),
+        "nccl-cuda-error",
+        "NCCL",
+        ("ncclUnhandledCudaError", "unhandled cuda error"),
         kind="crashed",
         cause="A CUDA call inside NCCL failed; NCCL's line above names it.",
         fix="run with --env NCCL_DEBUG=INFO and read the line with WARN; the GPU: ssh {node} dmesg -T | grep -i xid",
@@ -1203,9 +1172,9 @@ ERRORS = (
         is_general=True,
     ),
     KnownError(
-        id="nccl-invalid-usage",
-        project="NCCL",
-        texts=("ncclInvalidUsage", "invalid usage (run with NCCL_DEBUG"),
+        "nccl-invalid-usage",
+        "NCCL",
+        ("ncclInvalidUsage", "invalid usage (run with NCCL_DEBUG"),
         kind="configuration",
         cause="Mostly two workers on one GPU, or different versions of NCCL.",
         fix="run with --env NCCL_DEBUG=WARN and read the line with WARN; as many workers as GPUs: multinode check",
@@ -1214,9 +1183,9 @@ ERRORS = (
         is_general=True,
     ),
     KnownError(
-        id="nccl-system-error",
-        project="NCCL",
-        texts=("ncclSystemError", "unhandled system error"),
+        "nccl-system-error",
+        "NCCL",
+        ("ncclSystemError", "unhandled system error"),
         kind="connection",
         cause="A system call of NCCL failed, mostly on a socket: a peer is gone, or an interface leads nowhere.",
         fix="run with --env NCCL_DEBUG=INFO and read the line with WARN; the network between the nodes: multinode "
@@ -1227,9 +1196,9 @@ ERRORS = (
         is_general=True,
     ),
     KnownError(
-        id="nccl-internal-error",
-        project="NCCL",
-        texts=("ncclInternalError", "internal error - please report this issue to the NCCL developers"),
+        "nccl-internal-error",
+        "NCCL",
+        ("ncclInternalError", "internal error - please report this issue to the NCCL developers"),
         kind="connection",
         cause="NCCL met something it did not expect: mostly an interface, RDMA NIC or GPU that it cannot use.",
         fix="run with --env NCCL_DEBUG=INFO and read the line with WARN; then multinode check",
@@ -1239,9 +1208,9 @@ ERRORS = (
         is_general=True,
     ),
     KnownError(
-        id="gloo-connect",
-        project="gloo",
-        texts=(
+        "gloo-connect",
+        "gloo",
+        (
             "Gloo connectFullMesh failed with",
             "SO_ERROR: Connection refused",
             "SO_ERROR: Connection timed out",
@@ -1250,19 +1219,17 @@ ERRORS = (
         ),
         kind="connection",
         cause="A worker could not connect to another at the address it announced: that worker has ended, announced an "
-        "address "
-        "that leads nowhere from here (127.0.1.1, docker0), or a firewall stands between.",
+        "address that leads nowhere from here (127.0.1.1, docker0), or a firewall stands between.",
         fix="look for the first error on the other nodes; then addresses and ports: multinode check; by hand, on each "
-        "node: "
-        "export GLOO_SOCKET_IFNAME=<interface>",
+        "node: export GLOO_SOCKET_IFNAME=<interface>",
         source="PyTorch torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; gloo gloo/transport/tcp/helpers.h; gloo#223",
         checks=("hostname", "interface", "ports"),
         of_peers=True,
     ),
     KnownError(
-        id="gloo-peer-gone",
-        project="gloo",
-        texts=("Connection closed by peer", "Socket unexpectedly closed", "Connection reset by peer"),
+        "gloo-peer-gone",
+        "gloo",
+        ("Connection closed by peer", "Socket unexpectedly closed", "Connection reset by peer"),
         kind="connection",
         cause="The worker at the other end ended or was killed.",
         fix="look for the first error on the other nodes: multinode show last; the network between the nodes: "
@@ -1272,9 +1239,9 @@ ERRORS = (
         of_peers=True,
     ),
     KnownError(
-        id="dataloader-exited",
-        project="PyTorch",
-        texts=("DataLoader worker (pid(s) ...) exited unexpectedly",),
+        "dataloader-exited",
+        "PyTorch",
+        ("DataLoader worker (pid(s) ...) exited unexpectedly",),
         kind="crashed",
         cause="A data loader worker died; why stands above it: memory, /dev/shm, or an exception of its own.",
         fix="run once with dataloader_num_workers: 0, which shows the exception; ssh {node} dmesg -T | tail",
@@ -1282,9 +1249,9 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
-        id="command-not-found",
-        project="System",
-        texts=("command not found",),
+        "command-not-found",
+        "System",
+        ("command not found",),
         kind="missing_module",
         cause="A program is not on the PATH that the job has on this node: .bashrc of many systems stops early in a "
         "non-interactive shell.",
@@ -1294,27 +1261,27 @@ ERRORS = (
         checks=("packages", "interpreter"),
     ),
     KnownError(
-        id="hostname-not-retrieved",
-        project="PyTorch",
-        texts=("The hostname of the client socket cannot be retrieved",),
+        "hostname-not-retrieved",
+        "PyTorch",
+        ("The hostname of the client socket cannot be retrieved",),
         cause="torch wanted a name for its log and found none. It disturbs nothing.",
         fix="none needed",
         source="PyTorch torch/csrc/distributed/c10d/socket.cpp",
         is_harmless=True,
     ),
     KnownError(
-        id="no-ipv6",
-        project="PyTorch",
-        texts=("(errno: 97 - Address family not supported by protocol)",),
+        "no-ipv6",
+        "PyTorch",
+        ("(errno: 97 - Address family not supported by protocol)",),
         cause="torch tried IPv6 first, which the node does not have, and used IPv4.",
         fix="none needed",
         source="PyTorch torch/csrc/distributed/c10d/socket.cpp",
         is_harmless=True,
     ),
     KnownError(
-        id="nccl-no-plugin",
-        project="NCCL",
-        texts=("NET/Plugin : No plugin found", "NET/Plugin: No plugin found", "NET/IB : No device found."),
+        "nccl-no-plugin",
+        "NCCL",
+        ("NET/Plugin : No plugin found", "NET/Plugin: No plugin found", "NET/IB : No device found."),
         cause="NCCL found no network plugin and no RDMA NIC, and uses sockets.",
         fix="none needed, unless the node has RDMA NICs: multinode check",
         source="NCCL src/net.cc, src/transport/net_ib.cc",
@@ -1322,21 +1289,20 @@ ERRORS = (
         is_harmless=True,
     ),
     KnownError(
-        id="gloo-falls-back-to-loopback",
-        project="PyTorch",
-        texts=("Unable to resolve hostname to a (local) address",),
+        "gloo-falls-back-to-loopback",
+        "PyTorch",
+        ("Unable to resolve hostname to a (local) address",),
         cause="gloo found no address for the host's own name and listens on loopback, where no other node gets to: "
-        "the next "
-        "error is a connection that fails.",
+        "the next error is a connection that fails.",
         fix="name the interface: multinode's launches do; by hand, on each node: export GLOO_SOCKET_IFNAME=<interface>",
         source="PyTorch torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
         checks=("hostname",),
         is_harmless=True,
     ),
     KnownError(
-        id="timeout",
-        project="System",
-        texts=(
+        "timeout",
+        "System",
+        (
             "timed out after",
             "Timed out waiting",
             "DistStoreError...timed out",
@@ -1348,16 +1314,15 @@ ERRORS = (
         kind="timeout",
         cause="Something was waited for in vain, mostly another worker.",
         fix="a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --hang-timeout says "
-        "who is "
-        "behind",
+        "who is behind",
         source="any other timeout",
         checks=("ports", "link"),
         is_general=True,
     ),
     KnownError(
-        id="connection",
-        project="System",
-        texts=(
+        "connection",
+        "System",
+        (
             "gloo",
             "NCCL",
             "DistNetworkError",

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from multinode.errors import UsageError, printable
+from multinode.store.private_file import open_private
+from multinode.transport.base import time_left
 
 __all__ = ["LOG", "Notifier", "check_url"]
 
@@ -67,7 +69,7 @@ class Notifier:
         """Wait until all is told or its time is over; what failed, a sentence each."""
         end = time.monotonic() + self._command_s + self._url_s
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(time_left(end))
         if any(thread.is_alive() for thread in self._threads):
             self._failures.append("a notification did not end in time")
         return tuple(self._failures)
@@ -84,7 +86,7 @@ class Notifier:
         thread.start()
 
     def _run(self, command: str, environment: dict[str, str], log: Path) -> None:
-        with open(log, "ab", opener=_open_private) as output:
+        with open(log, "ab", opener=open_private) as output:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 env={**os.environ, **environment},
@@ -158,7 +160,3 @@ def _is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

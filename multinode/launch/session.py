@@ -19,6 +19,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
 from multinode.launch.lease import LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
+from multinode.transport.base import time_left
 
 __all__ = ["Chunk", "Ended", "Event", "EventQueue", "Hello", "Message", "NodeSession", "Status", "parse_record"]
 
@@ -225,7 +226,7 @@ class NodeSession:
         return self._open("follow", {"schema": 1, "offsets": self._offsets, **kept})
 
     def _open(self, verb: str, request: Record) -> AgentStream:
-        left_s = max(_LOOK_S, self._end - time.monotonic())
+        left_s = time_left(self._end, _LOOK_S)
         return self.agent.open(self.node, verb, request, deadline_s=min(_START_DEADLINE_S, left_s))
 
     def _seek_again(self, lost: NodeError) -> AgentStream:

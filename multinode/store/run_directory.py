@@ -29,6 +29,7 @@ T = TypeVar("T")
 _LOCK = "lock"
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
+_WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 # Of a record with the times of a million calls.
 _LONGEST_LINE = 1 << 24
 # Names of files come from the nodes.
@@ -114,7 +115,7 @@ class RunDirectory:
             fd = open_private(str(self.path / _LOCK), os.O_RDWR | os.O_CREAT)
         try:
             try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE)
             except BlockingIOError:
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
                 raise UsageError(
@@ -136,7 +137,7 @@ class RunDirectory:
             return False
         try:
             # Who asks takes nothing, or a follower that comes in this moment would be turned away.
-            held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE)
         finally:
             os.close(fd)
         return bool(_FLOCK.unpack(held)[0] != fcntl.F_UNLCK)

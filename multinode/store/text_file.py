@@ -52,14 +52,7 @@ def write_new_text(path: Path, text: str) -> None:
     Raises:
         UsageError: it exists, or cannot be written.
     """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{path} already exists", hint="name another: -o FILE") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
-        raise UsageError(f"{path} cannot be written: {reason}", hint="name another: -o FILE") from None
+    _write(path, "x", text, "name another: -o FILE")
 
 
 def require_directory(path: Path) -> None:
@@ -80,8 +73,15 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         UsageError: it cannot be written.
     """
+    _write(path, "w", text, f"ls -ld {path.parent}")
+
+
+def _write(path: Path, mode: str, text: str, hint: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} already exists", hint=hint) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
-        raise UsageError(f"{path} cannot be written: {reason}", hint=f"ls -ld {path.parent}") from None
+        raise UsageError(f"{path} cannot be written: {reason}", hint=hint) from None

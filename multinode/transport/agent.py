@@ -28,7 +28,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.core.run.quoting import as_steps, quote_path
 from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
-from multinode.transport.base import Completed, Stream, Transport
+from multinode.transport.base import Completed, Stream, Transport, time_left
 from multinode.transport.fan_out import fan_out
 
 __all__ = ["AgentArchive", "AgentStream", "AgentTransport", "Record", "build_archive", "load_archive", "read_answer"]
@@ -82,14 +82,12 @@ class AgentArchive:
     """The zipapp: its bytes, and the path under which a node keeps it.
 
     Attributes:
-        digest: the first 16 hex digits of its SHA-256.
-        path: where it lies on a node, relative to the user's home directory.
+        path: where it lies on a node, relative to the user's home directory; its name begins with its SHA-256.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.digest = hashlib.sha256(data).hexdigest()[:16]
-        self.path = f".multinode/agent/{self.digest}.pyz"
+        self.path = f".multinode/agent/{hashlib.sha256(data).hexdigest()[:16]}.pyz"
 
 
 @functools.cache
@@ -306,7 +304,7 @@ class AgentStream:
             NodeFailed: an error record, or a malformed line.
         """
         end = time.monotonic() + deadline_s
-        while (line := self._stream.read_line(max(0.0, end - time.monotonic()))) is not None:
+        while (line := self._stream.read_line(time_left(end))) is not None:
             if not line.startswith(b"{"):
                 if self.first is not None:
                     raise NodeFailed(f"malformed response: {_shown(line)}", node=self._node.name)
@@ -318,7 +316,7 @@ class AgentStream:
         """The first record and all that follow, until `end` on the monotonic clock."""
         if self.first is not None:
             yield self.first
-        while (record := self.read(max(0.0, end - time.monotonic()))) is not None:
+        while (record := self.read(time_left(end))) is not None:
             yield record
 
     def close_stdin(self) -> None:

@@ -12,11 +12,16 @@ import msgspec
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost
 
-__all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport"]
+__all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport", "time_left"]
 
 # A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
 MAX_ANSWER_BYTES = 64 << 20
 _MAX_STDERR_BYTES = 1 << 16
+
+
+def time_left(end: float, least_s: float = 0.0) -> float:
+    """Seconds until `end` on the monotonic clock, and `least_s` at least."""
+    return max(least_s, end - time.monotonic())
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +77,7 @@ class Transport(Protocol):
         try:
             stream.send(stdin)
             stream.close_stdin()
-            return stream.finish(max(0.0, end - time.monotonic()))
+            return stream.finish(time_left(end))
         finally:
             stream.close()
 

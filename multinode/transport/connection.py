@@ -29,6 +29,7 @@ from fabric.connection import derive_shorthand
 from multinode.core.cluster.cluster import Node
 from multinode.errors import NodeError, UsageError
 from multinode.transport import refusals
+from multinode.transport.base import time_left
 
 __all__ = ["BROKEN", "KEEPALIVE_S", "close_connection", "closing_at", "make_connection", "open_connection"]
 
@@ -232,7 +233,7 @@ def closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -
         passed.set()
         found.close()
 
-    timer = threading.Timer(max(0.0, end - time.monotonic()), close)
+    timer = threading.Timer(time_left(end), close)
     timer.daemon = True
     timer.start()
     try:

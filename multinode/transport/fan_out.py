@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError
+from multinode.transport.base import time_left
 
 __all__ = ["DEFAULT_FAN_OUT", "Outcome", "Outcomes", "fan_out", "gather", "set_fan_out"]
 
@@ -117,7 +118,7 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
     end = time.monotonic() + deadline_s
     while len(found) < len(nodes):
         try:
-            index, outcome = answers.get(timeout=max(0.0, end - time.monotonic()))
+            index, outcome = answers.get(timeout=time_left(end))
         except queue.Empty:
             break
         if isinstance(outcome, BaseException):

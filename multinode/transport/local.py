@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, NodeFailed
 from multinode.transport.base import MAX_ANSWER_BYTES, BufferedStream, Transport
+from multinode.units import signal_name
 
-__all__ = ["LocalStream", "LocalTransport"]
+__all__ = ["LocalStream", "LocalTransport", "start_piped"]
 
 _CHUNK_BYTES = 1 << 16
 # How soon a wait notices at the latest that the stream was closed, and that a full pipe has room again.
@@ -49,17 +50,7 @@ class LocalTransport(Transport):
         try:
             home = self._home or Path.home()
             kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-            process = subprocess.Popen(
-                ["sh", "-c", command],
-                cwd=home,
-                env={**kept, "HOME": str(home)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                # Ctrl-C at the controller's terminal is the controller's to handle, as it is over SSH.
-                start_new_session=True,
-            )
+            process = start_piped(["sh", "-c", command], {**kept, "HOME": str(home)}, home)
         except (OSError, RuntimeError) as error:
             raise NodeFailed(
                 f"no command can be started in the home directory: {error}", node=node.name, hint="ls -ld ~"
@@ -68,6 +59,18 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a program with pipes; Ctrl-C at the controller's terminal is the controller's to handle, as over SSH.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        argv, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+    )
 
 
 class LocalStream(BufferedStream):
@@ -161,7 +164,7 @@ class LocalStream(BufferedStream):
                 self._read_outputs()
         self._read_outputs()
         if exit_code < 0:
-            raise ContactLost(f"the command was killed by {_signal_name(-exit_code)}", node=self._node)
+            raise ContactLost(f"the command was killed by {signal_name(-exit_code)}", node=self._node)
         return exit_code
 
     def _left(self, end: float, trouble: str) -> float:
@@ -187,10 +190,3 @@ class LocalStream(BufferedStream):
         if data == b"":
             self._ended.add(pipe)
         return data or b""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class Refusal(msgspec.Struct, frozen=True):
     """One reason.
 
     Attributes:
@@ -51,25 +51,25 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_NAME = Refusal(
-    kind=ResolveError,
+    ResolveError,
     catches="a node's name does not resolve",
     message="the name {host!r} does not resolve to an address",
     hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
 )
 NO_ANSWER = Refusal(
-    kind=ResolveError,
+    ResolveError,
     catches="a name server that does not answer",
     message="the name {host!r} was not resolved within {within_s:.0f} s: the name servers do not answer",
     hint="see /etc/resolv.conf on this machine; an address instead of the name, or a line in /etc/hosts, needs none",
 )
 UNKNOWN_KEY = Refusal(
-    kind=HostKeyError,
+    HostKeyError,
     catches="a host key that known_hosts does not have",
     message="{whose} is not known ({fingerprint})",
     hint="compare the fingerprint and accept it once: {accept}",
 )
 CHANGED_KEY = Refusal(
-    kind=HostKeyError,
+    HostKeyError,
     catches="a host key that is not the one of known_hosts",
     message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
     "something stands between you and it",
@@ -77,43 +77,43 @@ CHANGED_KEY = Refusal(
     "the new one: ssh-keygen -f {file} -R {name} && {accept}",
 )
 LOCKED_KEY = Refusal(
-    kind=AuthError,
+    AuthError,
     catches="a key that is protected by a passphrase and not loaded",
     message="its key is protected by a passphrase",
     hint="load it into the agent first: ssh-add",
 )
 REFUSED_KEY = Refusal(
-    kind=AuthError,
+    AuthError,
     catches="a node refuses our keys; which keys and which user were tried",
     message="it refused our keys for user {user!r} (tried: {tried})",
     hint="give it your key: ssh-copy-id {port}{destination}, or name user= and key= in the hostfile",
 )
 REFUSED = Refusal(
-    kind=ConnectError,
+    ConnectError,
     catches="no sshd listens on the node's port",
     message="no SSH connection to {where}: refused",
     hint="no sshd listens there: start it on the node, or name another port= in the hostfile",
 )
 TIMED_OUT = Refusal(
-    kind=ConnectError,
+    ConnectError,
     catches="a node that is down, or a firewall that drops SSH",
     message="no SSH connection to {where}: timed out",
     hint="the node is down, or a firewall drops the packets: try to ping it",
 )
 NO_ROUTE = Refusal(
-    kind=ConnectError,
+    ConnectError,
     catches="no route to a node",
     message="no SSH connection to {where}: no route to it",
     hint="the node is down or in another network: check its address and power",
 )
 NO_BANNER = Refusal(
-    kind=ConnectError,
+    ConnectError,
     catches="sshd is frozen, overloaded or drops connections (MaxStartups); or something else listens on its port",
     message="no SSH connection to {where}: the port answers, but not as sshd does in time",
     hint="sshd hangs, has no place for another login (MaxStartups in its sshd_config), or something else listens there",
 )
 OTHERWISE = Refusal(
-    kind=ConnectError,
+    ConnectError,
     catches="an SSH connection that fails in another way, in the words of the system",
     message="no SSH connection to {where}: {reason}",
     hint="see what OpenSSH says: {ssh} -v",

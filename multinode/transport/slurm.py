@@ -26,7 +26,7 @@ from multinode.core.cluster.allocation import (
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError, printable
 from multinode.transport.base import Transport
-from multinode.transport.local import LocalStream
+from multinode.transport.local import LocalStream, start_piped
 
 __all__ = [
     "SLURM_REFUSALS",
@@ -71,7 +71,7 @@ _LAYOUT = (
 )
 
 
-class SlurmRefusal(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmRefusal(msgspec.Struct, frozen=True):
     """One reason why srun starts no step.
 
     Attributes:
@@ -91,32 +91,32 @@ _NEW = "make a new allocation: salloc, or multinode submit"
 # src/common/slurm_errno.c of Slurm 22.05 to 24.11. The first that matches counts.
 SLURM_REFUSALS = (
     SlurmRefusal(
-        says=("invalid job id", "already complet", "unable to confirm allocation", "has expired", "revoked"),
-        kind=NodeGone,
+        ("invalid job id", "already complet", "unable to confirm allocation", "has expired", "revoked"),
+        NodeGone,
         message="Slurm job {job} has ended, and its nodes are no longer ours",
         hint=_NEW,
     ),
     SlurmRefusal(
-        says=("node configuration is not available", "invalid node name", "not in this job"),
-        kind=NodeFailed,
+        ("node configuration is not available", "invalid node name", "not in this job"),
+        NodeFailed,
         message="Slurm job {job} does not have this node, or no longer",
         hint="see which it has, and their state: squeue --job {job}; sinfo -N -l",
     ),
     SlurmRefusal(
-        says=("permission denied", "invalid user", "credential"),
-        kind=NodeFailed,
+        ("permission denied", "invalid user", "credential"),
+        NodeFailed,
         message="Slurm does not let us start a step in job {job}",
         hint="it has to be a job of your own, and munge has to run on every node",
     ),
     SlurmRefusal(
-        says=("step limit",),
-        kind=NodeFailed,
+        ("step limit",),
+        NodeFailed,
         message="Slurm job {job} may have no further steps (MaxStepCount)",
         hint=_NEW,
     ),
     SlurmRefusal(
-        says=("contact slurm controller", "contacting slurm", "connection refused", "connection timed out"),
-        kind=ConnectError,
+        ("contact slurm controller", "contacting slurm", "connection refused", "connection timed out"),
+        ConnectError,
         message="slurmctld does not answer, so no step can be started",
         hint="see whether it runs: scontrol ping",
     ),
@@ -157,16 +157,7 @@ class SlurmTransport(Transport):
             # Where Slurm does not hide what it did not give, somebody else may have it. It unsets what is exported.
             command = f"env {_DEVICES}= {command}"
         try:
-            process = subprocess.Popen(
-                step_command(node, gres, command, environment),
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                # srun hands Ctrl-C on to its step, and the terminal would tell it.
-                start_new_session=True,
-            )
+            process = start_piped(step_command(node, gres, command, environment), environment)
         except OSError as error:
             raise _no_program("srun", error) from error
         stream = SlurmStream(process, node.name, send_deadline_s=deadline_s, job_id=node.slurm_job)

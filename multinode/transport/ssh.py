@@ -16,7 +16,7 @@ import paramiko
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost
-from multinode.transport.base import BufferedStream, Transport
+from multinode.transport.base import BufferedStream, Transport, time_left
 from multinode.transport.connection import (
     BROKEN,
     KEEPALIVE_S,
@@ -71,7 +71,7 @@ class SshTransport(Transport):
         transport = connection.transport
         try:
             with closing_at(end, lambda: transport) as passed:
-                channel = transport.open_session(timeout=max(_LEAST_S, end - time.monotonic()))
+                channel = transport.open_session(timeout=time_left(end, _LEAST_S))
                 channel.settimeout(deadline_s)
                 channel.exec_command(command)
         except paramiko.ChannelException as error:
@@ -114,7 +114,7 @@ class SshTransport(Transport):
             connection = self._connections.get(node.name)
             if connection is not None and connection.is_connected:
                 return connection
-            stage_s = min(self._connect_timeout_s, max(_LEAST_S, end - time.monotonic()))
+            stage_s = min(self._connect_timeout_s, time_left(end, _LEAST_S))
             connection = make_connection(node, connect_timeout_s=stage_s)
             with contextlib.ExitStack() as places:
                 for one in (*self._gateway_places(connection), self._logins):
@@ -151,7 +151,7 @@ def _held(lock: threading.RLock | threading.Semaphore, node: Node, end: float) -
     Raises:
         NodeError: they did not by `end`.
     """
-    if not lock.acquire(timeout=min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX)):
+    if not lock.acquire(timeout=min(time_left(end), threading.TIMEOUT_MAX)):
         raise TIMED_OUT.error(node, where=node.name)
     try:
         yield
@@ -211,7 +211,7 @@ class SshStream(BufferedStream):
             rest = rest[sent:]
 
     def _wait(self, end: float) -> int:
-        if not self._channel.status_event.wait(max(0.0, end - time.monotonic())):
+        if not self._channel.status_event.wait(time_left(end)):
             raise ContactLost("the command did not end in time", node=self._node)
         self._drain_stderr()
         exit_code = self._channel.recv_exit_status()
@@ -222,7 +222,7 @@ class SshStream(BufferedStream):
     def _receive(self, end: float) -> bool:
         while True:
             self._drain_stderr()
-            left_s = max(0.0, end - time.monotonic())
+            left_s = time_left(end)
             self._channel.settimeout(max(0.01, min(left_s, _DRAIN_EVERY_S)))
             try:
                 data = self._channel.recv(_CHUNK_BYTES)

@@ -65,6 +65,12 @@ class Talk:
             pass
         return order
 
+    def stop(self) -> dict[str, Any]:
+        """Wait for the order to stop, and end by it; the order."""
+        order = self.order("stop")
+        self.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        return order
+
     def orders(self) -> list[dict[str, Any]]:
         """What was sent and not read yet."""
         found = []

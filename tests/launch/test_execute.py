@@ -75,8 +75,7 @@ def test_when_the_job_fails_on_one_node_the_others_are_asked_to_stop(pair: Execu
             talk.chunk("log", 0, b"loading\nMemoryError\n")
             talk.end(exit_code=1)
             return
-        assert talk.order("stop")["grace_s"] == 5.0
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        assert talk.stop()["grace_s"] == 5.0
 
     run = pair.run(play)
     assert run.status == "failed"
@@ -109,8 +108,7 @@ def test_a_node_that_refuses_to_start_is_the_failure_and_the_others_are_stopped(
             talk.say({"kind": "error", "message": "/work does not exist", "hint": "mkdir /work"})
             return
         talk.say(HELLO, RUNNING)
-        talk.order("stop")
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        talk.stop()
 
     run = pair.run(play)
     assert run.status == "failed"
@@ -208,8 +206,7 @@ def test_a_node_without_contact_is_asked_to_stop_when_it_is_back(pair: Execution
             talk.hang_up()
             pair.stop.ask("Ctrl-C")
             return
-        talk.order("stop")
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        talk.stop()
 
     assert pair.run(play).status == "stopped"
 
@@ -319,8 +316,7 @@ def test_a_node_that_lies_fails_the_run_and_breaks_nothing(pair: Execution, lie:
         if talk.node.name == "b":
             talk.say(lie)
             return
-        talk.order("stop")
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        talk.stop()
 
     run = pair.run(play)
     assert run.status == "lost"

@@ -301,8 +301,7 @@ def test_a_run_whose_collective_times_out_before_its_first_step_says_so(tmp_path
             talk.chunk("log", 0, b"Running tokenizer on dataset:  45%|##\n" + (WATCHDOG + ABORT_REPORT).encode())
             talk.end(exit_code=1)
         else:
-            talk.order("stop")
-            talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+            talk.stop()
 
     failure = Execution(tmp_path, "a", "b").run(play).first_failure
     assert failure is not None

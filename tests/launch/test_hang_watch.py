@@ -123,8 +123,7 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(tmp_path: Path) ->
     hanging = Hanging(tmp_path, on_stall="stop")
 
     def follow(talk: Talk) -> None:
-        assert talk.order("stop")["grace_s"] == 5.0
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        assert talk.stop()["grace_s"] == 5.0
 
     hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
     run = hanging.execution.run(hanging.play)

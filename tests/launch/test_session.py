@@ -187,8 +187,7 @@ def test_a_node_that_does_not_start_stops_a_detached_run(tmp_path: Path) -> None
             talk.end(exit_code=2)
             return
         talk.say(RUNNING)
-        talk.order("stop")
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        talk.stop()
 
     run = pair.run(play)
     assert (run.status, run.first_failure.node if run.first_failure else None) == ("failed", "b")

@@ -24,15 +24,19 @@ def tracker(tmp_path: Path) -> Tracker:
     return Tracker(make_plan("a", "b"), RunDirectory.create(tmp_path, "r"))
 
 
-def told(message: Message, *, node_rank: int = 1) -> Event:
-    return Event(node_rank=node_rank, message=message, over=isinstance(message, Ended))
+def tell(tracker: Tracker, message: Message, *, node_rank: int = 1) -> None:
+    tracker.take(Event(node_rank=node_rank, message=message, over=isinstance(message, Ended)))
+
+
+def piece(file: str, data: bytes) -> Chunk:
+    return Chunk(file=file, offset=0, data=data)
 
 
 def test_a_nodes_state_follows_what_it_says_and_the_others_is_untouched(tracker: Tracker) -> None:
     assert [node.state for node in tracker.progress.nodes] == ["waiting", "waiting"]
     told_in_turn: list[tuple[Message, str]] = [(Hello(time_s=0), "starting"), (Status(state="running"), "running")]
     for message, state in told_in_turn:
-        tracker.take(told(message))
+        tell(tracker, message)
         assert [node.state for node in tracker.progress.nodes] == ["waiting", state]
         assert [node.state for node in tracker.node_runs] == ["waiting", state]
 
@@ -42,15 +46,15 @@ def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(tracker
     told_in_turn: list[tuple[Message, str]] = [
         (Hello(time_s=0), "starting"),
         (Status(state="running"), "running, no output yet"),
-        (Chunk(file="log", offset=0, data=b"Loading checkpoint shards:  50%"), "running, model load 50%"),
-        (Chunk(file="samples/rank-2.jsonl", offset=0, data=worker), "running, first step"),
-        (Chunk(file="samples/rank-2.jsonl", offset=0, data=STEP % (2, 1)), "running"),
-        (Chunk(file="log", offset=0, data=b"Loading checkpoint shards:  50%"), "running"),
+        (piece("log", b"Loading checkpoint shards:  50%"), "running, model load 50%"),
+        (piece("samples/rank-2.jsonl", worker), "running, first step"),
+        (piece("samples/rank-2.jsonl", STEP % (2, 1)), "running"),
+        (piece("log", b"Loading checkpoint shards:  50%"), "running"),
         (Ended(state="ended", cause="exited", exit_code=0), "done"),
     ]
     assert tracker.progress.nodes[1].doing == "connecting"
     for message, doing in told_in_turn:
-        tracker.take(told(message))
+        tell(tracker, message)
         assert tracker.progress.nodes[1].doing == doing
 
 
@@ -58,7 +62,7 @@ def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> 
     directory = RunDirectory.create(tmp_path, "r")
     directory.append_log(1, b"Tokenizing\n")
     tracker = Tracker(make_plan("a", "b"), directory)
-    tracker.take(told(Status(state="running")))
+    tell(tracker, Status(state="running"))
     assert tracker.progress.nodes[1].doing == "running, tokenisation"
 
 
@@ -74,17 +78,17 @@ def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> 
     ],
 )
 def test_an_end_is_told_in_few_words(tracker: Tracker, end: Ended, words: str, *, failed: bool) -> None:
-    tracker.take(told(end))
+    tell(tracker, end)
     assert tracker.progress.nodes[1].message == words
     assert tracker.any_failed is failed
     assert not tracker.all_over
-    tracker.take(told(Ended(state="ended", cause="exited", exit_code=0), node_rank=0))
+    tell(tracker, Ended(state="ended", cause="exited", exit_code=0), node_rank=0)
     assert tracker.all_over
 
 
 def test_steps_become_progress_and_exceptions_become_evidence(tracker: Tracker) -> None:
-    tracker.take(told(Chunk(file="samples/rank-2.jsonl", offset=0, data=STEP % (2, 1) + STEP % (2, 2))))
-    tracker.take(told(Chunk(file="samples/rank-2.jsonl", offset=9, data=RAISED)))
+    tell(tracker, piece("samples/rank-2.jsonl", STEP % (2, 1) + STEP % (2, 2)))
+    tell(tracker, piece("samples/rank-2.jsonl", RAISED))
     assert tracker.progress.nodes[1].step == 2
     first, second = tracker.evidence()
     assert first.exceptions == []
@@ -92,24 +96,24 @@ def test_steps_become_progress_and_exceptions_become_evidence(tracker: Tracker) 
 
 
 def test_the_log_becomes_evidence(tracker: Tracker) -> None:
-    tracker.take(told(Chunk(file="log", offset=0, data=b"boom\n")))
+    tell(tracker, piece("log", b"boom\n"))
     assert [evidence.log for evidence in tracker.evidence()] == ["", "boom\n"]
 
 
 def test_the_clock_offset_is_the_nodes_clock_minus_ours(tracker: Tracker) -> None:
-    tracker.take(told(Hello(time_s=time.time() + 3600)))
+    tell(tracker, Hello(time_s=time.time() + 3600))
     offset_s = tracker.evidence()[1].clock_offset_s
     assert offset_s is not None
     assert 3590 < offset_s <= 3600
 
 
 def test_contact_that_comes_back_leaves_no_error_behind(tracker: Tracker) -> None:
-    tracker.take(told(Status(state="running")))
+    tell(tracker, Status(state="running"))
     tracker.take(Event(node_rank=1, error=ContactLost("silent")))
     assert "reconnecting" in tracker.progress.nodes[1].message
     assert not tracker.any_failed
-    tracker.take(told(Hello(time_s=0)))
-    tracker.take(told(Status(state="running")))
+    tell(tracker, Hello(time_s=0))
+    tell(tracker, Status(state="running"))
     assert (tracker.progress.nodes[1].message, tracker.evidence()[1].error) == ("", None)
 
 
@@ -123,13 +127,13 @@ def test_an_error_before_anything_was_asked_means_that_nothing_started(
 
 
 def test_an_error_of_a_running_node_means_that_it_is_lost(tracker: Tracker) -> None:
-    tracker.take(told(Status(state="running")))
+    tell(tracker, Status(state="running"))
     tracker.take(Event(node_rank=1, error=NodeFailed("no such run"), over=True))
     assert (tracker.node_runs[1].state, tracker.node_runs[1].cause) == ("lost", None)
 
 
 def test_giving_up_loses_whoever_has_not_ended(tracker: Tracker) -> None:
-    tracker.take(told(Ended(state="ended", cause="stopped"), node_rank=0))
+    tell(tracker, Ended(state="ended", cause="stopped"), node_rank=0)
     tracker.note_stopping()
     assert [node.state for node in tracker.progress.nodes] == ["ended", "stopping"]
     tracker.give_up()
@@ -139,7 +143,7 @@ def test_giving_up_loses_whoever_has_not_ended(tracker: Tracker) -> None:
 
 def test_why_a_job_was_not_started_is_the_evidence_of_its_node(tracker: Tracker) -> None:
     message = "the prelude ended with exit code 1, and the job was not started: false"
-    tracker.take(told(Ended(state="ended", cause="not_started", exit_code=1, message=message)))
+    tell(tracker, Ended(state="ended", cause="not_started", exit_code=1, message=message))
     assert tracker.progress.nodes[1].message == "not started"
     evidence = tracker.evidence()[1]
     assert evidence.error is not None
@@ -154,7 +158,7 @@ def liar(tmp_path: Path, *chunks: tuple[str, bytes]) -> tuple[Tracker, RunDirect
     directory = RunDirectory.create(tmp_path, "r")
     tracker = Tracker(make_plan("a", "b"), directory, LIMITS)
     for name, data in chunks:
-        tracker.take(told(Chunk(file=name, offset=0, data=data)))
+        tell(tracker, piece(name, data))
     return tracker, directory
 
 
@@ -173,8 +177,8 @@ def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tm
     assert len(tracker.evidence()[1].log) < 1 << 17
     # Taken up again, it is not noted again, and nothing of the other node is lost.
     again = Tracker(make_plan("a", "b"), directory, LIMITS)
-    again.take(told(Chunk(file="log", offset=0, data=b"more\n")))
-    again.take(told(Chunk(file="log", offset=0, data=b"well\n"), node_rank=0))
+    tell(again, piece("log", b"more\n"))
+    tell(again, piece("log", b"well\n"), node_rank=0)
     assert directory.log_path(1).read_text() == log
     assert directory.log_path(0).read_text() == "well\n"
     assert again.evidence()[1].log == "more\n"
@@ -208,8 +212,8 @@ def test_devices_and_exceptions_without_end_fill_no_memory(tracker: Tracker) -> 
         b'"comm_us":1,"overlap_us":1}\n'
     )
     lines = "".join((nic + gpu) % (number, number) for number in range(2000)).encode()
-    tracker.take(told(Chunk(file="samples/node.jsonl", offset=0, data=lines)))
-    tracker.take(told(Chunk(file="samples/rank-2.jsonl", offset=0, data=(RAISED + ddp) * 2000)))
+    tell(tracker, piece("samples/node.jsonl", lines))
+    tell(tracker, piece("samples/rank-2.jsonl", (RAISED + ddp) * 2000))
     node, evidence = tracker.progress.nodes[1], tracker.evidence()[1]
     (step,) = node.workers[2].steps.values()
     kept = (node.cards, node.gpus, evidence.exceptions, step.ddp)

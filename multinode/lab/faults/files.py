@@ -97,13 +97,22 @@ class Package(AnyFault, frozen=True, kw_only=True, tag="package"):
             ) from error
 
 
-class FileMissing(AnyFault, frozen=True, kw_only=True, tag="file-missing"):
-    """A file or directory is gone."""
+class _AtPath(AnyFault, frozen=True, kw_only=True):
+    """What stands at a path is another, until what was there is put back."""
 
     path: str
 
     def __post_init__(self) -> None:
-        _check_path(self.path)
+        good = self.path.startswith("/") and self.path.rstrip("/") != "" and "\0" not in self.path
+        require(good, f"{self.path!r} is not a path from the root", "for example /etc/nccl.conf")
+
+    def undo(self, scene: Scene) -> None:
+        if scene.is_same_boot:
+            _order(scene, "restore", self.path)
+
+
+class FileMissing(_AtPath, frozen=True, kw_only=True, tag="file-missing"):
+    """A file or directory is gone."""
 
     def describe(self) -> str:
         return f"{self.path} is missing"
@@ -111,35 +120,18 @@ class FileMissing(AnyFault, frozen=True, kw_only=True, tag="file-missing"):
     def make(self, scene: Scene) -> None:
         _order(scene, "hide", self.path)
 
-    def undo(self, scene: Scene) -> None:
-        if scene.is_same_boot:
-            _order(scene, "restore", self.path)
 
-
-class FileText(AnyFault, frozen=True, kw_only=True, tag="file-text"):
+class FileText(_AtPath, frozen=True, kw_only=True, tag="file-text"):
     """A file has another content, or has more at its end, or is there at all."""
 
-    path: str
     text: str
     append: bool = False
-
-    def __post_init__(self) -> None:
-        _check_path(self.path)
 
     def describe(self) -> str:
         return f"{self.path} {'ends with' if self.append else 'is'} {self.text!r}"
 
     def make(self, scene: Scene) -> None:
         _order(scene, "write", self.path, text=self.text, append=self.append)
-
-    def undo(self, scene: Scene) -> None:
-        if scene.is_same_boot:
-            _order(scene, "restore", self.path)
-
-
-def _check_path(path: str) -> None:
-    good = path.startswith("/") and path.rstrip("/") != "" and "\0" not in path
-    require(good, f"{path!r} is not a path from the root", "for example /etc/nccl.conf")
 
 
 def _resize(node: LabNode, size_bytes: int) -> None:

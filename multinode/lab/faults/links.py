@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -127,50 +127,74 @@ class Ports(AnyFault, frozen=True, kw_only=True, tag="ports"):
         _nft(scene, f"add table {_table(scene)}\ndelete table {_table(scene)}\n")
 
 
-class Interface(AnyFault, frozen=True, kw_only=True, tag="interface"):
-    """There is one more interface, up, with a carrier and an address, and nobody behind it."""
-
-    name: str
-    address: str = "172.18.0.1/16"
-
-    def __post_init__(self) -> None:
-        good = 0 < len(self.name) <= _MAX_IFNAME and not re.search(r"[\s/:%]", self.name)
-        require(good, f"{self.name!r} is not the name of an interface", "up to 15 characters, for example br-1234")
-        _check_address(self.address)
-
-    def describe(self) -> str:
-        return f"an interface {self.name} with {self.address}"
-
-    def check(self, lab: Lab) -> None:
-        _check_new(lab, self.node, self.name, self.address)
-
-    def make(self, scene: Scene) -> None:
-        """Its other end is in no bridge."""
-        _add_interface(scene, self.name, self.address, "up")
-
-    def undo(self, scene: Scene) -> None:
-        _remove_interface(scene, self.name)
-
-
 class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
     """There is a second card, with this address: two cards in one subnet when it is of the training network."""
 
     address: str
+    # What the other end of its link is set to.
+    port_words: ClassVar[tuple[str, ...]] = ("master", DATA_BRIDGE, "up")
+
+    @property
+    def ifname(self) -> str:
+        """The new interface."""
+        return _SECOND_IFNAME
 
     def __post_init__(self) -> None:
-        _check_address(self.address)
+        try:
+            ipaddress.IPv4Interface(self.address)
+        except ValueError as error:
+            raise UsageError(
+                f"{self.address!r} is not an address with its network: {error}", hint="write it as 172.18.0.1/16"
+            ) from error
+        require("/" in self.address, f"{self.address!r} does not say its network", "write it as 172.18.0.1/16")
 
     def describe(self) -> str:
-        return f"a second interface {_SECOND_IFNAME} with {self.address}"
+        return f"a second interface {self.ifname} with {self.address}"
 
     def check(self, lab: Lab) -> None:
-        _check_new(lab, self.node, _SECOND_IFNAME, self.address)
+        """See that neither the interface nor the address exists."""
+        taken = self.ifname in _interfaces(lab.node(self.node))
+        require(
+            not taken, f"{self.node} has an interface {self.ifname} already", "name another one, or clear its fault"
+        )
+        address = self.address.partition("/")[0]
+        for other in lab.nodes:
+            used = address in {other.addr, other.management_addr}
+            require(not used, f"{address} is an address of {other.name}", "give one that no node has")
 
     def make(self, scene: Scene) -> None:
-        _add_interface(scene, _SECOND_IFNAME, self.address, "master", DATA_BRIDGE, "up")
+        port = f"fault{scene.number}"
+        _ip(scene.node, f"link add {self.ifname} type veth peer name {port} netns {SWITCH_NAMESPACE}")
+        run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", port, *self.port_words])
+        _ip(scene.node, f"addr add {self.address} brd + dev {self.ifname}", f"link set {self.ifname} up")
 
     def undo(self, scene: Scene) -> None:
-        _remove_interface(scene, _SECOND_IFNAME)
+        """Have everybody ask again who has which address, too: a second card may have answered."""
+        if self.ifname in _interfaces(scene.node):
+            _ip(scene.node, f"link del {self.ifname}")
+        for node in scene.lab.nodes:
+            _ip(node, f"neigh flush dev {DATA_IFNAME}")
+
+
+class Interface(Address, frozen=True, kw_only=True, tag="interface"):
+    """There is one more interface, up, with a carrier and an address, and nobody behind it."""
+
+    name: str
+    address: str = "172.18.0.1/16"
+    port_words: ClassVar[tuple[str, ...]] = ("up",)
+
+    @property
+    def ifname(self) -> str:
+        """The new interface."""
+        return self.name
+
+    def __post_init__(self) -> None:
+        good = 0 < len(self.name) <= _MAX_IFNAME and not re.search(r"[\s/:%]", self.name)
+        require(good, f"{self.name!r} is not the name of an interface", "up to 15 characters, for example br-1234")
+        super().__post_init__()
+
+    def describe(self) -> str:
+        return f"an interface {self.name} with {self.address}"
 
 
 class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
@@ -203,41 +227,6 @@ class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
 
 def _check_card(ifname: str) -> None:
     require(ifname in _CARDS, f"a node has no interface {ifname!r}", f"its interfaces are {' and '.join(_CARDS)}")
-
-
-def _check_address(text: str) -> None:
-    try:
-        ipaddress.IPv4Interface(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{text!r} is not an address with its network: {error}", hint="write it as 172.18.0.1/16"
-        ) from error
-    require("/" in text, f"{text!r} does not say its network", "write it as 172.18.0.1/16")
-
-
-def _check_new(lab: Lab, node: str, name: str, network: str) -> None:
-    """See that neither the interface nor the address exists."""
-    taken = name in _interfaces(lab.node(node))
-    require(not taken, f"{node} has an interface {name} already", "name another one, or clear its fault")
-    address = network.partition("/")[0]
-    for other in lab.nodes:
-        used = address in {other.addr, other.management_addr}
-        require(not used, f"{address} is an address of {other.name}", "give one that no node has")
-
-
-def _add_interface(scene: Scene, name: str, address: str, *port_words: str) -> None:
-    port = f"fault{scene.number}"
-    _ip(scene.node, f"link add {name} type veth peer name {port} netns {SWITCH_NAMESPACE}")
-    run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", port, *port_words])
-    _ip(scene.node, f"addr add {address} brd + dev {name}", f"link set {name} up")
-
-
-def _remove_interface(scene: Scene, name: str) -> None:
-    """Take it away, and have everybody ask again who has which address: a second card may have answered."""
-    if name in _interfaces(scene.node):
-        _ip(scene.node, f"link del {name}")
-    for node in scene.lab.nodes:
-        _ip(node, f"neigh flush dev {DATA_IFNAME}")
 
 
 class _Named(msgspec.Struct):

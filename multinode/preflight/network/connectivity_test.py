@@ -17,6 +17,7 @@ from multinode.core.run.samples import StreamResult
 from multinode.errors import ContactLost, MultinodeError, NodeFailed
 from multinode.preflight.network.connectivity import Attempted, ConnectivityResult, Listening, stream_pairs
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
+from multinode.transport.base import time_left
 from multinode.transport.fan_out import Outcomes, gather
 
 __all__ = ["ConnectivityPlan", "ConnectivityTest", "run_connectivity_test"]
@@ -216,7 +217,7 @@ class ConnectivityTest:
         with contextlib.suppress(MultinodeError):
             stream.send({"end": True})
             end = time.monotonic() + _ANSWER_S
-            while (record := stream.read(max(0.0, end - time.monotonic()))) is not None:
+            while (record := stream.read(time_left(end))) is not None:
                 if record.get("kind") == "ended":
                     self._agent.keep(node, self._streams.pop(node.name))
                     return
