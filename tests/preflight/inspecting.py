@@ -62,6 +62,11 @@ def only(findings: Iterable[Finding]) -> Finding:
     return finding
 
 
+def silent(*found: Iterable[Finding]) -> None:
+    """Nothing was found, by none of these checks."""
+    assert [list(findings) for findings in found] == [[]] * len(found)
+
+
 def expect(
     findings: Iterable[Finding],
     severity: str,

@@ -9,7 +9,7 @@ from multinode.preflight.checks.link import check_link_health, check_link_speeds
 from multinode.preflight.checks.mtu import check_mtus
 from multinode.preflight.inspection import Inspection
 
-from .inspecting import but, expect, inspection, only
+from .inspecting import but, expect, inspection, only, silent
 
 CHECKS = (check_link_up, check_link_speeds, check_link_health, check_mtus)
 
@@ -30,7 +30,7 @@ def test_links_that_are_well_have_no_finding() -> None:
 def test_one_node_alone_needs_no_card() -> None:
     alone = linked(inspection("a"), "a", name="lo", kind="loopback", up=False)
     alone = msgspec.structs.replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
-    assert list(check_link_up(alone)) == []
+    silent(check_link_up(alone))
 
 
 def test_a_card_without_a_link_is_an_error() -> None:
@@ -52,7 +52,7 @@ def test_a_card_that_could_do_more_is_told() -> None:
         "runs at 1 Gbit/s, and the NIC supports 10 Gbit/s",
         hint="ethtool eth0",
     )
-    assert list(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0))) == []
+    silent(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0)))
 
 
 def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:
@@ -80,4 +80,4 @@ def test_errors_matter_by_their_rate_and_their_number() -> None:
     finding = only(check_link_health(linked(inspection(), "b", errors=5000, packets=10**8)))
     assert (finding.severity, "5000 errors in 100000000 packets" in finding.message) == ("warning", True)
     for errors, packets in ((5000, 10**11), (50, 1000), (None, None)):
-        assert list(check_link_health(linked(inspection(), "b", errors=errors, packets=packets))) == []
+        silent(check_link_health(linked(inspection(), "b", errors=errors, packets=packets)))
