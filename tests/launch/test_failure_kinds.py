@@ -165,7 +165,7 @@ def test_a_hint_that_is_there_is_kept() -> None:
 def test_torchruns_report_names_the_worker_that_died_first() -> None:
     assert find_worker_death(REPORT.format(code=-9)) == WorkerDeath(rank=3, signal="SIGKILL")
     assert find_worker_death("x\n" * 1000 + REPORT.format(code=17)) == WorkerDeath(rank=3, exit_code=17)
-    assert find_worker_death(REPORT.format(code=-64)) == WorkerDeath(rank=3, signal="signal 64")
+    assert find_worker_death(REPORT.format(code=-40)) == WorkerDeath(rank=3, signal="signal 40")
     assert find_worker_death("rank : 3 exitcode : 1") is None
 
 
