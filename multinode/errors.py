@@ -18,6 +18,8 @@ MultinodeError             exit 1   a job, a check or a test failed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "OURS_TO_FIX",
     "AuthError",
@@ -56,7 +58,7 @@ class MultinodeError(Exception):
         message: what is wrong, one sentence.
         node: the node's name in the hostfile, where one node is concerned.
         ran: what was being run or read, as a person would type it.
-        hint: what fixes it: a command, a key of the hostfile, an option.
+        hint: what fixes it: a command, a key of the hostfile, an option; or several texts: words, then commands.
         detail: further lines, such as the end of a log.
     """
 
@@ -68,7 +70,7 @@ class MultinodeError(Exception):
         *,
         node: str | None = None,
         ran: str | None = None,
-        hint: str | None = None,
+        hint: str | Sequence[str] | None = None,
         detail: str = "",
     ) -> None:
         super().__init__(message)
@@ -77,8 +79,16 @@ class MultinodeError(Exception):
         self.message = printable_line(message)
         self.node = node
         self.ran = ran
-        self.hint = None if hint is None else printable_line(hint)
+        self.hint_lines = [printable_line(one) for one in ([hint] if isinstance(hint, str) else hint or ())]
         self.detail = printable(detail)
+
+    @property
+    def hint(self) -> str | None:
+        """The hint as one line; None where there is none."""
+        if not self.hint_lines:
+            return None
+        words, *commands = self.hint_lines
+        return " ".join([words, "; ".join(commands)]) if commands else words
 
     def __str__(self) -> str:
         return f"{self.node}: {self.message}" if self.node else self.message

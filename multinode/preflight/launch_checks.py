@@ -83,6 +83,6 @@ def raise_first_error(findings: Iterable[Finding]) -> None:
     raise NodeFailed(
         first.message,
         node=first.node,
-        hint=first.hint,
+        hint=first.hint and first.hint.split("\n"),
         detail="\n".join(f"also {finding.node}: {finding.message}" for finding in others),
     )

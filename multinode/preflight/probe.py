@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.core.check.finding import Finding
+from multinode.core.check.finding import Finding, finding_of_error
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError
@@ -28,14 +28,14 @@ UNANSWERED = (
         "error",
         catches="a node that answers too late, or goes away while it is asked",
         message="no answer within {deadline_s} s",
-        hint="is it alive? try: ssh {node} true",
+        hint="is it alive? Try:\nssh {node} true",
     ),
     Rule(
         "ssh",
         "error",
         catches="a node that cannot run the agent: no python3 in the non-interactive shell, a full or read-only home",
         message="python3 is not on the PATH of a non-interactive shell, and the agent needs it",
-        hint="install it on the node (Debian, Ubuntu: apt-get install python3); then: ssh {node} python3 -V",
+        hint="install it on the node (Debian, Ubuntu: the package python3); then:\nssh {node} python3 -V",
     ),
 )
 
@@ -75,7 +75,7 @@ def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outc
 def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[Finding]:
     """What kept nodes from answering, as findings; the transport has said why and what fixes it."""
     for error in errors:
-        yield Finding(severity="error", node=error.node, check="ssh", message=error.message, hint=error.hint)
+        yield finding_of_error("ssh", error)
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ class Rule(msgspec.Struct, frozen=True):
         message: the finding's, with `{names}` for what is known only when it is found. Where it, or the hint, names
             `{nodes}`, the nodes whose values are equal share one finding.
         hint: likewise, with a `{name}` quoted for a shell, as it may be a node's own word; `{name!s}` is text of ours.
+            Each line after the first is a command, to be copied whole.
         by_hand: as in `Finding`.
     """
 
@@ -58,6 +59,13 @@ class Rule(msgspec.Struct, frozen=True):
         return "{nodes" in self.message + self.hint
 
 
+def _text(value: object) -> object:
+    """A tuple is words and then commands, a line each; of any other value no part begins a line."""
+    if isinstance(value, tuple):
+        return "\n".join(str(_text(line)) for line in value)
+    return value.replace("\n", " ") if isinstance(value, str) else value
+
+
 class Case(NamedTuple):
     """A rule that a node breaks, and the values that the rule names."""
 
@@ -72,10 +80,7 @@ class Case(NamedTuple):
             KeyError: a value that message or hint names was not given.
         """
         # A node's own words do not begin a line that would look like one of ours.
-        known = {
-            name: one.replace("\n", " ") if isinstance(one, str) else one
-            for name, one in {"node": self.node, **self.values}.items()
-        }
+        known = {name: _text(one) for name, one in {"node": self.node, **self.values}.items()}
         words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
         return Finding(
             severity=self.rule.severity,

@@ -34,7 +34,7 @@ class Refusal(msgspec.Struct, frozen=True):
         kind: the error that it becomes.
         catches: the trouble, in the words of a list.
         message: what is wrong, with `{names}` for what is known only when it happens.
-        hint: what fixes it, likewise.
+        hint: what fixes it, likewise; each line after the first is a command.
     """
 
     kind: type[NodeError]
@@ -45,9 +45,8 @@ class Refusal(msgspec.Struct, frozen=True):
     def error(self, node: Node, **values: object) -> NodeError:
         """The error, on a node."""
         known = {"ssh": _typed(node), "accept": _typed(node, accept=True)} | values
-        return self.kind(
-            self.message.format_map(known), node=node.name, ran=_typed(node), hint=self.hint.format_map(known)
-        )
+        hint = [line.format_map(known) for line in self.hint.split("\n")]
+        return self.kind(self.message.format_map(known), node=node.name, ran=_typed(node), hint=hint)
 
 
 NO_NAME = Refusal(
@@ -66,27 +65,29 @@ UNKNOWN_KEY = Refusal(
     HostKeyError,
     catches="a host key that known_hosts does not have",
     message="{whose} is not known ({fingerprint})",
-    hint="compare the fingerprint and accept it once: {accept}",
+    hint="compare the fingerprint and accept it once:\n{accept}",
 )
 CHANGED_KEY = Refusal(
     HostKeyError,
     catches="a host key that is not the one of known_hosts",
     message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
     "something stands between you and it",
-    hint="on its console, ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub (or similar) prints its own key. If it is "
-    "the new one: ssh-keygen -f {file} -R {name} && {accept}",
+    hint="on its console, the first of these (or similar) prints its own key. If it is the new one, run the "
+    "second here:\n"
+    "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
+    "ssh-keygen -f {file} -R {name} && {accept}",
 )
 LOCKED_KEY = Refusal(
     AuthError,
     catches="a key that is protected by a passphrase and not loaded",
     message="its key is protected by a passphrase",
-    hint="load it into the agent first: ssh-add",
+    hint="load it into the agent first:\nssh-add",
 )
 REFUSED_KEY = Refusal(
     AuthError,
     catches="a node refuses our keys; which keys and which user were tried",
     message="it refused our keys for user {user!r} (tried: {tried})",
-    hint="give it your key: ssh-copy-id {port}{destination}, or name user= and key= in the hostfile",
+    hint="name user= and key= in the hostfile, or give it your key:\nssh-copy-id {port}{destination}",
 )
 REFUSED = Refusal(
     ConnectError,
@@ -116,7 +117,7 @@ OTHERWISE = Refusal(
     ConnectError,
     catches="an SSH connection that fails in another way, in the words of the system",
     message="no SSH connection to {where}: {reason}",
-    hint="see what OpenSSH says: {ssh} -v",
+    hint="see what OpenSSH says:\n{ssh} -v",
 )
 REFUSALS = (
     NO_NAME,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,11 +55,24 @@ def but(before: Inspection, name: str, **changes: Any) -> Inspection:
     return msgspec.structs.replace(before, facts=before.facts | {name: changed})
 
 
+_PROGRAMS = "sudo|multinode (check|nccl-test|stop)|export|ssh|rsync|git|printf|grep|kill|traceroute|sha256sum"
+_COMMAND = re.compile(
+    rf"\b(({_PROGRAMS}) \S|(ls|du|tc|ip|nvidia-smi|ssh-keygen|ssh-copy-id) -|ip (route|address|link)\b)"
+)
+
+
+def command_in_words(hint: str) -> str:
+    """The command in a hint's first line, which wraps; empty where there is none. Other lines are copied whole."""
+    found = _COMMAND.search(hint.partition("\n")[0])
+    return found[0] if found is not None else ""
+
+
 def only(findings: Iterable[Finding]) -> Finding:
     """The one finding, which must be something its user can act on."""
     (finding,) = findings
     assert finding.severity in SEVERITIES
     assert finding.hint
+    assert not command_in_words(finding.hint)
     return finding
 
 

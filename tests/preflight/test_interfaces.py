@@ -84,7 +84,7 @@ def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:
         "a",
         "no route to b (10.0.0.2: Network is unreachable)",
         check="interface",
-        hint="on a: sudo ip route replace 10.0.0.0/24 dev eth0 src 10.0.0.1;",
+        hint="on a:\nsudo ip route replace 10.0.0.0/24 dev eth0 src 10.0.0.1",
     )
 
 
@@ -129,7 +129,10 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     far = but(two(), "b", interfaces=(card("eth0", "10.0.7.2/24"),))
     far = msgspec.structs.replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
     finding = only(check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", error="Network is unreachable"),))))
-    assert "ip route replace 10.0.7.0/24 via ROUTER dev eth0 src 10.0.0.1 (ROUTER is" in str(finding.hint)
+    assert (
+        "on a (ROUTER: the gateway to there in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER"
+        in str(finding.hint)
+    )
 
 
 def test_peers_that_are_sent_to_in_the_same_wrong_way_are_one_finding() -> None:

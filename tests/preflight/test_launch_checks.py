@@ -21,10 +21,16 @@ def test_what_would_break_the_launch_is_found_first() -> None:
 
 def test_the_first_error_stops_a_launch_and_names_the_others() -> None:
     warning = Finding(severity="warning", node="a", check="x", message="slow")
-    first = Finding(severity="error", node="a", check="x", message="no torch", hint="pip install torch")
+    first = Finding(
+        severity="error", node="a", check="x", message="no torch", hint="on a:\npip install torch\npip check"
+    )
     second = Finding(severity="error", node="b", check="x", message="no torch")
     raise_first_error([warning])
     with pytest.raises(NodeFailed) as caught:
         raise_first_error([warning, first, second])
-    assert (caught.value.node, caught.value.message, caught.value.hint) == ("a", "no torch", "pip install torch")
+    assert (caught.value.node, caught.value.message, caught.value.hint) == (
+        "a",
+        "no torch",
+        "on a: pip install torch; pip check",
+    )
     assert caught.value.detail == "also b: no torch"

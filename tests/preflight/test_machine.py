@@ -96,7 +96,7 @@ def test_clocks_that_agree_have_no_finding(offsets: tuple[float | None, ...]) ->
 
 def test_a_clock_that_is_off_is_told_with_its_way() -> None:
     finding = expect(check_clocks(clocks(0.0, 5.25)), "warning", "b", "5.2 s ahead of this machine's", check="clock")
-    assert finding.hint == "on b: sudo timedatectl set-ntp true"
+    assert finding.hint == "on b:\nsudo timedatectl set-ntp true"
     assert "1 h 00 min behind" in only(check_clocks(clocks(-3600.0, 0.0))).message
 
 

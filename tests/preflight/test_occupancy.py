@@ -75,7 +75,7 @@ def left(pid: int, *, supervised: bool = False, run_id: str = "20250101-sft.1") 
 def test_leftovers_of_a_run_come_with_the_command_that_ends_them() -> None:
     finding = expect(check_leftovers(on_b(card(), run_processes=(left(70), left(71)))), "warning", "b")
     assert finding.message.startswith("2 processes of run 20250101-sft left behind (python3)")
-    assert finding.hint == "on b: kill -9 70 71"
+    assert finding.hint == "on b:\nkill -9 70 71"
 
 
 def test_leftovers_that_hold_a_gpu_are_an_error_and_said_once() -> None:
@@ -85,14 +85,14 @@ def test_leftovers_that_hold_a_gpu_are_an_error_and_said_once() -> None:
     finding = only(check_leftovers(known))
     assert (finding.severity, "1 process of run 20250101-sft left" in finding.message) == ("error", True)
     assert "on GPU 0:" in finding.message
-    assert finding.hint == "on b: kill -9 70"
+    assert finding.hint == "on b:\nkill -9 70"
 
 
 def test_a_run_that_goes_on_is_noted_and_on_the_jobs_gpus_a_warning() -> None:
     going = (left(70, supervised=True),)
     finding = only(check_leftovers(on_b(card(), run_processes=going)))
     assert (finding.severity, "run 20250101-sft is still running (b)" in finding.message) == ("note", True)
-    assert "multinode stop 20250101-sft " in str(finding.hint)
+    assert "\nmultinode stop 20250101-sft" in str(finding.hint)
     assert "kill" not in str(finding.hint)
     holding = on_b(card(process(pid=70, run_id="20250101-sft.1")), run_processes=going)
     assert only(check_leftovers(holding)).severity == "warning"

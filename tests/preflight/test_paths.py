@@ -105,7 +105,7 @@ def test_other_content_at_the_same_path_is_told_with_both_digests() -> None:
         "b",
         f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)",
         check="content",
-        hint=f"on a: rsync -as --checksum /work/{config} b:/work/{config}",
+        hint=f"on a:\nrsync -as --checksum /work/{config} b:/work/{config}",
     )
 
 

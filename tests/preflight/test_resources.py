@@ -77,7 +77,7 @@ def test_a_small_dev_shm_matters_to_data_loaders_and_to_nccl() -> None:
         "64 MiB fit into /dev/shm of a and b, and 4 data loader workers",
         hint="--shm-size",
     )
-    assert "on a and b: sudo mount -o remount,size=" in str(finding.hint)
+    assert "on a and b:\nsudo mount -o remount,size=" in str(finding.hint)
     assert "NCCL's 2 workers" in only(check_shared_memory(small(job(), gpus=TWO_CARDS))).message
     assert "if the script has any" in only(check_shared_memory(small(SCRIPT))).message
 

@@ -54,7 +54,7 @@ def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> Non
     finding = only(check_versions(but(WELL, "b", packages=PACKAGES | {"torch": "2.7.1"})))
     assert finding.node == "b"
     assert finding.message.startswith("torch is 2.7.1 here and 2.8.0 on a")
-    assert finding.hint == "if that of a is right, on b: /env/bin/python -m pip install torch==2.8.0"
+    assert finding.hint == "if that of a is right, on b:\n/env/bin/python -m pip install torch==2.8.0"
 
 
 def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:
@@ -67,7 +67,7 @@ def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:
     variable = next(check_interface_names(msgspec.structs.replace(nccl, endpoints={}))).hint or ""
     stray = only(check_stray_variables(but(inspection("a"), "a", env={"PET_'; id": "1"}))).hint or ""
     for hint, word in ((python, tricky), (output, "me; id"), (variable, "/x; id")):
-        assert word in shlex.split(hint.partition(": ")[2]), hint
+        assert word in shlex.split(hint.partition("\n")[2]), hint
     assert shlex.split(stray)[-6:-4] == ["-nE", r"PET_';\ id"]
 
 
@@ -79,8 +79,8 @@ def test_what_a_node_says_begins_no_line() -> None:
 def test_only_texts_of_ours_stand_unquoted_in_a_command_to_paste() -> None:
     names = {name for rule in RULES for name in re.findall(r"{(\w+)!s}", rule.hint)}
     assert names == {
-        "build", "command", "full", "json", "keys", "fix", "nodes", "others", "packages", "parent", "pids", "quoted",
-        "raise_files", "scp", "source", "ssh", "target", "way",
+        "build", "command", "full", "gateway", "json", "keys", "fix", "nodes", "others", "packages", "parent", "pids",
+        "quoted", "raise_files", "scp", "source", "ssh", "target", "way",
     }  # fmt: skip
 
 

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
 
 from multinode.core.check.finding import Finding
-from multinode.preflight.catalogue import CHECK_NAMES
+from multinode.preflight.catalogue import CHECK_NAMES, RULES
 from multinode.report.check.check_report import check_parts, next_step
 from multinode.report.render.screen import screen_text
 from tests.golden import Golden
+from tests.preflight.inspecting import command_in_words
 
 CLOCK = Finding(
     severity="warning",
     node="node1",
     check="machine",
     message="its clock is 12.3 s behind node0's: logs and checkpoints carry times that do not fit together",
-    hint="on node1: sudo timedatectl set-ntp true",
+    hint="on node1:\nsudo timedatectl set-ntp true",
 )
 FINDINGS = (
     Finding(
@@ -67,6 +71,30 @@ def test_what_a_launch_by_hand_alone_would_meet_does_not_count_as_failed() -> No
     assert text.startswith("OK: no errors or warnings (")
     assert "127.0.1.1" not in text
     assert f"node1       all {len(CHECK_NAMES)} checks" in text
+
+
+def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
+    hints = [re.sub(r"{(\w+)(?:!s)?}", r"a-\1-of-some-length", rule.hint) for rule in RULES]
+    assert [found for hint in hints if (found := command_in_words(hint))] == []
+    findings = [
+        Finding(severity="error", node="node1", check=rule.check, message=str(number), hint=hint)
+        for number, (rule, hint) in enumerate(zip(RULES, hints, strict=True))
+    ]
+    lines = screen_text(check_parts(TWO, CHECK_NAMES, findings), 80).splitlines()
+    commands = {line for hint in hints for line in hint.split("\n")[1:]}
+    assert len(commands) > len(RULES) / 3
+    assert not commands - {line.strip() for line in lines}
+
+
+def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
+    both = [msgspec.structs.replace(CLOCK, node=node, hint=f"on {node}:\nsudo x") for node in ("a", "b")]
+    text = screen_text(check_parts(TWO, CHECK_NAMES, both))
+    assert [line.strip() for line in text.splitlines() if line.strip().startswith(("fix", "sudo"))] == [
+        "fix: on a:",
+        "sudo x",
+        "fix: on b:",
+        "sudo x",
+    ]
 
 
 @pytest.mark.parametrize(

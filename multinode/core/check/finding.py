@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["SEVERITIES", "Finding"]
+from multinode.errors import MultinodeError
+
+__all__ = ["SEVERITIES", "Finding", "finding_of_error"]
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -17,7 +19,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         node: the node's name; None concerns the cluster as a whole.
         check: the check's name, as in the matrix.
         message: what is wrong and why it breaks the training.
-        hint: the exact command or hostfile key that fixes it.
+        hint: what fixes it, such as a key of the hostfile; each line after the first is a command.
         by_hand: whether it concerns only launches that multinode does not make.
     """
 
@@ -27,3 +29,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str | None = None
     by_hand: bool = False
+
+
+def finding_of_error(check: str, error: MultinodeError) -> Finding:
+    """What could not be asked."""
+    hint = "\n".join(error.hint_lines) or None
+    return Finding(severity="error", node=error.node, check=check, message=error.message, hint=hint)

@@ -52,7 +52,7 @@ NO_SUCH_GPU = Rule(
     "error",
     catches="gpus= names a GPU that the node does not have",
     message="the hostfile gives it GPU {ids}, and it has {there}: the workers on them would find no device",
-    hint="on {node}: nvidia-smi -L; correct gpus= in the hostfile",
+    hint="correct gpus= in the hostfile; on {node}, its GPUs:\nnvidia-smi -L",
 )
 TOO_FEW_GPUS = Rule(
     "gpus",
@@ -95,7 +95,7 @@ DRIVERS_DIFFER = Rule(
     "warning",
     catches="different versions of the NVIDIA driver",
     message="its NVIDIA driver is {version}, that of {peer} {expected}: what works there may fail here",
-    hint="install the same driver on both; on {node}: nvidia-smi --query-gpu=driver_version --format=csv",
+    hint="install the same driver on both; on {node}:\nnvidia-smi --query-gpu=driver_version --format=csv",
 )
 NO_PEER_TO_PEER = Rule(
     "gpus",
@@ -110,22 +110,22 @@ SLOW_NVIDIA_SMI = Rule(
     "note",
     catches="nvidia-smi takes seconds: the driver is loaded anew for each program, every training's start included",
     message="nvidia-smi took {duration}: without persistence mode the driver is loaded anew for each program",
-    hint="on {node}: sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced",
+    hint="enable the service nvidia-persistenced, or on {node}:\nsudo nvidia-smi -pm 1",
 )
 NCCL_DIFFERS = Rule(
     "versions",
     "error",
     catches="different versions of NCCL under torch: they cannot speak with each other",
     message="NCCL is {version} here and {expected} on {peer}: they refuse each other, or hang",
-    hint="on {node}: {python} -m pip install {package}",
+    hint="on {node}:\n{python} -m pip install {package}",
 )
 CUDA_DIFFERS = Rule(
     "versions",
     "warning",
     catches="torch built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
-    hint="install torch on both from the same package index; on {node}: {python} -m pip install --force-reinstall "
-    "{package}",
+    hint="install torch on both from the same package index; on {node}:\n"
+    "{python} -m pip install --force-reinstall {package}",
 )
 
 GPU_HELD = Rule(
@@ -149,7 +149,7 @@ LEFTOVER = Rule(
     catches="processes of an earlier run that nobody looks after any more",
     message="{count} of run {run} left behind ({commands}), without a supervisor: what they take of cores, memory "
     "and ports the job will lack",
-    hint="on {node}: kill -9 {pids!s}",
+    hint="on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = Rule(
     "leftovers",
@@ -157,23 +157,25 @@ LEFTOVER_ON_GPU = Rule(
     catches="processes of an earlier run that still hold a GPU which the job would use",
     message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
     "too little memory there, or share the GPU",
-    hint="on {node}: kill -9 {pids!s}",
+    hint="on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = Rule(
     "leftovers",
     "note",
     catches="another run of multinode is still running",
     message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
-    hint="wait for its end, or stop it on all its nodes: multinode stop {run} (from another machine than the one that "
-    "launched it: --hosts HOSTFILE)",
+    hint="wait for its end, or stop it on all its nodes (with --hosts HOSTFILE where another machine launched "
+    "it):\n"
+    "multinode stop {run}",
 )
 RUN_ON_GPU = Rule(
     "leftovers",
     "warning",
     catches="another run of multinode is still running, on GPUs that the job would use",
     message="run {run} is still running here and holds GPU {gpus}: the job would share it",
-    hint="wait for its end, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes: multinode stop "
-    "{run} (from another machine than the one that launched it: --hosts HOSTFILE)",
+    hint="wait for its end, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with "
+    "--hosts HOSTFILE where another machine launched it):\n"
+    "multinode stop {run}",
 )
 
 _ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")

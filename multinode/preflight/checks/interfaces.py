@@ -19,7 +19,7 @@ NO_ROUTE = Rule(
     "error",
     catches="a node has no route to a peer's data-plane address",
     message="it has no route to {peers} ({addr}: {reason}): no collective gets there from here",
-    hint="on {node}: {command!s}; or name addresses of one network for all nodes: addr= in the hostfile",
+    hint="name addresses of one network for all nodes (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
 )
 UNANSWERABLE_ROUTE = Rule(
     "interface",
@@ -27,7 +27,7 @@ UNANSWERABLE_ROUTE = Rule(
     catches="a node sends to a peer from an address of another network, which the peer has no interface in",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
     "has no interface: the answers get lost, or a filter drops the packets (rp_filter), and the first collective hangs",
-    hint="on {node}: {command!s}",
+    hint="on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = Rule(
     "interface",
@@ -36,7 +36,7 @@ OTHER_ROUTE = Rule(
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME settles "
     "where a node listens, the kernel's route over which interface it sends, so that half of the traffic takes the "
     "other network at its speed",
-    hint="on {node}: {command!s}",
+    hint="on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = Rule(
     "interface",
@@ -44,7 +44,7 @@ SHARED_SUBNET = Rule(
     catches="two interfaces of a node are in one subnet",
     message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
     "and sends over whichever comes first, so that traffic meant for {ifname} takes the other and connections time out",
-    hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{command!s}",
+    hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
 )
 NCCL_WOULD_TAKE = Rule(
     "interface",
@@ -52,7 +52,7 @@ NCCL_WOULD_TAKE = Rule(
     catches="NCCL, left to itself, would take docker, bridge or VPN interfaces; multinode's launches name another",
     message="left to itself, NCCL {version} would take {taken} on {nodes}, and {virtual} leads to no other node, or "
     "slowly: launches by hand may hang; those of multinode name the interface",
-    hint="for launches by hand, on {nodes!s}: export NCCL_SOCKET_IFNAME=={ifname}",
+    hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = Rule(
@@ -85,8 +85,8 @@ NAME_MISLEADS = Rule(
     catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
     message="the name of {nodes} resolves to {target}: gloo, left to itself, would listen there, where no other node "
     "gets to. Launches by hand are hit; those of multinode name the interface",
-    hint="for launches by hand, on {nodes!s}: export GLOO_SOCKET_IFNAME={ifname}; or put the address of {ifname} "
-    "before the name in /etc/hosts",
+    hint="for launches by hand, put the address of {ifname} before the name in /etc/hosts, or on {nodes!s}:\n"
+    "export GLOO_SOCKET_IFNAME={ifname}",
     by_hand=True,
 )
 NAME_DECIDES = Rule(
@@ -138,7 +138,7 @@ def check_routes(inspection: Inspection) -> Iterator[Case]:
                 ifname=mine.ifname,
                 source=first.source,
                 other=first.ifname,
-                command=_route_command(first, mine, _networks(inspection.facts.get(peers[first.peer]))),
+                **_new_route(first, mine, _networks(inspection.facts.get(peers[first.peer]))),
             )
 
 
@@ -151,15 +151,16 @@ def check_subnets(inspection: Inspection) -> Iterator[Case]:
         others = [one for one in found.interfaces if one is not mine and one.up and network in one.networks]
         if mine is None or network is None or not others:
             continue
-        spare = "".join(
-            f"; where {one.name} is not needed: sudo ip address del {address} dev {one.name}"
+        spare = tuple(
+            f"sudo ip address del {address} dev {one.name}"
             for one in others
             for address in one.addresses
             # Without the address that SSH came over its user would be locked out.
             if _holds(network, address.split("/")[0]) and address.split("/")[0] != found.ssh_address
         )
         names = listed(one.name for one in others)
-        yield SHARED_SUBNET.found(name, ifname=mine.name, others=names, network=network, command=spare)
+        way = (", or take its address from one that is not needed:", *spare) if spare else ""
+        yield SHARED_SUBNET.found(name, ifname=mine.name, others=names, network=network, way=way)
 
 
 @Check
@@ -229,11 +230,13 @@ def _reached(inspection: Inspection, name: str, peer: str) -> bool:
     return any({one.node, one.peer} == {name, peer} and one.error is None for one in inspection.connectivity.attempts)
 
 
-def _route_command(route: Route, mine: Endpoint, theirs: list[_Network]) -> str:
+def _new_route(route: Route, mine: Endpoint, theirs: list[_Network]) -> dict[str, str]:
+    """The command, and what its user has to know of it."""
     network = next((one for one in theirs if _holds(one, route.peer)), None)
     way = "" if network is not None and _holds(network, mine.addr) else " via ROUTER"
     command = f"sudo ip route replace {network or route.peer}{way} dev {mine.ifname} src {mine.addr}"
-    return f"{command} (ROUTER is the gateway to there in the network of {mine.ifname})" if way else command
+    gateway = f" (ROUTER: the gateway to there in the network of {mine.ifname})" if way else ""
+    return {"command": command, "gateway": gateway}
 
 
 def _is_virtual(interface: Interface) -> bool:

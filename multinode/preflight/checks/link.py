@@ -18,7 +18,7 @@ LINK_DOWN = Rule(
     "error",
     catches="the data-plane NIC has no link: cable out, switch port off, interface down",
     message="{ifname}, the interface of the training, is down: the other nodes cannot reach this one",
-    hint="on {node}: sudo ip link set dev {ifname} up; if it stays down, look at cable and switch port",
+    hint="look at cable and switch port if it stays down; on {node}:\nsudo ip link set dev {ifname} up",
 )
 BELOW_CARD = Rule(
     "link",
@@ -26,7 +26,7 @@ BELOW_CARD = Rule(
     catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
     message="{ifname} runs at {speed}, and the NIC supports {best}: a cable, a plug or the switch port limits it, and "
     "every collective runs at the speed of the slowest link",
-    hint="see what both ends advertise, on {node}: sudo ethtool {ifname}; try another cable and another switch port",
+    hint="try another cable and another switch port; see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
 )
 BELOW_PEERS = Rule(
     "link",
@@ -40,7 +40,7 @@ HALF_DUPLEX = Rule(
     "warning",
     catches="half duplex: one end of the cable does not negotiate",
     message="{ifname} runs at half duplex: it cannot send while it receives, as every ring does, and loses packets",
-    hint="on {node}: sudo ethtool -s {ifname} autoneg on; and the same on the switch port",
+    hint="on the switch port as well as on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = Rule(
     "link",
@@ -48,7 +48,7 @@ LINK_ERRORS = Rule(
     catches="a NIC that counts errors: a bad cable or plug",
     message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
     "than its rate",
-    hint="another cable or plug for {node}; whether the count still grows: ip -s link show {ifname}",
+    hint="another cable or plug for {node}; whether the count still grows:\nip -s link show {ifname}",
 )
 
 SLOW_NODE = Rule(
@@ -57,8 +57,11 @@ SLOW_NODE = Rule(
     catches="a node whose link carries much less than it negotiated, in both directions",
     message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
     "node",
-    hint="cable, plug, switch port, or other traffic on {node}: ip -s link show {ifname}; sudo ethtool {ifname}; "
-    "measure again on a quiet network: multinode check --bandwidth",
+    hint="cable, plug, switch port, or other traffic: look at it on {node}, and measure again on a quiet "
+    "network:\n"
+    "ip -s link show {ifname}\n"
+    "sudo ethtool {ifname}\n"
+    "multinode check --bandwidth",
 )
 SLOW_SENDER = Rule(
     "link",
@@ -66,7 +69,7 @@ SLOW_SENDER = Rule(
     catches="a node that sends slowly and receives well",
     message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
     "speed of this node",
-    hint="a traffic shaper or other traffic on {node}: tc -s qdisc show dev {ifname}; sudo ethtool -S {ifname}",
+    hint="a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S {ifname}",
 )
 SLOW_RECEIVER = Rule(
     "link",
@@ -74,14 +77,16 @@ SLOW_RECEIVER = Rule(
     catches="a node that receives slowly and sends well",
     message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
     "speed of this node",
-    hint="lost packets, a policer, or other traffic to {node}: tc -s qdisc show dev {ifname}; sudo ethtool -S {ifname}",
+    hint="lost packets, a policer, or other traffic to {node}:\n"
+    "tc -s qdisc show dev {ifname}\n"
+    "sudo ethtool -S {ifname}",
 )
 SLOW_PAIR = Rule(
     "link",
     "warning",
     catches="two nodes between which the network is slow, while both are fast with others",
     message="from {source} to {target} a stream reaches {best} of {ceiling}: something between the two limits it",
-    hint="are they on different switches, with a slower link between them? On {source}: traceroute -n {addr}",
+    hint="are they on different switches, with a slower link between them? On {source}:\ntraceroute -n {addr}",
 )
 SLOW_BETWEEN = Rule(
     "link",
@@ -89,14 +94,14 @@ SLOW_BETWEEN = Rule(
     catches="two nodes between which the network is slow both ways",
     message="between {source} and {target} a stream reaches at most {best} of {ceiling}, either way: "
     "the NIC, cable or switch port of one of the two, or what is between them",
-    hint="on both: sudo ethtool {ifname}; ip -s link show {ifname}; replace the cables of the two; check again",
+    hint="replace the cables of the two and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
 )
 ALL_SLOW = Rule(
     "link",
     "note",
     catches="a network that carries less than its links, between all nodes",
     message="no stream between the nodes reaches more than {best} of {ceiling}: the switch, or CPUs that are too busy",
-    hint="measure again on idle nodes, or with the job's own collectives: multinode nccl-test",
+    hint="measure again on idle nodes, or with the job's own collectives:\nmultinode nccl-test",
 )
 ONE_CONNECTION = Rule(
     "link",
@@ -104,7 +109,7 @@ ONE_CONNECTION = Rule(
     catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
     message="one TCP connection reaches {best} at most, the links carry {ceiling}: at such speeds one CPU core is the "
     "limit, and NCCL opens several",
-    hint="what the collectives reach: multinode nccl-test",
+    hint="what the collectives reach:\nmultinode nccl-test",
 )
 
 _MUCH_LESS = 0.95

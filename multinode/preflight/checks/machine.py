@@ -61,7 +61,7 @@ CLOCK_OFF = Rule(
     catches="a node whose clock differs from the others by more than two seconds",
     message="its clock is {skew} {way} {peer}: times in logs do not compare, the first failure may be blamed on the "
     "wrong node, and certificates may look expired",
-    hint="on {node}: sudo timedatectl set-ntp true",
+    hint="on {node}:\nsudo timedatectl set-ntp true",
 )
 CONTROLLER_CLOCK_OFF = Rule(
     "clock",
@@ -69,7 +69,7 @@ CONTROLLER_CLOCK_OFF = Rule(
     catches="a controller whose clock differs from those of all nodes",
     message="the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs do not "
     "compare",
-    hint="on this machine: sudo timedatectl set-ntp true",
+    hint="on this machine:\nsudo timedatectl set-ntp true",
 )
 
 SMALL_SHM = Rule(
@@ -78,7 +78,7 @@ SMALL_SHM = Rule(
     catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
     message="no more than {total} fit into /dev/shm of {nodes}, and {users} share data there: a worker may die with "
     "`Bus error` or `No space left on device`",
-    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}: "
+    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = Rule(
@@ -87,14 +87,14 @@ FULL_SHM = Rule(
     catches="a /dev/shm full of what dead processes left there",
     message="{free} are left of {total} in /dev/shm of {nodes}, and {users} share data there: a worker may die with "
     "`Bus error`",
-    hint="on {nodes!s}, see what lies there and remove what is nobody's any more: ls -lat /dev/shm",
+    hint="on {nodes!s}, see what lies there and remove what is nobody's any more:\nls -lat /dev/shm",
 )
 DISK_FULL = Rule(
     "machine",
     "error",
     catches="no space left where a run keeps its log and samples",
     message="{free} are left on the disk of the home directory, where a run keeps its log: the run would fail at once",
-    hint="make room on {node}; see what takes it: du -xh --max-depth=2 ~ | sort -h | tail",
+    hint="make room on {node}; see what takes it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = Rule(
     "machine",
@@ -102,7 +102,7 @@ DISK_LOW = Rule(
     catches="less than 1 GiB left where a run keeps its log and samples",
     message="{free} are left on the disk of the home directory, where a run keeps its log: a checkpoint beside it may "
     "not fit",
-    hint="make room on {node}; see what takes it: du -xh --max-depth=2 ~ | sort -h | tail",
+    hint="make room on {node}; see what takes it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 OFFLOAD_TOO_LARGE = Rule(
     "machine",
@@ -119,7 +119,7 @@ MEMORY_LIMITED = Rule(
     catches="a container or login session that may use only a part of the machine's memory",
     message="{nodes} may use {limit} of the machine's {total} GiB of memory: beyond that the kernel kills a worker "
     "(exit code -9), whatever `free` says",
-    hint="docker: --memory; systemd: systemctl set-property user-$UID.slice MemoryMax=infinity",
+    hint="docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
 )
 FEW_OPEN_FILES = Rule(
     "machine",
@@ -127,7 +127,7 @@ FEW_OPEN_FILES = Rule(
     catches="a limit on open files that a training reaches",
     message="on {nodes} a process may open {limit} files: sockets to every other worker and data loaders reach that "
     "(`Too many open files`)",
-    hint="on {nodes!s}, as root, and then log in anew: {raise_files!s}",
+    hint="on {nodes!s}, as root, and then log in anew:\n{raise_files!s}",
 )
 LOW_OPEN_FILES = Rule(
     "machine",
@@ -135,7 +135,7 @@ LOW_OPEN_FILES = Rule(
     catches="a limit on open files that a large training may reach",
     message="on {nodes} a process may open {limit} files: many data loader workers or a large cluster may reach that "
     "(`Too many open files`)",
-    hint="on {nodes!s}, as root, and then log in anew: {raise_files!s}",
+    hint="on {nodes!s}, as root, and then log in anew:\n{raise_files!s}",
 )
 FEW_PROCESSES = Rule(
     "machine",
@@ -143,7 +143,7 @@ FEW_PROCESSES = Rule(
     catches="a limit on processes and threads that a training reaches",
     message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
     "(`Resource temporarily unavailable`)",
-    hint="on {nodes!s}, as root, and then log in anew: "
+    hint="on {nodes!s}, as root, and then log in anew:\n"
     "printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
 )
 

@@ -15,7 +15,7 @@ MTU_DIFFERS = Rule(
     catches="different MTUs on the data plane: large packets get lost, or every node is slower than it could be",
     message="{ifname} has an MTU of {mtu}, that of {peer} {expected}: small packets pass, and large ones may be lost "
     "without an error",
-    hint="on {node}: sudo ip link set dev {ifname} mtu {expected}; switches on the way must pass it too",
+    hint="switches on the way must pass it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
 )
 
 

@@ -36,7 +36,7 @@ OUTPUT_NOT_WRITABLE = Rule(
     catches="the output directory cannot be made or written on a node: owner, read-only disk",
     message="output_dir {path} {what}: the workers of every node write there when a checkpoint is saved, and those of "
     "this one would fail then, hours into the training",
-    hint="on {node}: sudo mkdir -p {full!s} && sudo chown {user} {full!s}; or another place: --set output_dir=...",
+    hint="another place (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} {full!s}",
 )
 NO_WORKDIR = Rule(
     "workdir",
@@ -51,28 +51,28 @@ CONTENT_DIFFERS = Rule(
     catches="same path, other content: model, tokenizer, dataset or script of another version on a node",
     message="{path} is not what it is on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there"
     "{more}. The workers would train on different models or data, or wait for each other for ever",
-    hint="if that of {peer} is right, on {peer}: rsync -as --checksum {source!s} {node}:{target!s}",
+    hint="if that of {peer} is right, on {peer}:\nrsync -as --checksum {source!s} {node}:{target!s}",
 )
 CONTENT_ABSENT = Rule(
     "content",
     "error",
     catches="a file of the model or of a dataset that one node has and another lacks: a copy that stopped half-way",
     message="{path} is not there, and {peer} has it{more}: the nodes would not read the same model or data",
-    hint="on {peer}: rsync -as {source!s} {node}:{target!s}",
+    hint="on {peer}:\nrsync -as {source!s} {node}:{target!s}",
 )
 CONTENT_UNREAD = Rule(
     "content",
     "note",
     catches="content that could not be compared: a slow disk, no permission",
     message="{path} was not compared with the other nodes: {reason}{more}",
-    hint="compare it by hand, on every node: sha256sum {target!s}",
+    hint="compare it by hand, on every node:\nsha256sum {target!s}",
 )
 REVISION_DIFFERS = Rule(
     "content",
     "warning",
     catches="the job's directory is a git checkout of another revision on a node",
     message="its checkout in {cwd} is at {revision}, that of {peer} at {expected}: code and settings may differ",
-    hint="on {node}: git -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
+    hint="on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
 CACHE_NOT_SHARED = Rule(
     "shared",

@@ -25,8 +25,8 @@ MASTER_PORT_BLOCKED = Rule(
     catches="a firewall blocks MASTER_PORT alone",
     message="{callers} cannot reach its port {port}, the rendezvous ({error}), while other ports can be reached: "
     "probably a firewall rule for this port. The rendezvous would hang",
-    hint="on {node}, allow it: sudo ufw allow proto tcp from {network} to any port {port}; or choose another port: "
-    "--master-port",
+    hint="choose another port (--master-port), or allow this one on {node}:\n"
+    "sudo ufw allow proto tcp from {network} to any port {port}",
 )
 EPHEMERAL_BLOCKED = Rule(
     "ports",
@@ -34,9 +34,12 @@ EPHEMERAL_BLOCKED = Rule(
     catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
     message="{callers} cannot reach its ports {ports} at {addr} ({error}), ephemeral ports that were tried: NCCL and "
     "gloo listen on such ports, so the rendezvous can work and the first collective would hang",
-    hint="usually a firewall on {node} (see: sudo nft list ruleset; sudo iptables -S). Allow the nodes: "
-    "sudo ufw allow proto tcp from {network} to any port {first}:{last}; with iptables: sudo iptables -I INPUT -s "
-    "{network} -p tcp -j ACCEPT; with nft: delete the rule that the list shows",
+    hint="usually a firewall on {node}: see its rules, and allow the nodes by ufw or by iptables; with nft, "
+    "delete the rule that the list shows:\n"
+    "sudo nft list ruleset\n"
+    "sudo iptables -S\n"
+    "sudo ufw allow proto tcp from {network} to any port {first}:{last}\n"
+    "sudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
 )
 UNREACHABLE = Rule(
     "ports",
@@ -50,7 +53,7 @@ CALLER_BLOCKED = Rule(
     "error",
     catches="a node cannot reach out: every other node is reached by all but this one",
     message="it cannot reach {peers} ({error}), and others can: probably its own firewall or cable",
-    hint="on {node}, see: ip route get {addr}; sudo nft list ruleset; sudo iptables -S OUTPUT",
+    hint="on {node}, see:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
 )
 IMPOSTOR = Rule(
     "ports",
@@ -58,7 +61,7 @@ IMPOSTOR = Rule(
     catches="another machine answers at a node's data-plane address",
     message="what answers {callers} at {addr} is another machine: two machines have this address, or there is a proxy "
     "or NAT between them",
-    hint="on {node}: ip address show; correct addr= or ifname= in the hostfile (arping -D finds a duplicate address)",
+    hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
 )
 LARGE_PACKETS_LOST = Rule(
     "link",
@@ -66,21 +69,27 @@ LARGE_PACKETS_LOST = Rule(
     catches="path MTU: small packets pass and large ones are lost without an error",
     message="small packets from {callers} reach it at {addr}, large ones are lost (the MTU of its NIC is {mtu}): the "
     "rendezvous would work and the first gradients hang. A switch or tunnel on the path probably has a smaller MTU",
-    hint="give every node the smallest MTU on the path; on each node: sudo ip link set dev {ifname} mtu 1500",
+    hint="give every node the smallest MTU on the path; on each node:\nsudo ip link set dev {ifname} mtu 1500",
 )
 
 _LAST_PORT = 65535
 _USUAL_RANGE = (32768, 60999)
 _SHOWN_PORTS = 4
 _WAYS = {
-    "refused": "probably a firewall on {node} rejects it: sudo nft list ruleset; allow the nodes: "
-    "sudo ufw allow proto tcp from {network}",
-    "timed out": "is {addr} the right address? On {node}: ip address show dev {ifname}. If it is, probably a firewall "
-    "drops the packets: sudo ufw allow proto tcp from {network}",
+    "refused": (
+        "probably a firewall on {node} rejects it: see its rules there, and allow the nodes:",
+        "sudo nft list ruleset",
+        "sudo ufw allow proto tcp from {network}",
+    ),
+    "timed out": (
+        "is {addr} the right address of {node}, as it says there? Then probably a firewall drops the packets:",
+        "ip address show dev {ifname}",
+        "sudo ufw allow proto tcp from {network}",
+    ),
 }
 _NO_WAY = (
-    "the address is wrong, or a cable is unplugged: on {caller}: ip route get {addr}; correct addr= or ifname= in the "
-    "hostfile"
+    "the address is wrong, or a cable is unplugged: correct addr= or ifname= in the hostfile; on {caller}:",
+    "ip route get {addr}",
 )
 
 
@@ -208,4 +217,5 @@ def _case(group: list[_Edge], inspection: Inspection) -> Case:
         "first": first,
         "last": last,
     }
-    return edge.trouble.found(edge.peer, **values, way=_WAYS.get(edge.error, _NO_WAY).format_map(values))
+    way = tuple(line.format_map(values) for line in _WAYS.get(edge.error, _NO_WAY))
+    return edge.trouble.found(edge.peer, **values, way=way)

@@ -42,7 +42,7 @@ LOCKED_MEMORY = Rule(
     catches="a limit on locked memory where RDMA needs to lock its buffers",
     message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the NIC "
     "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
-    hint="docker: --ulimit memlock=-1; else on {node}, as root: "
+    hint="docker: --ulimit memlock=-1; else on {node}, as root:\n"
     "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
 )
 

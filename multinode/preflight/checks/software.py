@@ -35,7 +35,7 @@ NOT_INSTALLED = Rule(
     "error",
     catches="what the job imports is not installed for its interpreter",
     message="{words} not installed for {python}",
-    hint="on the node: {python} -m pip install {packages!s}; or correct python=",
+    hint="correct python= in the hostfile, or on the node:\n{python} -m pip install {packages!s}",
 )
 OTHER_SHELL = Rule(
     "interpreter",
@@ -51,14 +51,15 @@ TOOL_MISSING = Rule(
     catches="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
     message="{tool} was not found beside {python}, nor on the PATH of a non-interactive shell{elsewhere}: the job "
     "could not be started",
-    hint="on the node: {python} -m pip install {package}; or name the environment that has it in the hostfile: python=",
+    hint="name the environment that has it in the hostfile (python=), or on the node:\n"
+    "{python} -m pip install {package}",
 )
 VERSIONS_DIFFER = Rule(
     "versions",
     "error",
     catches="nodes have different versions of a package that must be equal",
     message="{package} is {version} here and {expected} on {peer}: they would not fit together, whichever is right",
-    hint="if that of {peer} is right, on {node}: {python} -m pip install {package}=={public}{build!s}",
+    hint="if that of {peer} is right, on {node}:\n{python} -m pip install {package}=={public}{build!s}",
 )
 
 

@@ -87,7 +87,7 @@ STRAY = Rule(
     catches="stray RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* and the like in a profile or in ~/.deepspeed_env",
     message="{source} on {nodes} has {names}, which changes a run behind its launcher's back: multinode keeps it from "
     "its jobs, launches by hand get it",
-    hint="on {nodes!s}, find it and remove it: {command!s}",
+    hint="on {nodes!s}, find it and remove it:\n{command!s}",
     by_hand=True,
 )
 RANKS_OVERRIDDEN = Rule(
@@ -105,7 +105,7 @@ GPUS_HIDDEN = Rule(
     "would use",
     message="{name}={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
     "for each GPU would end with 'invalid device ordinal'",
-    hint="where no more GPUs were given to you: as many slots= in the hostfile; else remove the variable: {command!s}",
+    hint="where no more GPUs were given to you: as many slots= in the hostfile; else remove the variable:\n{command!s}",
 )
 GPUS_NOT_VISIBLE = Rule(
     "variables",
@@ -113,7 +113,7 @@ GPUS_NOT_VISIBLE = Rule(
     catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES of the node's sessions hides",
     message="the hostfile gives it GPU {ids}, which {name}={value} in {source} hides: multinode uses no "
     "GPU that a node's own environment withholds",
-    hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours: {command!s}",
+    hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours:\n{command!s}",
 )
 
 _SESSION = "the environment of an SSH session"
@@ -284,16 +284,16 @@ def _is_read(inspection: Inspection, name: str) -> bool:
     return any(found.gpus or found.nccl_version is not None for _, found in inspection.known)
 
 
-def _way(name: str, source: str, ifname: str | None = None) -> str:
+def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:
     if source not in _GIVEN:
-        return f"remove it: grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
+        return "remove it:", f"grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
     instead = ""
     if ifname:
         meant = " (the second = is NCCL's: this name exactly)" if name == _NCCL else ""
         option = "--env " if source == _OPTION else "env."
         instead = f"; or write {option}{name}={'=' if name == _NCCL else ''}{ifname}{meant}"
     where = "leave out --env {}" if source == _OPTION else "remove env.{}=... from the node's line in the hostfile"
-    return f"{where.format(name)}, and multinode sets it{instead}"
+    return (f"{where.format(name)}, and multinode sets it{instead}",)
 
 
 def _shown_of(inspection: Inspection, name: str, value: str) -> str:

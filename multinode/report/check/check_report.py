@@ -93,10 +93,12 @@ def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     where = f"{format_list(names, _MAX_LINES, 'more')}: " if len(names) > 1 else ""
     label = format_count(len(names), "node") if where else alike[0].node or "all nodes"
     yield label, f"{where}{alike[0].message} [{alike[0].check}]"
-    words = dict.fromkeys(finding.hint.partition("\n")[0] for finding in alike if finding.hint)
-    yield from (("", f"fix: {one}") for one in words)
-    commands = [line for finding in alike for line in (finding.hint or "").split("\n")[1:]]
-    yield from (("", Command(line)) for line in dict.fromkeys(commands))
+    fixes: dict[str, dict[str, None]] = {}
+    for words, *commands in (finding.hint.split("\n") for finding in alike if finding.hint):
+        fixes.setdefault(words, {}).update(dict.fromkeys(commands))
+    for words, lines in fixes.items():
+        yield "", f"fix: {words}"
+        yield from (("", Command(line)) for line in lines)
 
 
 def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:

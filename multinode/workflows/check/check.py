@@ -11,14 +11,14 @@ import msgspec
 
 from multinode.analyse.job.training import with_accelerate
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
-from multinode.core.check.finding import Finding
+from multinode.core.check.finding import Finding, finding_of_error
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.quoting import as_steps
-from multinode.errors import MultinodeError, NodeError, UsageError
+from multinode.errors import NodeError, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
 from multinode.preflight.checks.link import least_speeds
@@ -135,7 +135,7 @@ def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> lis
     try:
         plan_launch(inspection.cluster, job, inspection.facts, "check", options)
     except UsageError as error:
-        return [_finding("training", error)]
+        return [finding_of_error("training", error)]
     return []
 
 
@@ -164,7 +164,7 @@ def _inspect_network(
     try:
         places = choose_endpoints(msgspec.structs.replace(inspection.cluster, nodes=nodes), inspection.facts)
     except UsageError as error:
-        return inspection, [_finding("interface", error)]
+        return inspection, [finding_of_error("interface", error)]
     endpoints = {node.name: place for node, place in zip(nodes, places, strict=True)}
     inspection = msgspec.structs.replace(inspection, endpoints=endpoints)
     addresses = {name: place.addr for name, place in endpoints.items() if place.addr is not None}
@@ -182,12 +182,8 @@ def _inspect_network(
         least_gbit_per_s=least_speeds(inspection),
     )
     connectivity, errors = run_connectivity_test(agent, present, addresses, plan, say)
-    findings = [_finding("ssh" if isinstance(error, NodeError) else "ports", error) for error in errors]
+    findings = [finding_of_error("ssh" if isinstance(error, NodeError) else "ports", error) for error in errors]
     return msgspec.structs.replace(inspection, connectivity=connectivity), findings
-
-
-def _finding(check: str, error: MultinodeError) -> Finding:
-    return Finding(severity="error", node=error.node, check=check, message=error.message, hint=error.hint)
 
 
 def _checked(inspection: Inspection, index: int) -> CheckedNode:
