@@ -1,12 +1,22 @@
-"""Reading small files and folders, those of the kernel below /proc and /sys above all: any of them may not be there."""
+"""Reading files and folders, those of the kernel below /proc and /sys above all: any of them may not be there."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-__all__ = ["TABLE_CHARACTERS", "Mount", "list_names", "read_mounts", "read_number", "read_text", "try_read"]
+__all__ = [
+    "TABLE_CHARACTERS",
+    "Mount",
+    "list_names",
+    "read_mounts",
+    "read_number",
+    "read_object",
+    "read_text",
+    "try_read",
+]
 
 TABLE_CHARACTERS = 1 << 20
 """More of a table that grows with the machine is not read."""
@@ -48,6 +58,26 @@ def read_number(path: str) -> Optional[int]:
         return int(read_text(path))
     except (OSError, ValueError):
         return None
+
+
+def read_object(path: str, most: int, what: str = "it") -> dict[str, Any]:
+    """The JSON object that a stranger's file holds, of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds something else; the message begins with `what`.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{what} is too large")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{what} is {'not JSON, or cut' if data else 'empty'}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+    return found
 
 
 def list_names(folder: str) -> list[str]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.warm import ColdProcess, WarmProcess, free_port
 
 DEADLINE_S = 100.0
+
+
+def records_of(run_dir: Path, kind: str, rank: int) -> list[dict[str, Any]]:
+    """What a worker wrote down of this kind."""
+    lines = (run_dir / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
+    return [record for line in lines if (record := json.loads(line))["kind"] == kind]
 
 
 def run_workers(

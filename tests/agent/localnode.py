@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,11 @@ class Conversation:
                 data += base64.b64decode(record["data"])
         return bytes(data)
 
+    def stop(self) -> Record:
+        """Order the run to stop; the verb's last record."""
+        self.send({"op": "stop", "grace_s": 5})
+        return self.read_all()[-1]
+
     def hang_up(self) -> int:
         """Close stdin, as a dropped connection does, and wait for the verb's end."""
         assert self.process.stdin is not None
@@ -143,9 +148,17 @@ class LocalNode:
 
     def run(self, argv: list[str], run_id: str = "r", **changes: Any) -> Conversation:
         """A run to its end; its last record is that of the end."""
-        with self.talk("supervise", self.request(run_id, argv, **changes)) as talk:
+        with self.supervise(argv, run_id, **changes) as talk:
             talk.read_all()
         return talk
+
+    def supervise(self, argv: list[str], run_id: str = "r", **changes: Any) -> AbstractContextManager[Conversation]:
+        """A run that is talked to from its start on."""
+        return self.talk("supervise", self.request(argv, run_id, **changes))
+
+    def follow(self, *, offsets: dict[str, int] | None = None, **options: Any) -> AbstractContextManager[Conversation]:
+        """A run that is talked to once more."""
+        return self.talk("follow", {"run_id": "r", "offsets": offsets or {}}, **options)
 
     def samples(self, name: str, argv: list[str], **changes: Any) -> list[Record]:
         """The samples in a file of a run, at its end; each is one that the controller understands."""
@@ -155,7 +168,7 @@ class LocalNode:
 
     def start(self, source: str, *arguments: str, ready: bytes = b"ready", run_id: str = "r", **changes: Any) -> None:
         """A detached run of a Python program; its log says `ready` already, each word as often as it stands there."""
-        request = self.request(run_id, [*self.script(source), *arguments], detach=True, **changes)
+        request = self.request([*self.script(source), *arguments], run_id, detach=True, **changes)
         code, records = self.call("supervise", request)
         assert code == 0, records
         assert [record["kind"] for record in records] == ["hello"]
@@ -181,7 +194,7 @@ class LocalNode:
         assert [record["kind"] for record in records] == ["error"]
         return str(records[0]["message"])
 
-    def request(self, run_id: str, argv: list[str], **changes: Any) -> Record:
+    def request(self, argv: list[str], run_id: str = "r", **changes: Any) -> Record:
         """A supervise request with the defaults of a small job."""
         return {
             "run_id": run_id,
@@ -208,14 +221,14 @@ class LocalNode:
         path.write_text(source)
         return [*PYTHON, str(path)]
 
-    def run_dir(self, run_id: str) -> Path:
+    def run_dir(self, run_id: str = "r") -> Path:
         return self.home / ".multinode" / "runs" / run_id
 
-    def status(self, run_id: str) -> Record:
+    def status(self, run_id: str = "r") -> Record:
         record: Record = json.loads((self.run_dir(run_id) / "status.json").read_text())
         return record
 
-    def watcher(self, run_id: str) -> Record:
+    def watcher(self, run_id: str = "r") -> Record:
         record: Record = json.loads((self.run_dir(run_id) / "supervisor.json").read_text())
         return record
 
@@ -224,7 +237,7 @@ class LocalNode:
         wait_until(lambda: text in log.read_bytes())
         return log.read_bytes()
 
-    def wait_for_end(self, run_id: str) -> Record:
+    def wait_for_end(self, run_id: str = "r") -> Record:
         wait_until(lambda: self.status(run_id)["state"] == "ended")
         return self.status(run_id)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.agent.facts.cgroups import CpuLimit, Group, Hierarchy, find_hierarchy, read_cpu_limit
+from multinode.agent.facts.cgroups import Group, GroupFinder, Hierarchy, find_hierarchy, read_cpu_limit
 
 
 def group(place: Path, **files: str) -> Path:
@@ -113,11 +113,11 @@ def test_without_a_quota_anywhere_there_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_gone_is_answered_for_by_ourselves() -> None:
-    limit = CpuLimit()
+    groups = GroupFinder("cpu")
     try:
-        own = limit.read(None)
+        own = read_cpu_limit(groups.find(None))
     except OSError as error:
         # As in a container that shows no control groups.
         assert "no control group" in str(error)  # noqa: PT017 - both answers are right, and this machine decides which
     else:
-        assert limit.read(1 << 30)["quota_cores"] == own["quota_cores"]
+        assert read_cpu_limit(groups.find(1 << 30))["quota_cores"] == own["quota_cores"]

@@ -13,7 +13,7 @@ import pytest
 
 from multinode.agent.bench.collectives import join_group, read_nccl_log
 
-from .bench_workers import run_workers
+from .bench_workers import records_of, run_workers
 
 pytestmark = [pytest.mark.torch]
 
@@ -68,8 +68,7 @@ class Workers:
         return run_workers(self._archive, "collectives", count, env, torchrun=torchrun, first_of_nodes=first_of_nodes)
 
     def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        lines = (self._directory / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
-        return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+        return records_of(self._directory, kind, rank)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from multinode.agent.facts.machine import read_processor_name
 from tests.torch_stand_in import put_torch
 
-from .bench_workers import run_workers
+from .bench_workers import records_of, run_workers
 
 pytestmark = [pytest.mark.torch]
 
@@ -61,8 +61,7 @@ class Workers:
         }
 
     def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        lines = (self.run_dir / "samples" / f"rank-{rank}.jsonl").read_text().splitlines()
-        return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+        return records_of(self.run_dir, kind, rank)
 
 
 @pytest.fixture

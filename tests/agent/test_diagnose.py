@@ -47,7 +47,7 @@ def running(node: LocalNode, worker: str, *, count: int = 1, instrument: bool = 
     launcher = node.home / "launch.py"
     launcher.write_text(LAUNCHER)
     argv = [sys.executable, str(launcher), str(script), str(count)]
-    request = node.request(RUN, argv, instrument=instrument, detach=True)
+    request = node.request(argv, RUN, instrument=instrument, detach=True)
     assert node.call("supervise", request)[0] == 0
     try:
         log = node.run_dir(RUN) / "log"

@@ -191,7 +191,7 @@ def test_of_the_models_config_numbers_and_its_architecture_are_sent(tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' * 100_000, json.dumps({"a": "x" * 300_000})])
 def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     put(tmp_path, "model/config.json", text)
-    with pytest.raises(ValueError, match=r"config\.json|Expecting"):
+    with pytest.raises(ValueError, match=r"config\.json is "):
         read_model("model", str(tmp_path))
 
 

@@ -33,13 +33,13 @@ MIB_64 = 64 << 20
 
 
 def test_a_follower_that_comes_back_gets_neither_gap_nor_repeat(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(COUNTER))) as first:
+    with node.supervise(node.script(COUNTER)) as first:
         first.read_log_until(b"line 50\n")
         first.kill()
     names = ["log", "samples/rank-0.jsonl"]
     got = {name: first.data(name) for name in names}
     offsets = {name: len(data) for name, data in got.items()}
-    with node.talk("follow", {"run_id": "r", "offsets": offsets}) as second:
+    with node.follow(offsets=offsets) as second:
         end = second.read_all()[-1]
     assert (end["kind"], end["exit_code"]) == ("end", 0)
     whole = {name: got[name] + second.data(name, offsets[name]) for name in names}
@@ -48,12 +48,12 @@ def test_a_follower_that_comes_back_gets_neither_gap_nor_repeat(node: LocalNode)
 
 
 def test_samples_come_in_whole_lines_until_the_end(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(HALVES))) as talk:
+    with node.supervise(node.script(HALVES)) as talk:
         talk.read_log_until(b"half")
         for _ in range(2):
             talk.read_until(lambda record: record["kind"] == "alive")
         assert talk.data("samples/rank-0.jsonl") == b'{"n": 0}\n'
-        (node.run_dir("r") / "tmp" / "go").touch()
+        (node.run_dir() / "tmp" / "go").touch()
         talk.read_all()
     assert talk.data("samples/rank-0.jsonl") == b'{"n": 0}\n{"n": 1}\n{"torn'
 
@@ -68,11 +68,11 @@ def test_a_record_longer_than_a_chunk_arrives_whole(node: LocalNode) -> None:
 
 def test_a_big_backlog_streams_in_bounded_memory(node: LocalNode) -> None:
     argv = ["dd", "if=/dev/zero", "bs=1M", "count=64", "status=none"]
-    code, _ = node.call("supervise", node.request("r", argv, detach=True))
+    code, _ = node.call("supervise", node.request(argv, detach=True))
     assert code == 0
-    node.wait_for_end("r")
+    node.wait_for_end()
     peak_kib = 0
-    with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
+    with node.follow() as talk:
         while (record := talk.read()) is not None:
             if record["kind"] == "chunk" and record["file"] == "log":
                 peak_kib = _peak_memory_kib(talk.process.pid) or peak_kib
@@ -81,17 +81,16 @@ def test_a_big_backlog_streams_in_bounded_memory(node: LocalNode) -> None:
 
 
 def test_of_many_nodes_each_waits_before_it_speaks_and_obeys_at_once(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(SLEEPER), poll_s=3600.0)) as talk:
+    with node.supervise(node.script(SLEEPER), poll_s=3600.0) as talk:
         talk.read_until(lambda record: record.get("state") == "running")
         # From now on nothing but an order ends the wait.
-        talk.send({"op": "stop", "grace_s": 5})
-        end = talk.read_all()[-1]
+        end = talk.stop()
     assert (end["kind"], end["cause"]) == ("end", "stopped")
 
 
 def test_what_is_new_in_several_files_is_told_at_once(node: LocalNode) -> None:
     node.start(SLEEPER)
-    samples = node.run_dir("r") / "samples"
+    samples = node.run_dir() / "samples"
     for rank in range(3):
         (samples / f"rank-{rank}.jsonl").write_text("{}\n")
     with node.talk("follow", {"run_id": "r", "offsets": {}, "poll_s": 3600.0}) as talk:
@@ -101,16 +100,15 @@ def test_what_is_new_in_several_files_is_told_at_once(node: LocalNode) -> None:
 
 
 def test_it_shows_that_it_is_alive_every_second(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+    with node.supervise(node.script(SLEEPER)) as talk:
         times = [talk.read_until(lambda record: record["kind"] == "alive")["time_s"] for _ in range(4)]
-        talk.send({"op": "stop", "grace_s": 5})
-        talk.read_all()
+        talk.stop()
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert sum(gaps) / len(gaps) <= 1.1
 
 
 def test_each_change_of_status_is_told_once(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+    with node.supervise(node.script(SLEEPER)) as talk:
         talk.read_log_until(b"ready")
         talk.send({"op": "stop", "grace_s": 5})
         records = talk.read_all()
@@ -123,11 +121,11 @@ def test_each_change_of_status_is_told_once(node: LocalNode) -> None:
 
 
 def test_a_controller_that_goes_away_leaves_the_run_alone(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+    with node.supervise(node.script(SLEEPER)) as talk:
         talk.read_log_until(b"ready")
         assert talk.hang_up() == 0
-    assert node.status("r")["state"] == "running"
-    assert is_alive(node.status("r")["job_pid"])
+    assert node.status()["state"] == "running"
+    assert is_alive(node.status()["job_pid"])
     node.stop()
 
 
@@ -135,7 +133,7 @@ def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path
     node.start(SLEEPER)
     reader, writer = os.pipe()
     errors = tmp_path / "stderr"
-    with errors.open("wb") as stderr, node.talk("follow", {"run_id": "r", "offsets": {}}, stderr=stderr) as talk:
+    with errors.open("wb") as stderr, node.follow(stderr=stderr) as talk:
         talk.read_until(lambda record: record["kind"] == "hello")
         assert talk.process.stdout is not None
         # Closes our end of its stdout under the thread that reads it, which then finds the end of an empty pipe.
@@ -148,21 +146,20 @@ def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path
 
 
 def test_what_is_no_order_is_passed_over(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+    with node.supervise(node.script(SLEEPER)) as talk:
         for line in (b"not json\n", b"[1]\n", b'{"op": "dance"}\n', b"\n"):
             talk.send(line)
-        talk.send({"op": "stop", "grace_s": 5})
-        end = talk.read_all()[-1]
+        end = talk.stop()
         assert end["cause"] == "stopped", end
 
 
 def test_it_ends_a_run_whose_watchers_are_both_dead(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", node.script(SLEEPER))) as talk:
+    with node.supervise(node.script(SLEEPER)) as talk:
         talk.read_log_until(b"ready")
         node.kill_watchers()
         end = talk.read_all()[-1]
     assert (end["kind"], end["cause"], end["processes_left"]) == ("end", "supervisor_lost", 0)
-    assert node.status("r")["cause"] == "supervisor_lost"
+    assert node.status()["cause"] == "supervisor_lost"
     wait_until(lambda: not node.processes())
 
 

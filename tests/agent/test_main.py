@@ -8,6 +8,12 @@ import pytest
 from .localnode import PYTHON, LocalNode
 
 
+def ask(node: LocalNode, archive: str, request: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
+    """The verb `probe`, asked so."""
+    command = [*PYTHON, *options, archive, "probe"]
+    return subprocess.run(command, input=request, env=node.env, capture_output=True, timeout=20, check=False)
+
+
 def test_an_unknown_verb_is_told_with_the_known_ones(node: LocalNode) -> None:
     code, records = node.call("dance", {})
     assert code == 1
@@ -18,23 +24,14 @@ def test_an_unknown_verb_is_told_with_the_known_ones(node: LocalNode) -> None:
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"\n", b"", b'{"schema": 2}\n'])
 def test_a_request_that_is_none_is_an_error_record(node: LocalNode, line: bytes, archive: str) -> None:
-    ended = subprocess.run(
-        [*PYTHON, archive, "probe"], input=line, env=node.env, capture_output=True, timeout=20, check=False
-    )
+    ended = ask(node, archive, line)
     assert ended.returncode == 1
     assert ended.stderr == b""
     assert json.loads(ended.stdout)["kind"] == "error"
 
 
 def test_a_quick_verb_loads_little(node: LocalNode, archive: str) -> None:
-    ended = subprocess.run(
-        [*PYTHON, "-X", "importtime", archive, "probe"],
-        input=b'{"schema": 1}\n',
-        env=node.env,
-        capture_output=True,
-        timeout=20,
-        check=True,
-    )
+    ended = ask(node, archive, b'{"schema": 1}\n', "-X", "importtime")
     loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.decode().splitlines()}
     assert "multinode_agent.facts.network" in loaded
     # Each costs more than all of our own modules, or belongs to a verb that was not asked for.
@@ -65,27 +62,14 @@ def test_further_verbs_are_answered_on_the_same_channel(node: LocalNode, archive
         {"schema": 1, "verb": "probe", "packages": False, "then": True},
         {"schema": 1, "verb": "probe", "packages": False},
     ]
-    ended = subprocess.run(
-        [*PYTHON, archive, "probe"],
-        input=b"".join(json.dumps(request).encode() + b"\n" for request in requests),
-        env=node.env,
-        capture_output=True,
-        timeout=20,
-        check=True,
-    )
+    ended = ask(node, archive, b"".join(json.dumps(request).encode() + b"\n" for request in requests))
+    assert ended.returncode == 0
     assert [json.loads(line)["kind"] for line in ended.stdout.splitlines()] == ["facts"] * 3
 
 
 def test_a_channel_on_which_nothing_more_is_wanted_ends_well(node: LocalNode, archive: str) -> None:
-    ended = subprocess.run(
-        [*PYTHON, archive, "probe"],
-        input=b'{"schema": 1, "packages": false, "then": true}\n',
-        env=node.env,
-        capture_output=True,
-        timeout=20,
-        check=True,
-    )
-    assert len(ended.stdout.splitlines()) == 1
+    ended = ask(node, archive, b'{"schema": 1, "packages": false, "then": true}\n')
+    assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 1)
 
 
 # The archive with less patience: nobody has to wait a minute to see it run out.

@@ -38,7 +38,7 @@ def test_the_job_has_what_the_prelude_made_and_what_was_asked_for_wins(node: Loc
     )
     assert (end["cause"], end["exit_code"]) == ("exited", 0), log
     env, arguments, cwd = json.loads(log)
-    run_dir = str(node.run_dir("r"))
+    run_dir = str(node.run_dir())
     assert arguments == [tricky, "~not", f"{run_dir}/x"]
     assert cwd == str(node.home / "work")
     assert (env["MINE"], env["OTHER"], env["THEIRS"], env["WAS"]) == (tricky, "asked", "prelude", "asked")
@@ -117,10 +117,9 @@ def test_a_program_that_the_kernel_refuses_after_a_prelude_is_not_started_either
 
 
 def test_a_prelude_that_takes_its_time_can_be_stopped_with_all_that_it_started(node: LocalNode) -> None:
-    with node.talk("supervise", node.request("r", ["true"], prelude="sleep 600 & echo waiting; sleep 600")) as talk:
+    with node.supervise(["true"], prelude="sleep 600 & echo waiting; sleep 600") as talk:
         talk.read_log_until(b"waiting")
-        talk.send({"op": "stop", "grace_s": 5})
-        end = talk.read_all()[-1]
+        end = talk.stop()
     assert (end["cause"], end["processes_left"]) == ("stopped", 0)
 
 
@@ -130,9 +129,9 @@ def test_neither_the_prelude_nor_the_nodes_disk_sees_the_request(node: LocalNode
     assert end["exit_code"] == 0
     assert "closed" in log
     assert "s3cret" not in log
-    for path in node.run_dir("r").rglob("*"):
+    for path in node.run_dir().rglob("*"):
         assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
-    assert json.loads((node.run_dir("r") / "request.json").read_text())["env"] == {"TOKEN": None}
+    assert json.loads((node.run_dir() / "request.json").read_text())["env"] == {"TOKEN": None}
 
 
 # Starts one job that reads what it was handed for each number of files that are open already.

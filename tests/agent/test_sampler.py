@@ -50,7 +50,7 @@ XID = "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has 
 
 def records(node: LocalNode, source: str, **changes: Any) -> list[dict[str, Any]]:
     """What the samplers recorded while a program ran; every line is one that the controller understands."""
-    with node.talk("supervise", node.request("r", node.script(source), **changes)) as talk:
+    with node.supervise(node.script(source), **changes) as talk:
         assert talk.read_all()[-1]["exit_code"] == 0
     lines = talk.data("samples/node.jsonl").splitlines()
     kinds = (NicSample, CpuSample, TcpSample, CgroupSample, NoteSample)

@@ -20,7 +20,7 @@ def step(node: LocalNode) -> LocalNode:
 
 
 def test_it_stays_without_a_controller_until_its_run_has_ended(step: LocalNode) -> None:
-    with step.talk("supervise", step.request("r", step.script(SLEEPER))) as talk:
+    with step.supervise(step.script(SLEEPER)) as talk:
         talk.read_log_until(b"ready")
         assert talk.process.stdin is not None
         talk.process.stdin.close()
@@ -32,17 +32,17 @@ def test_it_stays_without_a_controller_until_its_run_has_ended(step: LocalNode) 
 
 
 def test_it_outlives_a_controller_that_went_away_with_its_lease(step: LocalNode) -> None:
-    with step.talk("supervise", step.request("r", step.script(SLEEPER), lease_s=1.0)) as talk:
+    with step.supervise(step.script(SLEEPER), lease_s=1.0) as talk:
         talk.read_log_until(b"ready")
         assert talk.hang_up() == 0
         # When it has ended, so has the run.
-        assert (step.status("r")["state"], step.status("r")["cause"]) == ("ended", "lease_expired")
+        assert (step.status()["state"], step.status()["cause"]) == ("ended", "lease_expired")
         assert not step.processes()
 
 
 @pytest.mark.parametrize("grace_s", [0.2, 60.0])
 def test_sigterm_stops_its_run_in_the_time_that_slurm_leaves(step: LocalNode, grace_s: float) -> None:
-    with step.talk("supervise", step.request("r", step.script(STUBBORN), grace_s=grace_s)) as talk:
+    with step.supervise(step.script(STUBBORN), grace_s=grace_s) as talk:
         talk.read_log_until(b"ready")
         talk.process.send_signal(signal.SIGTERM)
         talk.read_all()
@@ -62,23 +62,23 @@ def test_sigterm_ends_a_step_that_has_no_run(step: LocalNode) -> None:
 
 def test_what_slurm_sends_to_the_supervisor_alone_is_as_short(step: LocalNode) -> None:
     """proctrack signals every process of a step, and may miss the first."""
-    with step.talk("supervise", step.request("r", step.script(STUBBORN), grace_s=60.0)) as talk:
+    with step.supervise(step.script(STUBBORN), grace_s=60.0) as talk:
         talk.read_log_until(b"ready")
-        os.kill(step.watcher("r")["pid"], signal.SIGTERM)
+        os.kill(step.watcher()["pid"], signal.SIGTERM)
         talk.read_all()
         assert (talk.records[-1]["cause"], talk.records[-1]["message"]) == ("stopped", "stopped by SIGTERM")
 
 
 def test_it_ends_a_run_whose_watchers_were_killed(step: LocalNode) -> None:
-    with step.talk("supervise", step.request("r", step.script(STUBBORN), grace_s=0.2)) as talk:
+    with step.supervise(step.script(STUBBORN), grace_s=0.2) as talk:
         talk.read_log_until(b"ready")
         assert talk.process.stdin is not None
         talk.process.stdin.close()
-        job = step.status("r")["job_pid"]
+        job = step.status()["job_pid"]
         step.kill_watchers()
         assert talk.process.wait(DEADLINE_S) == 0
         wait_until(lambda: not is_alive(job))
-        assert step.status("r")["cause"] == "supervisor_lost"
+        assert step.status()["cause"] == "supervisor_lost"
 
 
 def test_the_job_is_no_step_of_its_own(step: LocalNode) -> None:

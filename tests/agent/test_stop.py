@@ -32,7 +32,7 @@ def test_a_job_may_use_its_grace_to_save(node: LocalNode) -> None:
     answer = node.stop(10)
     assert (answer["cause"], answer["exit_code"], answer["signal"]) == ("stopped", 5, None)
     assert answer["processes_left"] == 0
-    assert (node.run_dir("r") / "log").read_bytes().endswith(b"saved\n")
+    assert (node.run_dir() / "log").read_bytes().endswith(b"saved\n")
 
 
 def test_who_ignores_term_is_killed_after_the_grace_and_not_before(node: LocalNode) -> None:
@@ -52,14 +52,14 @@ def test_a_job_that_keeps_having_children_ends_all_the_same(node: LocalNode) -> 
 
 def test_a_suspended_job_ends_within_its_grace(node: LocalNode) -> None:
     node.start(POLITE)
-    os.kill(node.status("r")["job_pid"], signal.SIGSTOP)
+    os.kill(node.status()["job_pid"], signal.SIGSTOP)
     assert node.stop(10)["exit_code"] == 5
 
 
 def test_a_second_order_in_a_hurry_shortens_the_grace_of_the_first(node: LocalNode) -> None:
     node.start(STUBBORN)
     began = time.monotonic()
-    with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
+    with node.follow() as talk:
         talk.send({"op": "stop", "grace_s": 60})
         talk.read_until(lambda record: record["kind"] == "status" and record["state"] == "stopping")
         talk.send({"op": "stop", "grace_s": 0.2})
@@ -96,14 +96,14 @@ def test_a_run_whose_watchers_are_dead_is_ended_by_the_verb(node: LocalNode) -> 
     node.kill_watchers()
     answer = node.stop()
     assert (answer["cause"], answer["processes_left"]) == ("supervisor_lost", 0)
-    assert node.status("r")["state"] == "ended"
+    assert node.status()["state"] == "ended"
     node.expect_empty()
 
 
 def test_a_pid_that_means_another_process_by_now_is_no_watcher(node: LocalNode) -> None:
     node.start(SLEEPER)
-    watcher_file = node.run_dir("r") / "supervisor.json"
-    text, pid = watcher_file.read_text(), node.watcher("r")["pid"]
+    watcher_file = node.run_dir() / "supervisor.json"
+    text, pid = watcher_file.read_text(), node.watcher()["pid"]
     node.kill_watchers()
     # This very process stands for one that got the pid anew; it must neither count as alive nor be touched.
     watcher_file.write_text(text.replace(f'"pid": {pid}', f'"pid": {os.getpid()}'))

@@ -13,25 +13,24 @@ from .localnode import SLEEPER, LocalNode
 def test_a_job_runs_and_its_output_and_exit_code_arrive_exactly(node: LocalNode) -> None:
     payload = bytes(range(256)) * 3
     argv = node.script(f"import os, sys\nos.write(1, {payload!r})\nos.write(2, b'end')\nsys.exit(7)\n")
-    with node.talk("supervise", node.request("r", argv)) as talk:
+    with node.supervise(argv) as talk:
         records = talk.read_all()
         assert talk.process.wait() == 0
     assert talk.data("log") == payload + b"end"
     hello, end = records[0], records[-1]
     assert hello["kind"] == "hello"
-    assert hello["run_dir"] == str(node.run_dir("r"))
-    assert hello["supervisor_pid"] == node.watcher("r")["pid"]
+    assert hello["run_dir"] == str(node.run_dir())
+    assert hello["supervisor_pid"] == node.watcher()["pid"]
     assert (end["kind"], end["cause"], end["exit_code"], end["signal"]) == ("end", "exited", 7, None)
     assert end["processes_left"] == 0
     assert end["ended_s"] >= end["started_s"]
-    assert (node.run_dir("r") / "agent.err").read_bytes() == b""
+    assert (node.run_dir() / "agent.err").read_bytes() == b""
 
 
 def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
     argv = node.script("import json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n")
     tricky = "a 'b' \"c\"\n$(touch injected) `id`; echo \\"
     request = node.request(
-        "r",
         [*argv, tricky, "--out={run_dir}/x"],
         env={"TRICKY": tricky, "WHERE": "{run_dir}/cfg.yaml", "EMPTY": ""},
         unset=["RANK", "PET_*"],
@@ -43,9 +42,9 @@ def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
     ssh_env = {"RANK": "3", "RANKING": "kept", "PET_NNODES": "9", "PYTHONPATH": "/mine"}
     code, _ = node.call("supervise", {**request, "detach": True}, env=ssh_env)
     assert code == 0
-    node.wait_for_end("r")
-    run_dir = str(node.run_dir("r"))
-    env, arguments, cwd = json.loads((node.run_dir("r") / "log").read_text())
+    node.wait_for_end()
+    run_dir = str(node.run_dir())
+    env, arguments, cwd = json.loads((node.run_dir() / "log").read_text())
     assert arguments == [tricky, f"--out={run_dir}/x"]
     assert cwd == str(node.home / "work")
     assert env["TRICKY"] == tricky
@@ -86,10 +85,10 @@ def test_a_program_is_found_along_path_first(node: LocalNode) -> None:
 def test_files_are_private_and_the_umask_of_the_job_is_the_users(node: LocalNode) -> None:
     argv = node.script("open('checkpoint', 'w').close()\n")
     files = [{"path": "conf/job.yaml", "text": "model: \u00e9\n"}]
-    request = node.request("r", argv, files=files, env={"TOKEN": "secret"})
+    request = node.request(argv, files=files, env={"TOKEN": "secret"})
     with node.talk("supervise", request, umask=0o022) as talk:
         talk.read_all()
-    run_dir = node.run_dir("r")
+    run_dir = node.run_dir()
     assert (run_dir / "conf/job.yaml").read_text(encoding="utf-8") == "model: \u00e9\n"
     for path in [run_dir, *run_dir.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
@@ -98,29 +97,29 @@ def test_files_are_private_and_the_umask_of_the_job_is_the_users(node: LocalNode
 
 @pytest.mark.parametrize("path", ["../evil", "/tmp/evil", "a/../../evil", "status.json", ""])
 def test_a_file_that_would_land_elsewhere_or_on_our_own_is_refused(node: LocalNode, path: str) -> None:
-    request = node.request("r", ["true"], files=[{"path": path, "text": "x"}])
+    request = node.request(["true"], files=[{"path": path, "text": "x"}])
     assert node.error("supervise", request)
-    assert not node.run_dir("r").exists()
+    assert not node.run_dir().exists()
     assert not list(node.home.rglob("evil"))
 
 
 @pytest.mark.parametrize("run_id", ["../r", "a/b", "", ".hidden", "a b"])
 def test_a_run_id_that_could_be_a_path_is_refused(node: LocalNode, run_id: str) -> None:
-    assert "run id" in node.error("supervise", node.request(run_id, ["true"]))
+    assert "run id" in node.error("supervise", node.request(["true"], run_id))
 
 
 def test_a_run_id_is_used_once(node: LocalNode) -> None:
     node.run(["true"])
-    assert "already exists" in node.error("supervise", node.request("r", ["true"]))
+    assert "already exists" in node.error("supervise", node.request(["true"]))
 
 
 def test_what_is_missing_is_named_and_nothing_is_left(node: LocalNode) -> None:
-    assert "/no/such/dir" in node.error("supervise", node.request("r", ["true"], cwd="/no/such/dir"))
-    assert "no-such-program" in node.error("supervise", node.request("r", ["no-such-program"]))
-    assert "./absent.sh" in node.error("supervise", node.request("r", ["./absent.sh"]))
-    assert "NUL" in node.error("supervise", node.request("r", ["true", "a\0b"]))
-    assert "A=B" in node.error("supervise", node.request("r", ["true"], env={"A=B": "c"}))
-    assert not node.run_dir("r").exists()
+    assert "/no/such/dir" in node.error("supervise", node.request(["true"], cwd="/no/such/dir"))
+    assert "no-such-program" in node.error("supervise", node.request(["no-such-program"]))
+    assert "./absent.sh" in node.error("supervise", node.request(["./absent.sh"]))
+    assert "NUL" in node.error("supervise", node.request(["true", "a\0b"]))
+    assert "A=B" in node.error("supervise", node.request(["true"], env={"A=B": "c"}))
+    assert not node.run_dir().exists()
 
 
 def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) -> None:
@@ -131,29 +130,28 @@ def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) 
     assert (end["kind"], end["cause"], end["exit_code"], end["job_pid"]) == ("end", "not_started", None, None)
     assert "Exec format error" in end["message"]
     assert "garbage" in end["message"]
-    assert "Exec format error" in node.error("supervise", node.request("r2", [str(program)], detach=True))
+    assert "Exec format error" in node.error("supervise", node.request([str(program)], "r2", detach=True))
 
 
 def test_a_detached_run_goes_on_alone_and_can_be_followed_later(node: LocalNode) -> None:
     node.start(SLEEPER, lease_s=None)
-    assert node.status("r")["state"] == "running"
-    with node.talk("follow", {"run_id": "r", "offsets": {}}) as talk:
+    assert node.status()["state"] == "running"
+    with node.follow() as talk:
         talk.read_log_until(b"ready\n")
-        talk.send({"op": "stop", "grace_s": 5})
-        end = talk.read_all()[-1]
+        end = talk.stop()
     assert (end["kind"], end["cause"], end["signal"]) == ("end", "stopped", "SIGTERM")
 
 
 def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
     node.start(SLEEPER)
-    watcher = node.watcher("r")
-    job_pid = node.status("r")["job_pid"]
+    watcher = node.watcher()
+    job_pid = node.status()["job_pid"]
     assert (os.getsid(job_pid), os.getpgid(job_pid)) == (job_pid, job_pid)
     sessions = set()
     for pid in (watcher["pid"], watcher["sentinel_pid"]):
         files = {path.name: str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
         held = {name: path for name, path in files.items() if path != "/dev/kmsg"}
-        assert held == {"0": os.devnull, "1": os.devnull, "2": str(node.run_dir("r") / "agent.err")}
+        assert held == {"0": os.devnull, "1": os.devnull, "2": str(node.run_dir() / "agent.err")}
         assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
         sessions.add(os.getsid(pid))
     assert sessions == {watcher["pid"], watcher["sentinel_pid"]}
@@ -168,7 +166,7 @@ def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode
     assert cards[0].keys() >= {"rx_bytes", "tx_packets", "rx_errors", "tx_dropped", "time_s", "mono_ns", "schema"}
     clock = [record["mono_ns"] for record in cards]
     assert clock == sorted(set(clock))
-    assert cards[0]["time_s"] <= node.status("r")["ended_s"] - 0.7
+    assert cards[0]["time_s"] <= node.status()["ended_s"] - 0.7
     processor = [record for record in records if record["kind"] == "cpu"]
     assert processor[0]["busy_percent"] is None
     assert 0 <= processor[-1]["busy_percent"] <= 100

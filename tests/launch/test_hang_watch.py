@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Hanging:
         self.asked: list[tuple[str, str]] = []
         self.go_on = threading.Event()
         self.error: str | None = None
+        self.follow: Callable[[Talk], None] = self._go_on
 
     def play(self, talk: Talk) -> None:
         if talk.verb == "diagnose":
@@ -56,7 +58,12 @@ class Hanging:
         talk.chunk("log", 0, b"loading\n")
         self.follow(talk)
 
-    def follow(self, talk: Talk) -> None:
+    def run(self, follow: Callable[[Talk], None]) -> Run:
+        """The run, in which both nodes do so once their job has said its line."""
+        self.follow = follow
+        return self.execution.run(self.play)
+
+    def _go_on(self, talk: Talk) -> None:
         assert self.go_on.wait(DEADLINE_S)
         talk.chunk("log", 8, b"on\n")
         talk.end()
@@ -113,8 +120,7 @@ def test_one_standstill_is_told_once_and_the_next_one_again(tmp_path: Path) -> N
         until(lambda: len(hanging.told()) >= 4)
         talk.end()
 
-    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
-    run = hanging.execution.run(hanging.play)
+    run = hanging.run(follow)
     assert run.status == "succeeded"
     assert len(run.stalls) == 2
 
@@ -125,8 +131,7 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(tmp_path: Path) ->
     def follow(talk: Talk) -> None:
         assert talk.stop()["grace_s"] == 5.0
 
-    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
-    run = hanging.execution.run(hanging.play)
+    run = hanging.run(follow)
     assert run.status == "failed"
     failure = run.first_failure
     assert failure is not None
@@ -144,8 +149,7 @@ def test_a_node_that_cannot_be_diagnosed_is_told_and_hides_nothing_of_the_others
         until(lambda: hanging.told()[-1:] not in ([], [""]))
         talk.end()
 
-    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
-    run = hanging.execution.run(hanging.play)
+    run = hanging.run(follow)
     (stall,) = run.stalls
     # Of rank 0 and 1 nothing speaks against them.
     assert stall.message == "b could not be asked what its ranks do: no such verb: diagnose"
@@ -170,8 +174,7 @@ def test_a_job_of_which_only_one_node_speaks_does_not_hang(tmp_path: Path, busy:
         assert done.wait(DEADLINE_S)
         talk.end()
 
-    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
-    assert hanging.execution.run(hanging.play).stalls == ()
+    assert hanging.run(follow).stalls == ()
     assert hanging.asked == []
 
 
@@ -208,7 +211,7 @@ def test_an_answer_that_comes_after_the_run_has_gone_on_is_not_told(tmp_path: Pa
         until(lambda: len(hanging.asked) == 2)
         talk.end()
 
-    hanging.follow = follow  # type: ignore[method-assign]  # this test's own script
+    hanging.follow = follow
     assert hanging.execution.run(play).stalls == ()
 
 

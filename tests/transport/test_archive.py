@@ -17,6 +17,12 @@ from multinode.transport.base import Completed
 from multinode.transport.fake import FakeTransport
 
 
+def run(home: Path, command: list[str], stdin: bytes) -> Completed:
+    """What a program makes of it on a node."""
+    done = subprocess.run(command, env={"HOME": str(home)}, input=stdin, capture_output=True, timeout=30, check=False)
+    return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
 def test_it_is_the_same_byte_for_byte_each_time_and_named_by_its_content() -> None:
     data = build_archive()
     assert data == build_archive()
@@ -40,9 +46,7 @@ def test_a_copy_with_compiled_modules_is_kept_beside_it_and_goes_before_it(tmp_p
     path.write_bytes(build_archive())
     command = [sys.executable, "-I", "-S", str(path), "runs"]
     request = b'{"schema": 1, "run_id": "none"}\n'
-    first = subprocess.run(
-        command, input=request, capture_output=True, timeout=30, check=True, env={"HOME": str(tmp_path)}
-    )
+    first = run(tmp_path, command, request)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([path.name, copy.name])
     assert copy.stat().st_mode & 0o777 == 0o600
     with zipfile.ZipFile(copy) as compiled:
@@ -51,36 +55,24 @@ def test_a_copy_with_compiled_modules_is_kept_beside_it_and_goes_before_it(tmp_p
     # Of the archive itself the first module alone is left.
     with zipfile.ZipFile(io.BytesIO(build_archive())) as whole, zipfile.ZipFile(path, "w") as rest:
         rest.writestr("__main__.py", whole.read("__main__.py"))
-    again = subprocess.run(
-        command, input=request, capture_output=True, timeout=30, check=True, env={"HOME": str(tmp_path)}
-    )
-    assert again.stdout == first.stdout
+    again = run(tmp_path, command, request)
+    assert again == first
     # To an interpreter of another version the sources in it are all that there is.
     with zipfile.ZipFile(copy, "w") as other, zipfile.ZipFile(io.BytesIO(build_archive())) as whole:
         for name in whole.namelist():
             other.writestr(name, whole.read(name))
             other.writestr(f"{name}c", b"not of this version")
-    other_version = subprocess.run(
-        command, input=request, capture_output=True, timeout=30, check=True, env={"HOME": str(tmp_path)}
-    )
-    assert other_version.stdout == first.stdout
+    other_version = run(tmp_path, command, request)
+    assert (other_version, first.exit_code) == (first, 0)
 
 
 def test_a_bare_interpreter_runs_it(tmp_path: Path) -> None:
     path = tmp_path / "agent.pyz"
     path.write_bytes(build_archive())
     command = [sys.executable, "-I", "-S", str(path), "no-such-verb"]
-    ended = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=30, check=False)
-    assert ended.returncode == 1
+    ended = run(tmp_path, command, b"{}\n")
+    assert (ended.exit_code, ended.stderr) == (1, b"")
     assert json.loads(ended.stdout)["kind"] == "error"
-    assert ended.stderr == b""
-
-
-def upload(home: Path, command: str, stdin: bytes) -> Completed:
-    """What a node's shell makes of it."""
-    shell = ["sh", "-c", command]
-    done = subprocess.run(shell, env={"HOME": str(home)}, input=stdin, capture_output=True, timeout=30, check=False)
-    return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 @pytest.mark.parametrize("sent", [1.0, 0.5])
@@ -91,8 +83,8 @@ def test_a_node_gets_all_of_it_or_nothing_and_its_senders_have_names_of_their_ow
     def answer(_: Node, command: str, stdin: bytes) -> Completed:
         if command.startswith("sh -c"):
             used.append(command)
-            return upload(tmp_path, command, stdin[: int(len(stdin) * sent)])
-        ended = upload(tmp_path, command.replace("python3", sys.executable), stdin)
+            return run(tmp_path, ["sh", "-c", command], stdin[: int(len(stdin) * sent)])
+        ended = run(tmp_path, ["sh", "-c", command.replace("python3", sys.executable)], stdin)
         if ended.exit_code == 0:
             return Completed(exit_code=0, stdout=b'{"kind":"facts"}\n', stderr=b"")
         return ended

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 from ..channel import Record
 from ..kernel_files import read_mounts, read_text, try_read
 
-__all__ = ["CpuLimit", "Group", "GroupFinder", "Hierarchy", "find_hierarchy", "read_cpu_limit"]
+__all__ = ["Group", "GroupFinder", "Hierarchy", "find_hierarchy", "read_cpu_limit"]
 
 _US_PER_NS = 1e-3
 
@@ -82,24 +82,6 @@ class GroupFinder:
         return self._hierarchy.group_of(read_text("/proc/self/cgroup") if theirs is None else theirs)
 
 
-class CpuLimit:
-    """What limits the processor time of a process."""
-
-    def __init__(self) -> None:
-        self._groups = GroupFinder("cpu")
-
-    def read(self, pid: Optional[int]) -> Record:
-        """A `cgroup` record of this process; of ourselves where there is none, or no more.
-
-        Raises:
-            OSError, ValueError: nothing can be seen of its groups.
-        """
-        group = self._groups.find(pid)
-        if group is None:
-            raise OSError("no control group with the cpu controller can be seen")
-        return read_cpu_limit(group)
-
-
 def find_hierarchy(controller: str, mountinfo: str) -> Optional[Hierarchy]:
     """The tree with this controller: version 1 where that is mounted with it, else version 2; None is neither."""
     found: dict[bool, Hierarchy] = {}
@@ -112,12 +94,14 @@ def find_hierarchy(controller: str, mountinfo: str) -> Optional[Hierarchy]:
     return found.get(False) or found.get(True)
 
 
-def read_cpu_limit(group: Group) -> Record:
+def read_cpu_limit(group: Optional[Group]) -> Record:
     """A `cgroup` record of this group, or of the nearest one around it that is limited.
 
     Raises:
-        OSError, ValueError: the group is gone, or does not answer as groups do.
+        OSError, ValueError: the group cannot be seen, is gone, or does not answer as groups do.
     """
+    if group is None:
+        raise OSError("no control group with the cpu controller can be seen")
     unified = group.hierarchy.unified
     quotas = ((path, _read_quota(path, unified=unified)) for path in group.upwards())
     limited, quota_cores = next(((path, quota) for path, quota in quotas if quota is not None), (group.path, None))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from ..channel import Record
-from ..kernel_files import Mount, list_names
+from ..kernel_files import Mount, list_names, read_object
 
 __all__ = ["ContentReader", "digest_file", "find_mount", "list_files", "look_at", "read_model", "read_revision"]
 
@@ -177,16 +177,7 @@ def read_model(path: str, cwd: str) -> Record:
         OSError: it cannot be read.
         ValueError: it is no JSON object, or too large for one.
     """
-    with open(os.path.join(_full(path, cwd), "config.json"), "rb") as file:
-        data = file.read(_MOST_JSON_BYTES + 1)
-    if len(data) > _MOST_JSON_BYTES:
-        raise ValueError("config.json is too large")
-    try:
-        config = json.loads(data)
-    except RecursionError:
-        raise ValueError("config.json is nested too deeply") from None
-    if not isinstance(config, dict):
-        raise ValueError("config.json is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+    config = read_object(os.path.join(_full(path, cwd), "config.json"), _MOST_JSON_BYTES, "config.json")
     return {key: one for key, one in config.items() if _is_harmless(key, one)}
 
 
@@ -221,11 +212,9 @@ def _digest_entries(full: str, datasets: list[str]) -> Optional[str]:
 
 def _read_info(full: str) -> Record:
     try:
-        with open(full, "rb") as file:
-            info = json.loads(file.read(_MOST_INFO_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return read_object(full, _MOST_INFO_BYTES)
+    except (OSError, ValueError):
         return {}
-    return info if isinstance(info, dict) else {}
 
 
 def _dataset_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Optional
 
 from ..channel import Record
@@ -209,25 +210,25 @@ def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
 
 def parse_ipv6_routes(text: str) -> list[tuple[int, int, str]]:
     """The same from /proc/net/ipv6_route, without those to ourselves and those that lead nowhere."""
-    rows = [line.split() for line in text.splitlines()]
-    # Network, its length, metric, flags and interface, numbers in hexadecimal.
-    found = [
-        (int(row[0], 16), int(row[1], 16), int(row[5], 16), row[9])
-        for row in rows
-        if len(row) > 9 and row[9] != "lo" and not int(row[8], 16) & _RTF_REJECT  # noqa: PLR2004
-    ]
     every = (1 << 128) - 1
-    ordered = sorted(found, key=lambda one: (-one[1], one[2]))
-    return [(network, every ^ (every >> length), name) for network, length, _, name in ordered]
+    # Network, its length, metric, flags and interface, numbers in hexadecimal.
+    return _in_order(
+        (int(row[0], 16), every ^ (every >> int(row[1], 16)), int(row[5], 16), row[9])
+        for row in map(str.split, text.splitlines())
+        if len(row) > 9 and row[9] != "lo" and not int(row[8], 16) & _RTF_REJECT  # noqa: PLR2004
+    )
 
 
 def parse_route_table(text: str) -> list[tuple[int, int, str]]:
     """Network, mask and interface of each route in /proc/net/route (proc(5)), the one that counts before others."""
-    rows = [line.split() for line in text.splitlines()[1:]]
+    rows = map(str.split, text.splitlines()[1:])
     # Addresses are as they lie in memory, so on every machine we run on with the last byte first.
-    found = [(_number(row[1]), _number(row[7]), int(row[6]), row[0]) for row in rows if len(row) > 7]  # noqa: PLR2004
-    # The longest mask decides, then the least metric.
-    return [(network, mask, name) for network, mask, _, name in sorted(found, key=lambda one: (-one[1], one[2]))]
+    return _in_order((_number(row[1]), _number(row[7]), int(row[6]), row[0]) for row in rows if len(row) > 7)  # noqa: PLR2004
+
+
+def _in_order(routes: Iterable[tuple[int, int, int, str]]) -> list[tuple[int, int, str]]:
+    """The longest mask decides, then the least metric, which is the third."""
+    return [(network, mask, name) for network, mask, _, name in sorted(routes, key=lambda one: (-one[1], one[2]))]
 
 
 def _number(text: str) -> int:

@@ -300,7 +300,7 @@ class Averaging:
     @property
     def leads(self) -> bool:
         """Whether this worker is the first of its node."""
-        return self.rank % self.settings.workers_per_node == 0
+        return self.leader == self.rank
 
     @property
     def leader(self) -> int:

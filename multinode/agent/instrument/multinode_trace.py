@@ -77,7 +77,7 @@ class Tracer:
         self._first: Optional[int] = None
         self._last: Optional[int] = None
         self._profiler: Any = None
-        self._restore: Callable[[], None] = _nothing
+        self._restore: Callable[[], None] = lambda: None
         self._exporting: Optional[threading.Thread] = None
         self._over = False
         self._owner = (os.getpid(), 0)
@@ -233,10 +233,6 @@ class Tracer:
         self._restore()
         if profiler is not None:
             profiler.stop()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _compress(source: str, target: str) -> None:

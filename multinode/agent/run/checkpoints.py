@@ -11,11 +11,11 @@ import os
 import re
 import struct
 import zipfile
-from typing import Any, Optional
+from typing import Optional
 
 from ..channel import Channel, Record
 from ..facts import files
-from ..kernel_files import list_names, read_mounts
+from ..kernel_files import list_names, read_mounts, read_object
 
 __all__ = ["look_at", "run"]
 
@@ -84,7 +84,7 @@ def look_at(folder: str) -> Record:
 
 
 def _read_steps(path: str) -> tuple[int, Optional[int]]:
-    state = _read_json(path)
+    state = read_object(path, _MOST_STATE_BYTES)
     step, max_steps = (_as_step(state.get(name)) for name in ("global_step", "max_steps"))
     if step is None:
         raise ValueError("it has no global_step")
@@ -98,24 +98,10 @@ def _as_step(value: object) -> Optional[int]:
 
 
 def _read_shards(path: str) -> list[str]:
-    named = _read_json(path).get("weight_map")
+    named = read_object(path, _MOST_STATE_BYTES).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
         raise ValueError("it has no weight_map")
     return list(named.values())
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        data = file.read(_MOST_STATE_BYTES + 1)
-    if len(data) > _MOST_STATE_BYTES:
-        raise ValueError("it is too large")
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ValueError("it is empty" if not data else "it is not JSON, or cut") from None
-    if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
-    return found
 
 
 def _check_safetensors(path: str) -> None:

@@ -10,7 +10,7 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Optional
 
 from ..kernel_files import try_read
@@ -28,6 +28,7 @@ __all__ = [
     "list_pids",
     "list_processes",
     "parse_process",
+    "reap_children",
     "split_stat",
     "stat_fields",
     "user_name",
@@ -193,6 +194,13 @@ def adopt_orphans() -> bool:
         return False
     zero = ctypes.c_ulong(0)
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), zero, zero, zero) == 0)
+
+
+def reap_children() -> Iterator[tuple[int, int]]:
+    """Pid and wait status of each of our children that is dead by now."""
+    with contextlib.suppress(ChildProcessError):
+        while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+            yield reaped
 
 
 def fork_child(body: Callable[[], None]) -> int:

@@ -6,15 +6,15 @@ PR_SET_CHILD_SUBREAPER): first the supervisor, and after its death the sentinel.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from typing import Optional
 
 from ..channel import Record
 from ..rundir import RunDir
 from .job import Job
-from .processes import Family, adopt_orphans, fork_child
+from .processes import Family, adopt_orphans, fork_child, reap_children
 from .status import has_ended, read_status, signal_name
 from .stop import STEP_S, Recovery
 from .supervisor import start_supervisor
@@ -54,16 +54,10 @@ def _leave_connection(run: RunDir, keep: int) -> None:
     for target, source in ((0, null), (1, null), (2, errors)):
         os.dup2(source, target)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != keep:  # noqa: PLR2004 - the three standard descriptors
-            _close(int(name))
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
         # The descriptor that listed the directory is gone by now.
-        return
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and int(name) != keep:  # noqa: PLR2004 - the three standard descriptors
+                os.close(int(name))
 
 
 def _wait_for(supervisor_pid: int) -> int:
@@ -74,25 +68,11 @@ def _wait_for(supervisor_pid: int) -> int:
 
 
 def _recover(run: RunDir, wait_status: int) -> None:
-    job_pid = (read_status(run) or {}).get("job_pid")
+    job_pid: int = (read_status(run) or {}).get("job_pid") or 0
     family = Family(run.run_id, root=os.getpid())
     recovery = Recovery(run, family, f"the supervisor {_how_it_ended(wait_status)}")
-    while not recovery.step(_reap(job_pid)):
+    while not recovery.step(dict(reap_children()).get(job_pid)):
         time.sleep(STEP_S)
-
-
-def _reap(job_pid: Optional[int]) -> Optional[int]:
-    """Reap all children that are dead; the wait status of the job, if it was among them."""
-    found = None
-    try:
-        while True:
-            pid, wait_status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return found
-            if pid == job_pid:
-                found = wait_status
-    except ChildProcessError:
-        return found
 
 
 def _how_it_ended(wait_status: int) -> str:

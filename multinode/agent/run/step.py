@@ -15,9 +15,8 @@ from types import FrameType
 from typing import Optional
 
 from ..rundir import RunDir
-from .processes import Family
 from .status import has_ended, is_lost, read_status
-from .stop import STEP_S, Recovery, order_stop
+from .stop import order_stop, recover
 
 __all__ = ["keep_step", "stay_in_step", "take_signals", "term_grace_s"]
 
@@ -59,7 +58,7 @@ def stay_in_step() -> None:
     for run in _runs:
         while not has_ended(read_status(run)):
             if is_lost(run):
-                _end_lost(run)
+                recover(run, "supervisor and sentinel are both dead")
                 break
             time.sleep(_LOOK_S)
 
@@ -71,9 +70,3 @@ def _stop_runs(_number: int, _frame: Optional[FrameType]) -> None:
         if not has_ended(read_status(run)):
             request = run.read("request.json") or {}
             order_stop(run, term_grace_s(float(request.get("grace_s", 0.0))))
-
-
-def _end_lost(run: RunDir) -> None:
-    recovery = Recovery(run, Family(run.run_id), "supervisor and sentinel are both dead")
-    while not recovery.step():
-        time.sleep(STEP_S)

@@ -7,6 +7,7 @@ else whoever follows or stops it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ from ..rundir import RunDir
 from .processes import Family, Process, find_process
 from .status import has_ended, is_lost, new_status, note_exit, read_status, write_status
 
-__all__ = ["STEP_S", "Ending", "Recovery", "StopOrders", "order_stop", "run"]
+__all__ = ["STEP_S", "Ending", "Recovery", "StopOrders", "order_stop", "recover", "run"]
 
 STEP_S = 0.05
 """How long to wait between two steps of an ending."""
@@ -169,7 +170,7 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
         order_stop(run_dir, grace_s)
     while status is None or not has_ended(status):
         if is_lost(run_dir):
-            return _recover(run_dir, grace_s)
+            return recover(run_dir, "neither supervisor nor sentinel was alive when the run was stopped", grace_s)
         if time.monotonic() > deadline:
             pid = (run_dir.read("supervisor.json") or {}).get("pid")
             raise AgentError(
@@ -181,9 +182,9 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
     return status
 
 
-def _recover(run_dir: RunDir, grace_s: float) -> Record:
-    family = Family(run_dir.run_id)
-    recovery = Recovery(run_dir, family, "neither supervisor nor sentinel was alive when the run was stopped")
+def recover(run_dir: RunDir, message: str, grace_s: float = math.inf) -> Record:
+    """End a run that nobody watches, with the grace of its request or this one; its status then."""
+    recovery = Recovery(run_dir, Family(run_dir.run_id), message)
     recovery.shorten(grace_s)
     while not recovery.step():
         time.sleep(STEP_S)

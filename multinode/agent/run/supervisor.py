@@ -19,7 +19,7 @@ from ..sample.gpu_sampler import start_gpu_sampler
 from ..sample.sampler import NodeSampler
 from .job import Job, hold_files, prelude_trouble, start_job
 from .lease import Lease
-from .processes import Family, adopt_orphans, boot_id, find_process, fork_child
+from .processes import Family, adopt_orphans, boot_id, find_process, fork_child, reap_children
 from .status import describe_exit, new_status, note_exit, write_status
 from .step import term_grace_s
 from .stop import STEP_S, Ending, StopOrders
@@ -156,20 +156,16 @@ class Supervisor:
             self._family.spared.add(self._gpu_sampler_pid)
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, wait_status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self._gpu_sampler_pid:
-                    self._gpu_sampler_pid = None
-                    self._family.spared.discard(pid)
-                elif pid == self._status["job_pid"] and self._has_job:
-                    # Its pid may soon belong to another orphan of ours.
-                    self._has_job = False
-                    note_exit(self._status, wait_status)
-                    self._note_surroundings()
-                    self._end_by_itself()
+        for pid, wait_status in reap_children():
+            if pid == self._gpu_sampler_pid:
+                self._gpu_sampler_pid = None
+                self._family.spared.discard(pid)
+            elif pid == self._status["job_pid"] and self._has_job:
+                # Its pid may soon belong to another orphan of ours.
+                self._has_job = False
+                note_exit(self._status, wait_status)
+                self._note_surroundings()
+                self._end_by_itself()
 
     def _end_by_itself(self) -> None:
         trouble = prelude_trouble(self._request, self._run, describe_exit(self._status))

@@ -17,7 +17,7 @@ from typing import Optional
 
 from ..channel import Record
 from ..facts.cards import list_rdma_ports, read_card
-from ..facts.cgroups import CpuLimit
+from ..facts.cgroups import GroupFinder, read_cpu_limit
 from ..facts.memory import Memory, MemoryReader
 from ..kernel_files import read_text
 from ..rundir import RunDir
@@ -148,7 +148,7 @@ class NodeSampler:
         self._idle_until = self._due + _IDLE_LOOK_S
         self._ticks: Optional[Ticks] = None
         self._clock = JobClock(os.getpid(), spared)
-        self._limit = CpuLimit()
+        self._groups = GroupFinder("cpu")
         self._memory = MemoryReader() if memory is None else memory
         self._kernel_log = KernelLog()
         self._inspector = InspectorReader(run.path)
@@ -205,7 +205,7 @@ class NodeSampler:
 
     def _read_limit(self) -> list[Record]:
         try:
-            return [self._limit.read(self.job_pid)]
+            return [read_cpu_limit(self._groups.find(self.job_pid))]
         except (OSError, ValueError) as error:
             self._file.note(f"no cgroup samples: {error}")
             return []
