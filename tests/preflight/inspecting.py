@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from multinode.core.check.finding import SEVERITIES, Finding
 from multinode.core.cluster.cluster import Cluster, Node
@@ -49,10 +49,10 @@ def inspection(names: str = "ab", **changes: Any) -> Inspection:
     return Inspection(**{**everything, **changes})
 
 
-def but(before: Inspection, name: str, **changes: Any) -> Inspection:
-    """The same with other facts of one node."""
-    changed = msgspec.structs.replace(before.facts[name], **changes)
-    return msgspec.structs.replace(before, facts=before.facts | {name: changed})
+def but(before: Inspection, names: Iterable[str], **changes: Any) -> Inspection:
+    """The same with other facts of the nodes of these one-letter names."""
+    changed = {name: replace(before.facts[name], **changes) for name in names}
+    return replace(before, facts=before.facts | changed)
 
 
 _PROGRAMS = "sudo|multinode (check|nccl-test|stop)|export|ssh|rsync|git|printf|grep|kill|traceroute|sha256sum"

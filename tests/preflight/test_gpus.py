@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu
@@ -43,13 +43,13 @@ def cluster(**changes: Any) -> Cluster:
 
 def well(**changes: Any) -> Inspection:
     """Two nodes with two cards each."""
-    both = but(but(inspection(**changes), "a", gpus=cards(0, 1)), "b", gpus=cards(0, 1))
-    return msgspec.structs.replace(both, job=changes.get("job", SFT))
+    both = but(inspection(**changes), "ab", gpus=cards(0, 1))
+    return replace(both, job=changes.get("job", SFT))
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_nodes_that_are_alike_have_no_finding(check: Any) -> None:
-    bare = but(but(inspection(), "a", gpus=()), "b", gpus=())
+    bare = but(inspection(), "ab", gpus=())
     for known in (well(), bare, inspection("a"), inspection(facts={})):
         silent(check(known))
 
@@ -59,15 +59,15 @@ def test_accelerators_of_two_vendors_cannot_speak_with_each_other() -> None:
     assert (finding.node, finding.severity) == ("b", "error")
     assert "it has Ascend NPU devices, and a NVIDIA CUDA: their backends (hccl and nccl)" in finding.message
     test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
-    assert only(check_backend(msgspec.structs.replace(but(well(), "b", accelerator="xpu"), job=test))).node == "b"
+    assert only(check_backend(replace(but(well(), "b", accelerator="xpu"), job=test))).node == "b"
 
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
     bare = but(inspection(), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
     test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
-    finding = only(check_backend(msgspec.structs.replace(bare, job=test)))
+    finding = only(check_backend(replace(bare, job=test)))
     assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
-    gloo = msgspec.structs.replace(bare, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo"))
+    gloo = replace(bare, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo"))
     assert [list(check(gloo)) for check in CHECKS] == [[]] * len(CHECKS)
 
 
@@ -101,7 +101,7 @@ def test_more_workers_than_gpus_are_an_error() -> None:
 def test_unequal_slots_are_an_error_of_the_cluster_and_an_unreached_node_makes_none() -> None:
     unequal = but(well(), "b", gpus=cards(0))
     expect(check_counts(unequal), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
-    unreached = msgspec.structs.replace(unequal, facts={"a": unequal.facts["a"]})
+    unreached = replace(unequal, facts={"a": unequal.facts["a"]})
     silent(check_counts(unreached))
 
 
@@ -120,7 +120,7 @@ def test_different_models_are_named() -> None:
 def test_a_card_that_the_job_does_not_use_does_not_matter() -> None:
     odd = cards(0, 1) + cards(2, name="NVIDIA T400")
     two = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", gpus=(0, 1))), source="hosts")
-    known = but(but(well(cluster=two), "a", gpus=odd), "b", gpus=odd)
+    known = but(well(cluster=two), "ab", gpus=odd)
     silent(check_models(known))
     assert [gpu.index for gpu in used_gpus(known, two.nodes[1], known.facts["b"])] == [0, 1]
 
@@ -166,7 +166,7 @@ def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driv
 
 def test_peer_to_peer_that_is_switched_off_is_no_finding() -> None:
     old = cards(0, 1, driver="535.129.03")
-    known = but(but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"})), "a", gpus=old), "b", gpus=old)
+    known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"})), "ab", gpus=old)
     assert only(check_drivers(known)).node == "a"
 
 
@@ -189,7 +189,7 @@ def test_different_nccl_is_an_error_with_the_way_to_the_same() -> None:
 def test_different_cuda_is_a_warning_and_on_nodes_without_gpus_nothing() -> None:
     known = but(but(well(), "a", cuda_version="12.6"), "b", cuda_version="12.8")
     expect(check_torch_builds(known), "warning", "b")
-    silent(check_torch_builds(but(but(known, "a", gpus=()), "b", gpus=())))
+    silent(check_torch_builds(but(known, "ab", gpus=())))
 
 
 @pytest.mark.parametrize(("waited_s", "found"), [(None, False), (4.0, False), (11.0, True)])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint
@@ -40,19 +40,17 @@ def two(*cards: Interface, routes: tuple[Route, ...] = (), **facts: Any) -> Insp
 
 
 def everywhere(before: Inspection, **changes: Any) -> Inspection:
-    for name in before.facts:
-        before = but(before, name, **changes)
-    return before
+    return but(before, before.facts, **changes)
 
 
 def unsettled(before: Inspection) -> Inspection:
-    return msgspec.structs.replace(before, endpoints={})
+    return replace(before, endpoints={})
 
 
 def met(before: Inspection) -> Inspection:
     """The same after a has reached b."""
     attempt = Attempted(node="a", peer="b", addr="10.0.0.2", port=29500)
-    return msgspec.structs.replace(before, connectivity=ConnectivityResult(attempts=(attempt,)))
+    return replace(before, connectivity=ConnectivityResult(attempts=(attempt,)))
 
 
 def test_nodes_that_are_well_have_no_findings() -> None:
@@ -65,15 +63,13 @@ def test_a_node_alone_has_no_network_to_judge() -> None:
     alone = but(
         inspection("a"), "a", interfaces=(LOOPBACK, BRIDGE), hostname_address="127.0.1.1", nccl_version="2.27.5"
     )
-    alone = msgspec.structs.replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
+    alone = replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
     assert [one for one in check_all(alone) if one.check in {"interface", "hostname"}] == []
 
 
 def test_the_only_node_that_answers_is_not_judged_by_its_loopback() -> None:
     lone = two(BRIDGE, hostname_address="127.0.1.1", nccl_version="2.27.5")
-    lone = msgspec.structs.replace(
-        lone, facts={"a": lone.facts["a"]}, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")}
-    )
+    lone = replace(lone, facts={"a": lone.facts["a"]}, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
     assert [one for one in check_all(lone) if one.check in {"interface", "hostname"}] == []
 
 
@@ -127,7 +123,7 @@ def test_the_right_address_that_is_sent_out_by_another_card_is_a_warning() -> No
 def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.7.2"))
     far = but(two(), "b", interfaces=(card("eth0", "10.0.7.2/24"),))
-    far = msgspec.structs.replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
+    far = replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
     finding = only(check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", error="Network is unreachable"),))))
     assert (
         "on a (ROUTER: the gateway to there in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER"
@@ -204,12 +200,12 @@ def test_a_bridge_that_has_the_machines_card_is_not_called_a_dead_end(name: str)
 def test_a_data_plane_over_wireless_or_a_tunnel_names_the_wired_card() -> None:
     wired = card("eno1", "192.0.2.7/24")
     radio = card("wlan0", "10.0.0.1/24", kind="wireless")
-    on_radio = msgspec.structs.replace(
+    on_radio = replace(
         but(two(), "a", interfaces=(LOOPBACK, DOCKER, radio, wired)),
         endpoints={"a": Endpoint(addr="10.0.0.1", ifname="wlan0"), "b": Endpoint(addr="10.0.0.2", ifname="eth0")},
     )
     expect(check_media(on_radio), "warning", "a", "wireless", check="interface", hint="a has: eno1 (192.0.2.7)")
-    tunnel = msgspec.structs.replace(
+    tunnel = replace(
         but(two(), "a", interfaces=(LOOPBACK, TUNNEL)), endpoints={"a": Endpoint(addr="10.9.0.1", ifname="wg0")}
     )
     finding = only(check_media(tunnel))
@@ -257,6 +253,6 @@ def test_a_name_that_resolves_to_a_card_of_the_node_or_was_not_asked_for_is_well
 
 def test_a_tunnel_that_is_the_data_plane_is_told_by_its_own_rule_alone() -> None:
     on_tunnel = but(two(), "a", interfaces=(LOOPBACK, TUNNEL), nccl_version="2.27.5", hostname_address="10.9.0.1")
-    on_tunnel = msgspec.structs.replace(on_tunnel, endpoints={"a": Endpoint(addr="10.9.0.1", ifname="wg0")})
+    on_tunnel = replace(on_tunnel, endpoints={"a": Endpoint(addr="10.9.0.1", ifname="wg0")})
     silent(check_unset_interface(on_tunnel), check_hostnames(on_tunnel))
     assert "wg0" in only(check_media(on_tunnel)).message

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.preflight.checks.link import check_link_health, check_link_speeds, check_link_up
@@ -17,7 +17,7 @@ CHECKS = (check_link_up, check_link_speeds, check_link_health, check_mtus)
 def linked(known: Inspection, name: str, /, **changes: Any) -> Inspection:
     """The same with another card in one node."""
     (card,) = known.facts[name].interfaces
-    return but(known, name, interfaces=(msgspec.structs.replace(card, **changes),))
+    return but(known, name, interfaces=(replace(card, **changes),))
 
 
 def test_links_that_are_well_have_no_finding() -> None:
@@ -29,7 +29,7 @@ def test_links_that_are_well_have_no_finding() -> None:
 
 def test_one_node_alone_needs_no_card() -> None:
     alone = linked(inspection("a"), "a", name="lo", kind="loopback", up=False)
-    alone = msgspec.structs.replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
+    alone = replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
     silent(check_link_up(alone))
 
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from multinode.analyse.job.training import with_accelerate
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed
@@ -37,7 +37,7 @@ def training(
     )
     found = inspection(job=job, connectivity=ConnectivityResult(streams=streams))
     big = {"gpus": (Gpu(index=0, name="NVIDIA A100", memory_total_mib=81920),), "model": model}
-    return but(but(found, "a", **big), "b", **big)
+    return but(found, "ab", **big)
 
 
 def judge(*args: Any, **named: Any) -> Iterator[Finding]:
@@ -56,9 +56,9 @@ def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
 
 
 def test_the_slowest_stream_counts_and_without_streams_the_slowest_card() -> None:
-    unmeasured = msgspec.structs.replace(training(LORA, stage=3), connectivity=ConnectivityResult())
+    unmeasured = replace(training(LORA, stage=3), connectivity=ConnectivityResult())
     assert "at 1 Gbit/s (what the slowest NIC negotiated)" in only(check_strategy(unmeasured)).message
-    silent(check_strategy(msgspec.structs.replace(unmeasured, endpoints={})))
+    silent(check_strategy(replace(unmeasured, endpoints={})))
 
 
 def test_zero_3_is_left_alone_where_the_link_is_fast_or_the_model_too_large_for_one_gpu() -> None:
@@ -121,9 +121,9 @@ def test_full_fine_tuning_on_a_slow_link_is_told_what_an_adapter_would_cost() ->
 
 def test_the_sample_on_the_labs_network_is_well() -> None:
     lab = training(FULL, gbit=0.94, model=TINY)
-    two_workers = [msgspec.structs.replace(node, slots=2) for node in lab.cluster.nodes]
-    cluster = msgspec.structs.replace(lab.cluster, nodes=tuple(two_workers))
-    silent(check_strategy(msgspec.structs.replace(lab, cluster=cluster)))
+    two_workers = [replace(node, slots=2) for node in lab.cluster.nodes]
+    cluster = replace(lab.cluster, nodes=tuple(two_workers))
+    silent(check_strategy(replace(lab, cluster=cluster)))
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,15 @@ def test_a_node_that_tells_nonsense_breaks_nothing() -> None:
     for gbit in (0.0, -1.0, 1e-300, float("nan"), float("inf")):
         assert all(finding.message for finding in judge(FULL, gbit=gbit))
     for changes in ({"speed_gbit_per_s": 1e-300}, {"mtu": -38}, {"mtu": 0}):
-        lying = msgspec.structs.replace(training(FULL), connectivity=ConnectivityResult())
-        link = msgspec.structs.replace(lying.facts["b"].interfaces[0], **changes)
+        lying = replace(training(FULL), connectivity=ConnectivityResult())
+        link = replace(lying.facts["b"].interfaces[0], **changes)
         assert all(finding.message for finding in check_strategy(but(lying, "b", interfaces=(link,))))
 
 
 def test_one_node_has_nobody_to_send_to() -> None:
     alone = training(FULL)
     cluster = alone.cluster.first(1)
-    silent(check_strategy(msgspec.structs.replace(alone, cluster=cluster)))
+    silent(check_strategy(replace(alone, cluster=cluster)))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_sharding_strategy_that_does_not_reach_accelerate_is_told(
 ) -> None:
     packages = {"transformers": transformers} if transformers is not None else {}
     found = but(training(FULL | config), "b", packages=packages)
-    found = msgspec.structs.replace(found, environment=JobEnvironment(env=env))
+    found = replace(found, environment=JobEnvironment(env=env))
     findings = list(check_sharding(found))
     assert bool(findings) is warned
     if warned:
@@ -190,4 +190,4 @@ def test_what_accelerates_launcher_starts_has_its_strategy() -> None:
     told = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}
     found = but(training(FULL), "a", packages={"transformers": "5.6.0"})
     job = with_accelerate(found.training, told)
-    silent(check_sharding(msgspec.structs.replace(found, job=job)))
+    silent(check_sharding(replace(found, job=job)))

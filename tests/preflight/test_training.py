@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.job.job import LlamaFactoryJob
@@ -32,7 +32,7 @@ def test_a_space_in_a_path_that_llama_factory_splits_is_named() -> None:
     spaced = but(job(), "b", home="/home/jane doe", python="/opt/env/bin/python")
     expect(check_spaces(spaced), "error", "b", "'/home/jane doe'", hint="user=")
     assert "python=" in str(only(check_spaces(but(job(), "a", python="/my env/bin/python"))).hint)
-    silent(check_spaces(msgspec.structs.replace(spaced, job=SCRIPT)), check_spaces(job()))
+    silent(check_spaces(replace(spaced, job=SCRIPT)), check_spaces(job()))
 
 
 def test_a_key_that_llamafactory_has_no_argument_for_is_named_with_the_nearest() -> None:
@@ -45,14 +45,14 @@ def test_a_key_that_llamafactory_has_no_argument_for_is_named_with_the_nearest()
     assert near.hint == "the nearest that it has: cutoff_len: in sft.yaml"
     assert "'zzz'" in far.message
     assert "take it out" in str(far.hint)
-    silent(check_arguments(job(cutof_len=128)), check_arguments(msgspec.structs.replace(asked, job=SCRIPT)))
+    silent(check_arguments(job(cutof_len=128)), check_arguments(replace(asked, job=SCRIPT)))
 
 
 def test_a_key_of_set_is_mended_there() -> None:
     asked = but(job(cutof_len=128), "b", unknown_arguments={"cutof_len": "cutoff_len"})
     assert isinstance(asked.job, LlamaFactoryJob)
-    by_set = msgspec.structs.replace(asked.job, overridden=("cutof_len",))
-    finding = only(check_arguments(msgspec.structs.replace(asked, job=by_set)))
+    by_set = replace(asked.job, overridden=("cutof_len",))
+    finding = only(check_arguments(replace(asked, job=by_set)))
     assert "(--set)" in finding.message
     assert finding.hint == "the nearest that it has: --set cutoff_len=..."
 
@@ -128,7 +128,7 @@ def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> No
         check_batch_size(job({"train_batch_size": "auto"}, **BATCH)),
     )
     unequal = Cluster(nodes=(Node(name="a", slots=1), Node(name="b", slots=2)), source="hosts")
-    silent(check_batch_size(msgspec.structs.replace(fixed, cluster=unequal)))
+    silent(check_batch_size(replace(fixed, cluster=unequal)))
 
 
 def test_zero_3_without_a_gpu_needs_a_json_without_the_batch_size() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
@@ -33,8 +33,8 @@ def hostfile(before: Inspection | None = None, /, **variables: str) -> Inspectio
     """Two nodes with more cards than one; a's line of the hostfile has these variables."""
     before = before or but(inspection(), "a", interfaces=CARDS)
     first, *rest = before.cluster.nodes
-    first = msgspec.structs.replace(first, env=variables)
-    return msgspec.structs.replace(before, cluster=Cluster(nodes=(first, *rest), source="hosts"))
+    first = replace(first, env=variables)
+    return replace(before, cluster=Cluster(nodes=(first, *rest), source="hosts"))
 
 
 def preset(**facts: Any) -> Inspection:
@@ -43,17 +43,15 @@ def preset(**facts: Any) -> Inspection:
 
 def given(before: Inspection | None = None, /, **variables: str) -> Inspection:
     """These variables are given by --env."""
-    return msgspec.structs.replace(before or preset(), environment=JobEnvironment(env=variables))
+    return replace(before or preset(), environment=JobEnvironment(env=variables))
 
 
 def unsettled(before: Inspection) -> Inspection:
-    return msgspec.structs.replace(before, endpoints={})
+    return replace(before, endpoints={})
 
 
 def without_gpus(before: Inspection) -> Inspection:
-    for name in before.facts:
-        before = but(before, name, gpus=())
-    return before
+    return but(before, before.facts, gpus=())
 
 
 def ours(found: Inspection) -> list[Finding]:
@@ -63,7 +61,7 @@ def ours(found: Inspection) -> list[Finding]:
 def test_nodes_without_presets_and_nodes_that_say_nothing_have_no_findings() -> None:
     assert ours(inspection()) == []
     assert ours(preset(env={"NCCL_DEBUG": "INFO"}, nccl_files={CONF: {"NCCL_DEBUG": "WARN"}})) == []
-    assert ours(msgspec.structs.replace(inspection(), facts={})) == []
+    assert ours(replace(inspection(), facts={})) == []
 
 
 @pytest.mark.parametrize(
@@ -96,10 +94,9 @@ def test_the_equals_sign_that_nccl_wants_is_a_part_of_the_name_for_gloo() -> Non
 
 def test_a_prefix_that_takes_more_than_it_names() -> None:
     elsewhere = hostfile(NCCL_SOCKET_IFNAME="eth1")
-    moved = msgspec.structs.replace(
+    moved = replace(
         elsewhere,
-        endpoints=elsewhere.endpoints
-        | {"a": msgspec.structs.replace(elsewhere.endpoints["a"], addr="192.0.2.1", ifname="eth1")},
+        endpoints=elsewhere.endpoints | {"a": replace(elsewhere.endpoints["a"], addr="192.0.2.1", ifname="eth1")},
     )
     expect(
         check_interface_names(moved),
@@ -168,8 +165,8 @@ def test_what_env_gives_wins_over_the_hostfile_and_stops_a_launch_as_well() -> N
 
 def test_the_value_of_a_variable_that_was_forwarded_is_not_shown() -> None:
     forwarded = given(NCCL_SOCKET_IFNAME="secret", NODE_RANK="secret")
-    environment = msgspec.structs.replace(forwarded.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
-    found = ours(msgspec.structs.replace(forwarded, environment=environment))
+    environment = replace(forwarded.environment, forwarded=("NCCL_SOCKET_IFNAME", "NODE_RANK"))
+    found = ours(replace(forwarded, environment=environment))
     assert sorted(finding.severity for finding in found) == ["error", "error", "warning"]
     assert not any("secret" in f"{finding.message} {finding.hint}" for finding in found)
 
@@ -180,7 +177,7 @@ def test_without_gpus_nccl_is_not_read_and_gloo_is() -> None:
     assert "without GPUs nothing reads it" in finding.message
     silent(check_interface_names(without_gpus(preset(env={"NCCL_SOCKET_IFNAME": "ens1f0"}))))
     assert only(check_interface_names(without_gpus(hostfile(GLOO_SOCKET_IFNAME="ens1f0")))).severity == "error"
-    gloo = msgspec.structs.replace(
+    gloo = replace(
         hostfile(NCCL_SOCKET_IFNAME="^lo"), job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo")
     )
     silent(check_interface_names(gloo))
@@ -228,7 +225,7 @@ def test_more_sockets_than_nccl_makes() -> None:
 
 def test_stray_variables_are_a_note_with_the_files_to_look_in() -> None:
     stray = {"RANK": "0", "PET_NNODES": "2", "TORCH_HOME": "/t"}
-    both = but(but(inspection(), "a", env=stray), "b", env=stray)
+    both = but(inspection(), "ab", env=stray)
     expect(
         check_stray_variables(both),
         "note",
@@ -248,7 +245,7 @@ def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:
         "a",
         "NODE_RANK=0 from the hostfile replaces the value",
     )
-    script = msgspec.structs.replace(hostfile(NODE_RANK="0"), job=SCRIPT)
+    script = replace(hostfile(NODE_RANK="0"), job=SCRIPT)
     silent(check_stray_variables(script))
 
 
@@ -271,11 +268,11 @@ def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
 def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
     cluster = Cluster(nodes=(Node(name="a", gpus=(1, 2)), Node(name="b")), source="hosts")
     npus = preset(env={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR, accelerator="npu")
-    other = only(check_hidden_gpus(msgspec.structs.replace(npus, cluster=cluster)))
+    other = only(check_hidden_gpus(replace(npus, cluster=cluster)))
     assert "which ASCEND_RT_VISIBLE_DEVICES=0,1" in other.message
     hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
     expect(
-        check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster)),
+        check_hidden_gpus(replace(hidden, cluster=cluster)),
         "error",
         "a",
         "gives it GPU 2, which CUDA_VISIBLE_DEVICES=0,1",
@@ -291,7 +288,7 @@ def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
         Node(name="a", env={"CUDA_VISIBLE_DEVICES": "3"}),
     ):
         cluster = Cluster(nodes=(line, Node(name="b")), source="hosts")
-        silent(check_hidden_gpus(msgspec.structs.replace(hidden, cluster=cluster)))
+        silent(check_hidden_gpus(replace(hidden, cluster=cluster)))
     silent(
         check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=CARDS_OF_FOUR)),
         check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus=())),
