@@ -158,7 +158,8 @@ class Execution:
         wanted = min(2, max(asked, 1 if self._tracker.any_failed or self._hang else 0))
         if wanted <= self._stopping:
             return
-        grace_s = self.options.grace_s if wanted == 1 else 0.0
+        grace_s = self.options.grace_s if self.stop.grace_s is None else self.stop.grace_s
+        grace_s = grace_s if wanted == 1 else 0.0
         self._stopping = wanted
         self._stop_all(grace_s)
         self._tracker.note_stopping()

@@ -11,7 +11,7 @@ from multinode.core.run.run_id import node_run_id
 from multinode.core.text.secret_values import redact_file
 from multinode.launch.lease import LEASE_S
 
-__all__ = ["ExecuteOptions", "StopRequest", "supervise_requests"]
+__all__ = ["STOP_FILE", "ExecuteOptions", "StopOrder", "StopRequest", "supervise_requests"]
 
 
 class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,17 +82,31 @@ def _file(file: PlanFile) -> dict[str, Any]:
     return {"path": file.path, "text": file.text, "in_memory": redact_file(file.text) != file.text}
 
 
+STOP_FILE = "stop.json"
+
+
+class StopOrder(msgspec.Struct, frozen=True):
+    """What another process leaves in the directory of a run that is restarted, so that it ends."""
+
+    grace_s: float
+
+
 class StopRequest:
     """Counts how often a stop was asked for: once is TERM and a grace period, twice is KILL.
 
     An int is all there is, because a signal handler may only do what cannot block.
+
+    Attributes:
+        grace_s: the grace period that was asked for; None is the run's own.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.reason = ""
+        self.grace_s: float | None = None
 
-    def ask(self, reason: str) -> None:
+    def ask(self, reason: str, grace_s: float | None = None) -> None:
         """Ask once more."""
+        self.grace_s = grace_s
         self.count += 1
         self.reason = self.reason or reason

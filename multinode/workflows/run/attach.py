@@ -16,7 +16,7 @@ from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import Run, new_run
 from multinode.core.run.run_id import node_run_id
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.fan_out import gather
@@ -32,12 +32,17 @@ _WAIT_S = 0.2
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can be taken up."""
+    """A run that can be taken up.
+
+    Attributes:
+        whole: of the last attempt of a run that is restarted, that run's.
+    """
 
     run: Run
     plan: LaunchPlan
     cluster: Cluster
     directory: RunDirectory
+    whole: RunDirectory | None = None
 
 
 class _RunOnNode(msgspec.Struct, frozen=True):
@@ -58,18 +63,34 @@ def find_known(runs: Path, run_id: str) -> Known:
         UsageError: there is none, or nothing of it runs on nodes.
     """
     directory = RunDirectory.open(runs, run_id)
+    whole, last = _restarted(directory)
+    if whole is not None and last is not None and directory.run_id == whole.run_id:
+        directory = last
     run = directory.read("run.json", Run)
-    # Of a run that is restarted the last attempt is what runs on nodes.
-    attempts = [path for path in list_runs(runs) if re.fullmatch(re.escape(directory.run_id) + r"-\d+", path.name)]
-    if run is not None and run.kind == "launch" and not (directory.path / PLAN_FILE).is_file() and attempts:
-        directory = RunDirectory(max(attempts, key=lambda path: int(path.name.rpartition("-")[2])))
-        run = directory.read("run.json", Run)
     plan = directory.read(PLAN_FILE, LaunchPlan)
     hostfile = directory.path / "hostfile.txt"
     if run is None or plan is None or not hostfile.is_file():
         raise UsageError(f"run {directory.run_id} has no nodes of its own", hint="its parts are runs: multinode runs")
     cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
-    return Known(run=run, plan=plan, cluster=_in_order(cluster, plan), directory=directory)
+    is_last = last is not None and directory.run_id == last.run_id
+    cluster = _in_order(cluster, plan)
+    return Known(run=run, plan=plan, cluster=cluster, directory=directory, whole=whole if is_last else None)
+
+
+def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
+    """Of a run that is restarted, or of an attempt: the run, and its last attempt, which is what runs on nodes."""
+    for run_id in (directory.run_id, re.sub(r"-\d+$", "", directory.run_id)):
+        whole = RunDirectory(directory.path.with_name(run_id))
+        run = whole.read("run.json", Run)
+        if run is not None and run.kind == "launch" and not (whole.path / PLAN_FILE).is_file():
+            number = re.compile(re.escape(run_id) + r"-(\d+)")
+            attempts = [
+                (int(found[1]), path)
+                for path in list_runs(directory.path.parent)
+                if (found := number.fullmatch(path.name)) and (path / "run.json").is_file()
+            ]
+            return whole, RunDirectory(max(attempts)[1]) if attempts else None
+    return None, None
 
 
 def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> Known:
@@ -121,11 +142,15 @@ def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launch
 def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     """Stop a run on all its nodes and see that nothing of it is left.
 
-    Where another process follows it, that one records the end; it is waited for.
+    Where another process follows it, that one records the end; it is waited for. One that restarts the run is left an
+    order: it stops the attempt, and begins no other.
 
     Raises:
         MultinodeError: a node could not be asked, or the end was not recorded in time.
     """
+    if known.whole is not None and known.whole.is_locked:
+        known.whole.write(STOP_FILE, StopOrder(grace_s))
+        return _wait_ended(known, known.whole, grace_s + 2 * _ANSWER_S)
     if not known.directory.is_locked:
         request = StopRequest()
         request.ask("stop")
@@ -137,13 +162,19 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
         context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
 
     gather(known.cluster.nodes, ask, deadline_s=grace_s + 2 * _ANSWER_S).require()
-    end = time.monotonic() + _ANSWER_S
+    return _wait_ended(known, known.directory, _ANSWER_S)
+
+
+def _wait_ended(known: Known, directory: RunDirectory, within_s: float) -> Launched:
+    end = time.monotonic() + within_s
     while time.monotonic() < end:
-        run = known.directory.read("run.json", Run)
+        run = directory.read("run.json", Run)
         if run is not None and run.status != "running":
-            return _summarise(known, run)
+            return msgspec.structs.replace(_summarise(known, run), directory=directory)
         time.sleep(_WAIT_S)
-    raise MultinodeError(f"run {known.run.run_id} has stopped on its nodes, and who follows it does not record that")
+    raise MultinodeError(
+        f"run {directory.run_id} was asked to stop, and who follows it has not recorded its end within {within_s:.0f} s"
+    )
 
 
 def _summarise(known: Known, run: Run) -> Launched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,7 @@ from multinode.core.run.restart import (
 from multinode.core.run.run import Attempt, Run, new_run
 from multinode.core.run.run_id import make_run_id, node_run_id
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
+from multinode.launch.request import STOP_FILE, StopOrder
 from multinode.preflight.checks.paths import is_network
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import read_answer
@@ -44,6 +46,8 @@ __all__ = ["launch_with_restarts"]
 _VERDICT = "early-verdict.json"
 _ANSWER_S = 60.0
 _WAIT_S = 2.0
+_LOOK_S = 0.2
+_ASKED = "it was asked to stop"
 # A script is told that it is started again, and takes up its own checkpoint; on fewer nodes, how many of its batches
 # make up one of the first attempt's.
 _ATTEMPT, _ACCUMULATION = "MULTINODE_ATTEMPT", "MULTINODE_ACCUMULATION"
@@ -85,9 +89,11 @@ class _Attempts:
     def __init__(self, what: Launch, job: Job, context: RunContext, options: RestartOptions) -> None:
         self._what = what
         self._job = job
+        self._directory: RunDirectory | None = None
         self._first_nodes = len(what.cluster.nodes)
         self._left_out: dict[str, str] = {}
-        self._context = context
+        # Of its own, so that what is left behind at a stop can be made to say no more.
+        self._context = copy.copy(context)
         self._options = options
         self._done: list[Attempt] = []
         self._step = 0
@@ -97,16 +103,21 @@ class _Attempts:
     def run(self) -> Launched:
         start = self._look()
         prepared = self._prepare(start)
-        directory = create_parent(self._context.runs, self._what)
+        directory = self._directory = create_parent(self._context.runs, self._what)
         with directory.lock():
             while True:
                 self._record(new_run(prepared.plan, time.time()), directory)
                 launched = self._execute(prepared, start)
                 reason = why_not_restarted(self._done, self._options)
+                # Asked for while the attempt ran, a stop that lost a node has not stopped it.
+                is_lost = launched.run.status == "lost" and self._is_stopped()
                 if reason is None:
                     try:
                         self._record(msgspec.structs.replace(launched.run, status="running", ended_s=None), directory)
-                        start, prepared = self._next(launched.plan)
+                        start, prepared = self._next_unless_stopped(launched.plan)
+                    except Interrupted as error:
+                        reason = str(error)
+                        launched = launched if is_lost else self._as_stopped(launched)
                     except MultinodeError as error:
                         reason = f"{error} ({error.hint})" if error.hint else str(error)
                     else:
@@ -188,6 +199,7 @@ class _Attempts:
         observe, number = self._context.observe, len(self._done) + 1
 
         def note_step(progress: RunProgress) -> None:
+            self._is_stopped()
             self._step = max([self._step, *(node.step for node in progress.nodes if node.step is not None)])
             observe(msgspec.structs.replace(progress, attempt=number, attempts=self._options.restarts + 1))
 
@@ -212,6 +224,49 @@ class _Attempts:
             )
         )
         return launched
+
+    def _as_stopped(self, launched: Launched) -> Launched:
+        why = self._context.stop.reason
+        run = msgspec.structs.replace(
+            launched.run, status="stopped", stop_reason=why, ended_s=time.time(), first_failure=None
+        )
+        return msgspec.structs.replace(launched, run=run)
+
+    def _is_stopped(self) -> bool:
+        """Whether a stop was asked for: of this process, or by another one that left an order."""
+        stop = self._context.stop
+        if not stop.count and self._directory is not None:
+            order = self._directory.read(STOP_FILE, StopOrder)
+            if order is not None:
+                stop.ask("stop", order.grace_s)
+        return stop.count > 0
+
+    def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
+        """As `_next`; what it waits for is left behind when a stop is asked for.
+
+        Raises:
+            Interrupted: a stop was asked for.
+            MultinodeError: as `_next`.
+        """
+        found: list[tuple[Start, Prepared] | BaseException] = []
+
+        def find() -> None:
+            try:
+                found.append(self._next(plan))
+            except BaseException as error:  # noqa: BLE001 - raised below
+                found.append(error)
+
+        thread = threading.Thread(target=find, name="next-attempt", daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._is_stopped():
+            thread.join(_LOOK_S)
+        if self._is_stopped():
+            self._context.say = lambda _: None
+            raise Interrupted(_ASKED)
+        (result,) = found
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _next(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
         """The next attempt, once nothing of the last one is left and the checks find nothing that would break it.
@@ -262,7 +317,7 @@ class _Attempts:
             request = {"schema": 1, "run_id": node_run_id(plan.run_id, ranks[node.name]), "grace_s": grace_s}
             while True:
                 if self._context.stop.count:
-                    raise Interrupted("it was asked to stop")
+                    raise Interrupted(_ASKED)
                 try:
                     answer = self._context.agent.call(node, "stop", request, deadline_s=grace_s + _ANSWER_S)
                     left = read_answer(answer, _Stopped, node.name).processes_left

@@ -1,0 +1,155 @@
+"""launch with restarts, on a node that says what a test tells it to: a stop between two attempts ends the run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.core.job.job import ScriptJob
+from multinode.core.run.restart import RestartOptions
+from multinode.core.run.run import Run
+from multinode.errors import ConnectError
+from multinode.launch.request import ExecuteOptions
+from multinode.store.run_directory import RunDirectory
+from multinode.transport.agent import AgentArchive, AgentTransport
+from multinode.transport.fake import FakeTransport
+from multinode.workflows.run.attach import find_known, stop
+from multinode.workflows.run.context import Launch, Launched, RunContext
+from multinode.workflows.run.restart import launch_with_restarts
+from tests.launch.scripted import DEADLINE_S, HELLO, RUNNING, ScriptedNodes, Talk
+from tests.workflows.test_launch import FACTS
+
+HOSTS = "a addr=10.0.0.1 slots=1\n"
+CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")
+STEP = base64.b64encode(b'{"kind":"step","rank":0,"step":3,"time_s":1,"mono_ns":1}\n').decode()
+FAILS: list[dict[str, Any]] = [
+    HELLO,
+    RUNNING,
+    {"kind": "chunk", "file": "samples/rank-0.jsonl", "offset": 0, "data": STEP},
+    {"kind": "end", "state": "ended", "exit_code": 1, "cause": "exited", "ended_s": 1.0},
+]
+
+
+def launch(execute: ExecuteOptions) -> Launch:
+    job = ScriptJob(argv=("train.py",))
+    return Launch(cluster=CLUSTER, hostfile=HOSTS, job=job, execute=execute, check=False, run_id="r")
+
+
+class Restarted:
+    """A run that fails after its third step, and its launcher in a thread.
+
+    Attributes:
+        began: how many attempts did.
+        stuck_at: a verb to which the node does not answer between two attempts; `stop` is out of reach instead.
+    """
+
+    def __init__(self, runs: Path, stuck_at: str) -> None:
+        self.runs = runs
+        self.began = 0
+        self.stuck_at = stuck_at
+        self.said: list[str] = []
+        self._stuck, self._over = threading.Event(), threading.Event()
+        self.context = RunContext(FakeTransport(self._answer), runs, say=self.said.append)
+        self._pool = ThreadPoolExecutor(1)
+        self.launched: Future[Launched] = self._pool.submit(
+            launch_with_restarts, launch(ExecuteOptions(grace_s=0.1)), self.context, RestartOptions(restarts=3)
+        )
+
+    def wait_stuck(self) -> None:
+        assert self._stuck.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        self._over.set()
+        self._pool.shutdown()
+
+    def record(self) -> Run | None:
+        return RunDirectory(self.runs / "r").read("run.json", Run)
+
+    def _answer(self, node: Node, command: str, _: bytes) -> list[bytes]:
+        verb = command.rsplit(maxsplit=1)[-1]
+        if self.began and verb == self.stuck_at:
+            self._stuck.set()
+            if verb == "stop":
+                raise ConnectError("no SSH connection: no route to it", node=node.name)
+            self._over.wait(DEADLINE_S)
+        self.began += verb == "supervise"
+        records = {
+            "probe": [FACTS],
+            "supervise": FAILS,
+            "stop": [{"kind": "stopped", "state": "ended", "processes_left": 0}],
+        }[verb]
+        return [json.dumps(record).encode() + b"\n" for record in records]
+
+
+@pytest.fixture(params=["stop", "probe"], ids=["waits-for-a-node", "probes"])
+def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Restarted]:
+    run = Restarted(tmp_path, request.param)
+    try:
+        run.wait_stuck()
+        yield run
+    finally:
+        run.context.stop.ask("the test is over")
+        run.close()
+
+
+@pytest.mark.parametrize("name", ["r", "r-1"])
+def test_a_stop_from_elsewhere_ends_a_run_that_is_between_two_attempts(restarted: Restarted, name: str) -> None:
+    elsewhere = RunContext(FakeTransport(lambda *_: []), restarted.runs)
+    stopped = stop(find_known(restarted.runs, name), elsewhere, 1.0)
+    assert (stopped.run.run_id, stopped.run.status, stopped.run.stop_reason) == ("r", "stopped", "stop")
+    ended = restarted.launched.result(DEADLINE_S).run
+    assert (ended.status, restarted.began) == ("stopped", 1)
+    assert restarted.record() == ended
+    (attempt,) = ended.attempts
+    assert (attempt.status, attempt.not_restarted) == ("failed", "it was asked to stop")
+    said = list(restarted.said)
+    restarted.close()
+    # What was waited for is of no interest any more.
+    assert restarted.said == said
+    assert not list(restarted.runs.glob("r-2/run.json"))
+
+
+def test_ctrl_c_does_so_as_well(restarted: Restarted) -> None:
+    restarted.context.stop.ask("SIGINT")
+    ended = restarted.launched.result(DEADLINE_S).run
+    assert (ended.status, ended.stop_reason, restarted.began) == ("stopped", "SIGINT", 1)
+
+
+@pytest.mark.parametrize("status", ["stopped", "lost"])
+def test_a_stop_while_an_attempt_runs_is_its_last_however_it_ends(tmp_path: Path, status: str) -> None:
+    grace_s = 0.2
+    running = threading.Event()
+
+    def play(talk: Talk) -> None:
+        talk.received.get(timeout=DEADLINE_S)
+        talk.say(FACTS)
+        assert talk.received.get(timeout=DEADLINE_S)["verb"] == "supervise"
+        talk.say(*FAILS[:-1])
+        running.set()
+        # As the other process has it, not as the run was launched.
+        assert talk.order("stop")["grace_s"] == grace_s
+        if status == "stopped":
+            talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        else:
+            talk.say({"kind": "error", "message": "the kernel is gone"})
+
+    nodes = ScriptedNodes(play)
+    context = RunContext(AgentTransport(nodes, AgentArchive(b"")), tmp_path)
+    execute = ExecuteOptions(grace_s=60.0, verify_s=0.3)
+    with ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(launch_with_restarts, launch(execute), context, RestartOptions(restarts=3))
+        assert running.wait(DEADLINE_S)
+        stopped = stop(find_known(tmp_path, "r"), RunContext(FakeTransport(lambda *_: []), tmp_path), grace_s)
+        ended = launched.result(DEADLINE_S).run
+    nodes.check()
+    assert stopped.run == ended
+    assert (ended.status, [attempt.status for attempt in ended.attempts]) == (status, [status])
