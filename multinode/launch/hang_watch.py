@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from multinode.analyse.hang.stall import explain_stall
+from multinode.analyse.hang.stall import find_hang
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.run import NodeDiagnosis, Stall, StallRecord
 from multinode.core.run.run_id import node_run_id
+from multinode.launch.hang_words import stall_cause
 from multinode.launch.session import Chunk, Event, Hello, Status
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
@@ -186,7 +187,7 @@ class StallWatch:
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
         silent_s = self._clock.silent_s(time.monotonic())
-        found = explain_stall(nodes)
+        found = stall_cause(find_hang(nodes))
         if found.hint is not None:
             found = msgspec.structs.replace(found, hint=self.write_hint(found.hint))
         return Stall(time_s=time.time(), silent_s=silent_s, **msgspec.structs.asdict(found))

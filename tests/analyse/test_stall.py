@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.analyse.hang.stall import explain_stall
+from multinode.analyse.hang.stall import find_hang
 from multinode.core.run.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, StallCause
+from multinode.launch.hang_words import stall_cause
 from tests.analyse.test_nccl_ras import MISMATCH
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -46,8 +47,12 @@ def nodes(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | 
     return found
 
 
+def explain_nodes(said: list[NodeDiagnosis]) -> StallCause:
+    return stall_cause(find_hang(said))
+
+
 def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> StallCause:
-    return explain_stall(nodes(changes, steps=steps))
+    return explain_nodes(nodes(changes, steps=steps))
 
 
 def test_a_stopped_rank_is_named_with_the_command_that_lets_it_go_on() -> None:
@@ -56,7 +61,7 @@ def test_a_stopped_rank_is_named_with_the_command_that_lets_it_go_on() -> None:
         "rank 3 on node1 is stopped (state T): somebody sent it SIGSTOP; the other 3 ranks wait in all_reduce"
     )
     assert found.hint == "resume it, on node1: kill -CONT 203"
-    assert (found.node, found.node_rank, found.rank) == ("node1", 1, 3)
+    assert (found.code, found.node, found.node_rank, found.rank) == ("stopped", "node1", 1, 3)
 
 
 def test_several_stopped_ranks_are_named_together() -> None:
@@ -83,7 +88,7 @@ def test_workers_that_nowhere_started_blame_no_node() -> None:
         msgspec.structs.replace(node, processes=node.processes[:1], last_steps=())
         for node in nodes(dict.fromkeys(range(4)))
     ]
-    found = explain_stall(empty)
+    found = explain_nodes(empty)
     assert found.message == "no worker has started on any node: the launchers wait for each other"
     assert (found.node, found.rank) == (None, None)
 
@@ -99,7 +104,7 @@ def test_a_rank_that_the_kernel_holds_is_named_and_one_that_it_held_for_a_moment
 def test_a_node_that_does_not_answer_is_named() -> None:
     pair = nodes({})
     pair[1] = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
-    found = explain_stall(pair)
+    found = explain_nodes(pair)
     assert found.message == "node1 could not be asked what its ranks do: no answer within 20 s"
     assert found.node == "node1"
 
@@ -107,7 +112,7 @@ def test_a_node_that_does_not_answer_is_named() -> None:
 def test_a_stopped_rank_matters_more_than_a_node_that_does_not_answer() -> None:
     pair = nodes({0: {"state": "T"}})
     pair[1] = NodeDiagnosis(node="node1", node_rank=1, ranks=(2, 3), error="no answer within 20 s")
-    assert explain_stall(pair).rank == 0
+    assert explain_nodes(pair).rank == 0
 
 
 def test_the_rank_outside_of_the_collective_is_named_with_its_place() -> None:
@@ -166,7 +171,7 @@ def test_a_stopped_launcher_is_named_where_no_worker_is() -> None:
     first, second = nodes({})
     launcher = msgspec.structs.replace(second.processes[0], state="T")
     second = msgspec.structs.replace(second, processes=(launcher, *second.processes[1:]))
-    found = explain_stall([first, second])
+    found = explain_nodes([first, second])
     assert found.message.startswith("the launcher on node1 (torchrun, pid 100) is stopped")
     assert found.hint == "resume it, on node1: kill -CONT 100"
 
@@ -210,6 +215,10 @@ def test_nccls_own_counts_name_the_rank_by_its_process() -> None:
     told = nodes({rank: on_gpus(stack=READING) for rank in range(4)})
     # Ranks of this communicator are not those of the job.
     ras = MISMATCH.replace("Rank 7 has", "Rank 0 has").replace("1650386", "203")
-    found = explain_stall([told[0], msgspec.structs.replace(told[1], ras=ras)])
+    found = explain_nodes([told[0], msgspec.structs.replace(told[1], ras=ras)])
     assert (found.rank, found.node) == (3, "node1")
     assert "has launched 60 AllReduce operations where another has launched 64 (NCCL RAS)" in found.message
+
+
+def test_a_stall_of_an_earlier_release_is_read_without_a_code() -> None:
+    assert msgspec.convert({"message": "rank 1 on a is stopped"}, StallCause).code == ""

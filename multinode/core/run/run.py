@@ -120,8 +120,13 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallCause(msgspec.Struct, frozen=True, kw_only=True):
-    """What seems to be behind a stall; `hint` is what fixes it, or shows more."""
+    """What seems to be behind a stall; `hint` is what fixes it, or shows more.
 
+    Attributes:
+        code: as of `Hang` (analyse/hang/stall.py); empty in what earlier releases stored.
+    """
+
+    code: str = ""
     message: str
     hint: str | None = None
     node: str | None = None
