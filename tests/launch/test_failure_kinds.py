@@ -8,11 +8,11 @@ import pytest
 from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import NicSample, StepSample
-from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
 
 from .scripted import HELLO, RUNNING, Execution, Talk
-from .test_failure import ended
+from .test_failure import ended, find
 
 # What torch 2.13's torchrun prints when one of its workers was killed; two lines of a traceback left out.
 REPORT = """\
@@ -178,48 +178,31 @@ def test_deepspeeds_launcher_names_the_worker_by_its_local_rank() -> None:
 
 @pytest.mark.parametrize("report", [REPORT, DEEPSPEED_REPORT])
 def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report: str) -> None:
-    def ended(rank: int, log: str, oom_kills: int, code: int) -> Evidence:
-        run = NodeRun(
-            name=f"node{rank}",
-            node_rank=rank,
-            state="ended",
-            cause="exited",
-            exit_code=code,
-            ended_s=10.0 - rank,
-            oom_kills=oom_kills,
-        )
-        return Evidence(run=run, log=log)
-
-    nodes = [ended(0, "Connection closed by peer", 0, 1), ended(1, report.format(code=-9), 1, 247)]
-    found = first_failure(nodes)
-    assert found is not None
+    found = find(
+        Evidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
+        Evidence(run=ended(1, exit_code=247, ended_s=9.0, oom_kills=1), log=report.format(code=-9)),
+    )
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "out_of_memory")
     assert "the control group" in str(found.cause)
 
 
 def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None:
-    def ended(rank: int, log: str) -> Evidence:
-        run = NodeRun(
-            name=f"node{rank}", node_rank=rank, state="ended", cause="exited", exit_code=1, ended_s=10.0 + rank
-        )
-        return Evidence(run=run, log=log)
-
-    found = first_failure([ended(0, "Connection closed by peer"), ended(1, REPORT.format(code=-9))])
-    assert found is not None
+    found = find(
+        Evidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
+        Evidence(run=ended(1, exit_code=1, ended_s=11.0), log=REPORT.format(code=-9)),
+    )
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "killed")
     assert found.message == "rank 3 was ended by SIGKILL"
 
 
 def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_of_it() -> None:
-    run = NodeRun(name="node1", node_rank=1, state="ended", cause="exited", exit_code=1, ended_s=10.0)
+    run = ended(1, exit_code=1, ended_s=10.0)
     frames = '  File "run.py", line 1, in main\n' * 30
     for before in ("", f"{SPOKEN}{frames}{REPORT.format(code=1)}"):
-        found = first_failure([Evidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}")])
-        assert found is not None
+        found = find(Evidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}"))
         assert (found.message, found.rank) == ("rank 3 ended with exit code 1", 3)
         assert found.log_tail.splitlines()[-2:] == ["step 3 of 10: loss 0.5", "error: the data set has no samples"]
-    silent = first_failure([Evidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1))])
-    assert silent is not None
+    silent = find(Evidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1)))
     assert "ChildFailedError" in silent.log_tail
 
 
@@ -246,8 +229,7 @@ def nic(second: float, sent_gbit: float, *, ifname: str = "eth0") -> NicSample:
 
 def test_a_worker_that_nccls_watchdog_aborted_is_a_timeout_and_says_of_what() -> None:
     log = WATCHDOG + "frame\n" * 60 + ABORT_REPORT
-    failure = first_failure([Evidence(run=ended(0, exit_code=1), log=log)])
-    assert failure is not None
+    failure = find(Evidence(run=ended(0, exit_code=1), log=log))
     assert (failure.kind, failure.rank) == ("timeout", 3)
     assert failure.message == "rank 3 was ended by SIGABRT: the collective timed out: allreduce took longer than 600 s"
 

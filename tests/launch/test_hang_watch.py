@@ -247,18 +247,18 @@ def test_it_begins_with_the_first_log_where_that_is_earlier() -> None:
     assert clock((0, 0, RUNS), (10, 0, chunk("log"))).silent_s(100) == 90
 
 
-@pytest.mark.parametrize("name", ["log", "samples/rank-3.jsonl"])
-def test_any_nodes_log_or_step_starts_it_anew(name: str) -> None:
-    assert clock((0, 0, RUNS), (0, 1, RUNS), (40, 1, chunk(name))).silent_s(100) == 60
-
-
-@pytest.mark.parametrize("name", ["samples/node.jsonl", "samples/gpu.jsonl"])
-def test_what_the_sampler_writes_is_no_progress(name: str) -> None:
-    assert clock((0, 0, RUNS), (0, 1, RUNS), (40, 1, chunk(name))).silent_s(100) == 100
-
-
-def test_a_status_is_no_progress() -> None:
-    assert clock((0, 0, RUNS), (0, 1, RUNS), (40, 1, Ended(state="ended"))).silent_s(100) == 100
+@pytest.mark.parametrize(
+    ("message", "silent_s"),
+    [
+        (chunk("log"), 60),
+        (chunk("samples/rank-3.jsonl"), 60),
+        (chunk("samples/node.jsonl"), 100),
+        (chunk("samples/gpu.jsonl"), 100),
+        (Ended(state="ended"), 100),
+    ],
+)
+def test_any_nodes_log_or_step_starts_it_anew_and_sampler_and_status_do_not(message: Message, silent_s: float) -> None:
+    assert clock((0, 0, RUNS), (0, 1, RUNS), (40, 1, message)).silent_s(100) == silent_s
 
 
 def test_it_stands_while_a_node_is_out_of_contact_and_begins_anew_after_that() -> None:

@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from multinode.core.run.run import Failure, NodeRun
+from multinode.core.run.run import NodeRun
 from multinode.errors import ContactLost
-from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.failure import Evidence
 from multinode.launch.request import ExecuteOptions, supervise_requests
 from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk, make_plan
-from .test_failure import GLOO, NCCL, ended, raised
+from .test_failure import GLOO, NCCL, ended, find, raised
 
 PIECE = Event(node_rank=0, message=Chunk(file="log", offset=0, data=b"x"))
 
@@ -98,15 +97,6 @@ LOST = Evidence(
     error=ContactLost("no answer in time"),
     log="step 7\n",
 )
-
-
-def find(*nodes: Evidence) -> Failure:
-    """The failure, which must not depend on the order in which the nodes are listed."""
-    found = {first_failure(order) for order in itertools.permutations(nodes)}
-    assert len(found) == 1
-    (failure,) = found
-    assert failure is not None
-    return failure
 
 
 @pytest.mark.parametrize(

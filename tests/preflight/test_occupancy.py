@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu, GpuProcess, RunProcess
 from multinode.preflight.checks.gpus import check_gpus_free, check_leftovers
@@ -27,19 +26,14 @@ def on_b(*gpus: Gpu, **changes: Any) -> Inspection:
     return but(inspection(), "b", gpus=gpus, **changes)
 
 
-def judged(gpu: Gpu) -> Finding:
-    return only(check_gpus_free(on_b(gpu)))
-
-
 def test_free_gpus_have_no_finding() -> None:
     for known in (inspection(), inspection(facts={}), on_b(card()), on_b(card(used=None))):
         silent(check_gpus_free(known), check_leftovers(known))
 
 
 def test_somebody_elses_process_is_named_with_what_it_holds() -> None:
-    finding = judged(card(process(), used=10600.0))
-    assert (finding.severity, finding.node) == ("warning", "b")
-    assert "GPU 0 is in use by python3 (pid 4711, user eve, 10 GiB), with 10.4 GiB of its 24 GiB" in finding.message
+    said = "GPU 0 is in use by python3 (pid 4711, user eve, 10 GiB), with 10.4 GiB of its 24 GiB"
+    expect(check_gpus_free(on_b(card(process(), used=10600.0))), "warning", "b", said)
 
 
 def test_a_desktop_that_draws_is_not_in_the_way() -> None:
@@ -49,16 +43,15 @@ def test_a_desktop_that_draws_is_not_in_the_way() -> None:
 
 
 def test_a_full_gpu_is_an_error() -> None:
-    finding = judged(card(process(memory_mib=23000.0), used=23600.0))
-    assert (finding.severity, finding.node) == ("error", "b")
-    assert "GPU 0 is full: 23 GiB of its 24 GiB are taken by python3 (pid 4711" in finding.message
+    said = "GPU 0 is full: 23 GiB of its 24 GiB are taken by python3 (pid 4711"
+    expect(check_gpus_free(on_b(card(process(memory_mib=23000.0), used=23600.0))), "error", "b", said)
 
 
 def test_memory_that_nobody_seems_to_hold_is_told_as_such() -> None:
-    finding = judged(card(used=9000.0))
-    assert (finding.severity, "cannot be seen" in finding.message) == ("warning", True)
-    hidden = judged(card(process(user=None, command=None, memory_mib=None), used=None))
-    assert "a process (pid 4711), with an unknown part of its 24 GiB" in hidden.message
+    expect(check_gpus_free(on_b(card(used=9000.0))), "warning", "b", "cannot be seen")
+    hidden = card(process(user=None, command=None, memory_mib=None), used=None)
+    said = "a process (pid 4711), with an unknown part of its 24 GiB"
+    expect(check_gpus_free(on_b(hidden)), "warning", "b", said)
 
 
 def test_a_gpu_that_the_job_does_not_use_may_be_busy() -> None:

@@ -173,17 +173,10 @@ def test_a_further_verb_takes_the_same_channel() -> None:
     assert transport.channels[0].requests[1] == {"schema": 1, "x": 2, "verb": "connect"}
 
 
-def test_an_agent_that_has_gone_meanwhile_is_started_again() -> None:
-    transport = KeepingTransport(None, None)
-    agent = AgentTransport(transport, ARCHIVE)
-    agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
-    assert agent.open(NODE, "probe", {"schema": 1}, deadline_s=5).first == {"kind": "facts", "cores": 2}
-    assert transport.opened == 2
-
-
-def test_a_request_that_could_not_be_sent_is_sent_on_a_new_channel() -> None:
-    transport = KeepingTransport(ContactLost("gone"), None)
-    transport.channels[0].broken = True
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_agent_that_has_gone_meanwhile_or_cannot_be_told_is_started_again(broken: bool) -> None:  # noqa: FBT001 - a table
+    transport = KeepingTransport(ContactLost("gone") if broken else None, None)
+    transport.channels[0].broken = broken
     agent = AgentTransport(transport, ARCHIVE)
     agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
     assert agent.open(NODE, "probe", {"schema": 1}, deadline_s=5).first == {"kind": "facts", "cores": 2}

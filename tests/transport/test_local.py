@@ -86,9 +86,14 @@ def test_a_flood_on_stderr_after_the_end_of_the_output_is_taken_too(local: Local
     assert (late.exit_code, len(late.stderr)) == (0, 1 << 16)
 
 
-def test_an_answer_without_end_is_given_up(local: LocalTransport, node: Node) -> None:
-    with pytest.raises(ContactLost, match="longer than any of ours"):
-        local.run(node, "exec cat /dev/zero", deadline_s=DEADLINE_S)
+@pytest.mark.parametrize(
+    ("command", "why"), [("exec cat /dev/zero", "longer than any of ours"), ("kill -9 $$", "killed by SIGKILL")]
+)
+def test_an_answer_without_end_or_of_a_command_that_is_killed_is_none(
+    local: LocalTransport, node: Node, command: str, why: str
+) -> None:
+    with pytest.raises(ContactLost, match=why):
+        local.run(node, command, deadline_s=DEADLINE_S)
 
 
 def test_a_command_that_does_not_read_keeps_no_deadline_waiting(local: LocalTransport, node: Node) -> None:
@@ -96,11 +101,6 @@ def test_a_command_that_does_not_read_keeps_no_deadline_waiting(local: LocalTran
     with pytest.raises(ContactLost, match="does not read"):
         local.run(node, "exec sleep 60", stdin=bytes(1 << 20), deadline_s=0.2)
     assert time.monotonic() - began < 30
-
-
-def test_a_command_that_is_killed_gives_no_answer(local: LocalTransport, node: Node) -> None:
-    with pytest.raises(ContactLost, match="killed by SIGKILL"):
-        local.run(node, "kill -9 $$", deadline_s=DEADLINE_S)
 
 
 def test_letting_go_stops_nothing_and_leaves_no_zombie(local: LocalTransport, node: Node, home: Path) -> None:
