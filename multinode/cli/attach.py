@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from multinode.cli.early_verdict import running_verdict, watch
+from multinode.cli.early_verdict import IfSlower, require_terminal, running_verdict, watch
 from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import read_cluster
 from multinode.cli.notices import NoticeOptions
@@ -59,6 +59,7 @@ def attach(
     hosts: Elsewhere = None,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "report",
+    if_slower: IfSlower = "report",
     notices: NoticeOptions,
     exports: ExportOptions,
     fetch: Fetch = None,
@@ -70,8 +71,14 @@ def attach(
     """
     from multinode.workflows.run.attach import attach as follow
 
+    require_terminal(if_slower)
     known = None if hosts is not None else _known(run_id)
     if known is not None and known.directory.is_locked:
+        if if_slower != "report":
+            raise UsageError(
+                f"--if-slower-than-one-node {if_slower}: another multinode follows this run",
+                hint=f"what it says of it: multinode show {known.run.run_id}",
+            )
         if exports.are_wanted:
             raise UsageError(
                 "--export: another multinode follows this run",
@@ -82,7 +89,7 @@ def attach(
     cluster = known.cluster if known else read_cluster(hosts)[0]
     with (
         open_context(cluster, leaves=leaves) as context,
-        watch(context, "report"),
+        watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),
     ):

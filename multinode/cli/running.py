@@ -13,6 +13,7 @@ import typer
 
 from multinode.cli.exit_codes import OF_RUNS, OF_STOPS
 from multinode.cli.output import note, print_directory, print_document, print_failure, print_screen
+from multinode.core.run.run import SLOWER_THAN_ONE_NODE
 from multinode.errors import ContactLost, MultinodeError
 from multinode.launch.request import StopRequest
 from multinode.units import format_size
@@ -58,7 +59,8 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
     def ask(number: int, _frame: FrameType | None) -> None:
         stop.ask(signal.Signals(number).name)
         said = "stopping on all nodes; once more to kill at once" if stop.count == 1 else "killing at once"
-        said = "leaving; the run is still running" if leaves else said
+        if leaves and stop.reason != SLOWER_THAN_ONE_NODE:
+            said = "leaving; the run is still running"
         # A closed terminal takes stderr with it; the nodes must be stopped all the same.
         with contextlib.suppress(OSError):
             sys.stderr.write(f"\n{said}\n")

@@ -13,7 +13,7 @@ from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.quoting import as_steps
-from multinode.core.run.run import Failure, Run, Stall, new_run
+from multinode.core.run.run import SLOWER_THAN_ONE_NODE, Failure, Run, Stall, new_run
 from multinode.errors import OURS_TO_FIX, MultinodeError
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
@@ -145,13 +145,18 @@ class Execution:
         """Whether the run may go on alone now."""
         if self._stopping or self._tracker.all_over:
             return False
-        if self._barred is not None or (self.options.leave_on_stop and self.stop.count):
+        if self._barred is not None or (self._leaves_on_stop and self.stop.count):
             return True
         return self.options.leave_when_running and self._tracker.all_running
 
+    @property
+    def _leaves_on_stop(self) -> bool:
+        """Whether a request to stop is the user's, to follow no more; what is slower than one node is stopped."""
+        return self.options.leave_on_stop and self.stop.reason != SLOWER_THAN_ONE_NODE
+
     def _react(self) -> None:
         """Stop all nodes when one fails, the run hangs or the user asks; asking twice cuts the grace period short."""
-        asked = 0 if self.options.leave_on_stop else self.stop.count
+        asked = 0 if self._leaves_on_stop else self.stop.count
         hangs = self.options.on_stall == "stop" and self._watch.current is not None
         if hangs and not (self._stopping or asked or self._tracker.any_failed):
             self._hang = self._watch.current

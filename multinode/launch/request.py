@@ -25,7 +25,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
         kind: what the run is for: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
         attach: the run goes on already: follow it rather than start it.
         leave_when_running: follow until the job runs on every node, then let it go on alone.
-        leave_on_stop: the first request to stop ends the following and not the run.
+        leave_on_stop: the first request to stop ends the following and not the run, unless it is slower than one node.
         stall_s: how long no node may get on before the run is said to hang; None never says so.
         on_stall: whether a run that hangs is only reported or stopped, too.
     """

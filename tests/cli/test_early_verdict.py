@@ -16,11 +16,16 @@ from typer.testing import CliRunner
 from multinode.cli.early_verdict import Mode, require_terminal, watch
 from multinode.cli.main import build_app
 from multinode.core.run.progress import NodeProgress, RunProgress
+from multinode.core.run.run import Run
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
+from multinode.launch.request import ExecuteOptions
+from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
+from multinode.workflows.run.attach import attach, find_known
 from multinode.workflows.run.context import RunContext
 from tests.analyse.made_up_steps import MadeUp, always
+from tests.launch.scripted import HELLO, RUNNING, ScriptedNodes, Talk
 from tests.workflows.running import keep_running
 
 DEADLINE_S = 60.0
@@ -118,6 +123,49 @@ def test_a_verdict_that_fails_is_told_once_and_does_not_reach_the_run(followed: 
     assert len(followed.said) == 1
     assert followed.said[0].startswith("no early verdict; the run is still running: ")
     assert (followed.seen[-1], followed.context.stop.count) == (at(16), 0)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(("made_up", "status"), [(SLOW, "stopped"), (FAST, "succeeded")])
+def test_a_run_that_is_taken_up_is_stopped_as_well_though_ctrl_c_would_leave_it(
+    tmp_path: Path, made_up: MadeUp, status: str, *, detached: bool
+) -> None:
+    directory = keep_running(tmp_path, made_up)
+    run = directory.read("run.json", Run)
+    assert run is not None
+    directory.write("run.json", msgspec.structs.replace(run, detached=detached))
+    judged = threading.Event()
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if status == "stopped":
+            assert talk.order("stop")
+            talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+        else:
+            assert judged.wait(DEADLINE_S)
+            talk.end()
+
+    nodes = ScriptedNodes(play)
+    context = RunContext(
+        AgentTransport(nodes, AgentArchive(b"")),
+        tmp_path,
+        observe=lambda progress: judged.set() if progress.note else None,
+    )
+    with watch(context, "stop"):
+        launched = attach(find_known(tmp_path, "r"), context, ExecuteOptions(leave_on_stop=detached))
+    nodes.check()
+    assert launched.run.status == status
+    assert launched.run.stop_reason == ("slower_than_one_node" if status == "stopped" else "")
+
+
+def test_a_run_that_another_process_follows_is_that_ones_to_stop(tmp_path: Path) -> None:
+    directory = keep_running(tmp_path, SLOW)
+    with directory.lock():
+        done = CliRunner(env={"MULTINODE_RUNS": str(tmp_path)}).invoke(
+            build_app(), ["attach", "r", "--if-slower-than-one-node", "stop"]
+        )
+    assert isinstance(done.exception, UsageError)
+    assert "another multinode follows this run" in done.exception.message
 
 
 @pytest.fixture
