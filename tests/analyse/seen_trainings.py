@@ -202,3 +202,32 @@ def model(
 def both_ways(size_bytes: float, name: str = "ens1f0") -> Callable[[int, int], Passed]:
     """Every card sends and receives so much per step."""
     return lambda _node, _step: {name: (size_bytes, size_bytes), "eth0": (2000, 3000), "docker0": (0, 0)}
+
+
+DDP = Training(calls=ddp, model=model("ddp"), cards=both_ways(S))
+
+
+def seen(training: Training, **changes: object) -> SeenTraffic:
+    """The traffic of a training with these changes."""
+    return see(msgspec.structs.replace(training, **changes).observed())
+
+
+def figures(traffic: SeenTraffic) -> list[float | None]:
+    """Bytes per step by the calls, by the backend's algorithm and by the card."""
+    three = traffic.bytes_per_step
+    return [three.calls, three.expected, three.card]
+
+
+def hybrid_groups(rank: int) -> dict[str, tuple[int, ...]]:
+    """Groups of two nodes with two workers each: of the workers of a node, and of those with one local rank."""
+    first = rank // 2 * 2
+    return {"inside": (first, first + 1), "across": (rank % 2, rank % 2 + 2)}
+
+
+def hybrid_calls(_rank: int) -> list[CallCount]:
+    """Hybrid sharding in them: shared inside a node, and each share all-reduced across."""
+    return [
+        call("all_gather", S, 2, group="inside"),
+        call("reduce_scatter", S, group="inside"),
+        call("all_reduce", S / 2, group="across"),
+    ]

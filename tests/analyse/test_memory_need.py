@@ -7,18 +7,10 @@ from hypothesis import strategies as st
 from multinode.analyse.collectives.traffic import Layout, Strategy, TrafficInputs
 from multinode.analyse.job.memory_need import StatePlacement, memory_need
 from multinode.analyse.job.model_size import lora_parameters, parse_model
+from tests.analyse.trainings import LLAMA_3_8B
 
 TWO = Layout(nodes=2, workers_per_node=2)
 GIB = 1 << 30
-LLAMA_3_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-}
 
 
 def load(parameters: int | None, trainable: int, width: int = 2) -> TrafficInputs:

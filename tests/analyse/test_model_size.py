@@ -8,20 +8,11 @@ from typing import Any
 import pytest
 
 from multinode.analyse.job.model_size import lora_parameters, parse_model
+from tests.analyse import trainings
 
 # The sizes in config.json of Meta-Llama-3-8B, Mistral-7B-v0.1, Qwen2.5-0.5B and Qwen3-0.6B, with the number of
 # parameters that their model cards and files have.
-LLAMA_3_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
+LLAMA_3_8B = trainings.LLAMA_3_8B | {"attention_bias": False, "tie_word_embeddings": False}
 MISTRAL_7B = LLAMA_3_8B | {"model_type": "mistral", "vocab_size": 32000}
 QWEN_2_5_05B = {
     "model_type": "qwen2",

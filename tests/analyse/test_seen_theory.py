@@ -8,9 +8,20 @@ import pytest
 
 from multinode.core.run.samples import CallCount
 from tests.analyse.seen_theory import Theory, theory
-from tests.analyse.seen_trainings import PARAMETERS, S, Training, call, ddp, model, see, zero2
+from tests.analyse.seen_trainings import (
+    DDP,
+    PARAMETERS,
+    S,
+    Training,
+    call,
+    ddp,
+    hybrid_calls,
+    hybrid_groups,
+    model,
+    see,
+    zero2,
+)
 
-DDP = Training(calls=ddp, model=model("ddp"))
 Calls = Callable[[int], Sequence[CallCount]]
 
 
@@ -117,18 +128,9 @@ def test_where_theory_ends_the_reason_is_given(told: Mapping[str, Any] | None, c
 
 
 def test_hybrid_sharding_all_reduces_shares_across_nodes_and_the_rest_inside() -> None:
-    def groups(rank: int) -> dict[str, tuple[int, ...]]:
-        first = rank // 2 * 2
-        return {"inside": (first, first + 1), "across": (rank % 2, rank % 2 + 2)}
-
-    def calls(_rank: int) -> list[CallCount]:
-        return [
-            call("all_gather", S, 2, group="inside"),
-            call("reduce_scatter", S, group="inside"),
-            call("all_reduce", S / 2, group="across"),
-        ]
-
-    hybrid = Training(workers=2, groups=groups, calls=calls, model=model("fsdp2", accumulation=1)).observed()
+    hybrid = Training(
+        workers=2, groups=hybrid_groups, calls=hybrid_calls, model=model("fsdp2", accumulation=1)
+    ).observed()
     assert theory(hybrid).bytes_per_step == pytest.approx(3 * S / 2 + S / 2)
     assert see(hybrid).bytes_per_step.calls == pytest.approx(2 * S)
 

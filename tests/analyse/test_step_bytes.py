@@ -2,16 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.traffic.step_bytes import SeenTraffic
 from multinode.core.run.samples import CallCount, NicSample, Sample
 from tests.analyse.seen_trainings import (
     BEGUN_NS,
     BUCKET,
+    DDP,
     STEP_NS,
     STEPS,
     Passed,
@@ -22,23 +21,17 @@ from tests.analyse.seen_trainings import (
     counted,
     ddp,
     end_ns,
+    figures,
     fsdp,
+    hybrid_calls,
+    hybrid_groups,
     model,
     see,
+    seen,
     zero2,
 )
 
-DDP = Training(calls=ddp, model=model("ddp"), cards=both_ways(S))
 Calls = Callable[[int], list[CallCount]]
-
-
-def seen(training: Training, **changes: object) -> SeenTraffic:
-    return see(msgspec.structs.replace(training, **changes).observed())
-
-
-def figures(traffic: SeenTraffic) -> list[float | None]:
-    three = traffic.bytes_per_step
-    return [three.calls, three.expected, three.card]
 
 
 @pytest.mark.parametrize(
@@ -238,18 +231,7 @@ def test_one_worker_sends_nothing_even_where_it_recorded_no_calls() -> None:
 
 
 def test_hybrid_sharding_shares_the_card_between_the_groups_of_local_ranks() -> None:
-    def groups(rank: int) -> dict[str, tuple[int, ...]]:
-        first = rank // 2 * 2
-        return {"inside": (first, first + 1), "across": (rank % 2, rank % 2 + 2)}
-
-    def calls(_rank: int) -> list[CallCount]:
-        return [
-            call("all_gather", S, 2, group="inside"),
-            call("reduce_scatter", S, group="inside"),
-            call("all_reduce", S / 2, group="across"),
-        ]
-
-    traffic = seen(DDP, workers=2, backend="nccl", groups=groups, calls=calls, cards=both_ways(S))
+    traffic = seen(DDP, workers=2, backend="nccl", groups=hybrid_groups, calls=hybrid_calls, cards=both_ways(S))
     # 3 x 1/2 S inside, and S/2 across from each of two workers of a node.
     assert figures(traffic) == pytest.approx([2 * S, S, S], rel=0.002)
     assert any("2 groups of 2 workers share the NIC" in sentence for sentence in traffic.explained)

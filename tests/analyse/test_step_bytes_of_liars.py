@@ -9,18 +9,7 @@ import pytest
 
 from multinode.analyse.traffic.step_bytes import SeenTraffic
 from multinode.core.run.samples import CallCount, CardBytes, StepSample
-from tests.analyse.seen_trainings import S, Training, both_ways, call, ddp, model, see
-
-DDP = Training(calls=ddp, model=model("ddp"), cards=both_ways(S))
-
-
-def seen(training: Training, **changes: object) -> SeenTraffic:
-    return see(msgspec.structs.replace(training, **changes).observed())
-
-
-def figures(traffic: SeenTraffic) -> list[float | None]:
-    three = traffic.bytes_per_step
-    return [three.calls, three.expected, three.card]
+from tests.analyse.seen_trainings import DDP, S, call, ddp, figures, see, seen
 
 
 @pytest.mark.parametrize(

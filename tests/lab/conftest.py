@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -149,19 +149,16 @@ def small(_clean_machine: None) -> Iterator[Lab]:
         clear_faults(lab)
 
 
+def _run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **options)
+
+
 @pytest.fixture(scope="session")
 def multinode() -> Command:
     """The command line in a process of its own."""
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "multinode", *arguments],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        return _run([sys.executable, "-m", "multinode", *arguments], cwd=REPOSITORY)
 
     return call
 
@@ -171,14 +168,7 @@ def ssh() -> Command:
     """OpenSSH's own client with the lab's configuration: node, command, and optionally what it reads."""
 
     def call(node: str, command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["ssh", "-F", str(SSH_CONFIG), "-o", "BatchMode=yes", node, command],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        return _run(["ssh", "-F", str(SSH_CONFIG), "-o", "BatchMode=yes", node, command], input=stdin)
 
     return call
 
@@ -188,15 +178,8 @@ def shell() -> Command:
     """A shell on a node, as `lab exec` starts one: where SSH itself is not what is tested, it takes too long."""
 
     def call(node: str, command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*ns_command(require_lab().node(node)), "bash", "-c", f". {REFRESH_SCRIPT}; cd; {command}"],
-            env=login_environment({}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        argv = [*ns_command(require_lab().node(node)), "bash", "-c", f". {REFRESH_SCRIPT}; cd; {command}"]
+        return _run(argv, env=login_environment({}), stdin=subprocess.DEVNULL)
 
     return call
 

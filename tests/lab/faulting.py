@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from subprocess import CompletedProcess
 
 from multinode.lab.access import SSH_CONFIG
-from multinode.lab.faults import Fault
+from multinode.lab.cluster import require_lab
+from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.state import LabNode
 
 from .conftest import DEADLINE_S
@@ -80,3 +81,15 @@ def quick_ssh(node: str) -> CompletedProcess[str]:
     return subprocess.run(
         ["ssh", *options, node, "hostname"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
+
+
+@contextmanager
+def faults(*made: Fault) -> Iterator[None]:
+    """While inside, the lab has these faults."""
+    lab = require_lab()
+    try:
+        for fault in made:
+            make_fault(lab, fault)
+        yield
+    finally:
+        clear_faults(lab)

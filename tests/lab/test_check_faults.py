@@ -6,14 +6,13 @@ test_check_unreached.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab, require_lab
+from multinode.lab.cluster import Lab
 from multinode.lab.faults import (
     Address,
     Clock,
@@ -29,9 +28,8 @@ from multinode.lab.faults import (
     Ports,
     Route,
     Variable,
-    clear_faults,
-    make_fault,
 )
+from tests.lab.faulting import faults
 from tests.lab.launching import REPOSITORY, Command, assert_no_agents, listener
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab")]
@@ -97,17 +95,6 @@ def command(module_lab: Lab, tiny: None, tmp_path_factory: pytest.TempPathFactor
     yield command
     # All of this module's faults are cleared, and nothing is left of any.
     assert serious(check(command, JOB, "--no-bandwidth")[1]) == []
-
-
-@contextlib.contextmanager
-def faults(*made: Fault) -> Iterator[None]:
-    lab = require_lab()
-    try:
-        for fault in made:
-            make_fault(lab, fault)
-        yield
-    finally:
-        clear_faults(lab)
 
 
 def check(command: Command, *options: str, hosts: str = "lab") -> tuple[int, dict[str, Any]]:

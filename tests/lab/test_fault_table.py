@@ -12,15 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from multinode.lab.cluster import Lab, ns_command, require_lab
-from multinode.lab.faults import Clock, DiskFull, Fault, LinkDown, clear_faults, make_fault
+from multinode.lab.faults import Clock, DiskFull, LinkDown
 from multinode.lab.processes import node_processes
+from tests.lab.faulting import faults
 from tests.lab.launching import (
     SCRIPT,
     Command,
@@ -65,16 +64,6 @@ TORCH = (
 )
 
 
-@contextmanager
-def fault(made: Fault) -> Iterator[None]:
-    lab = require_lab()
-    make_fault(lab, made)
-    try:
-        yield
-    finally:
-        clear_faults(lab)
-
-
 def script(folder: Path, name: str, text: str) -> str:
     path = folder / name
     path.write_text(text)
@@ -116,7 +105,7 @@ def test_a_connection_that_falls_silent_and_one_that_is_cut_are_made_anew_withou
 ) -> None:
     with command.running(*OPTIONS, *COUNT, *go_file.argument) as controller:
         run_id = started(command)
-        with fault(LinkDown(node="node1", ifname="eth0")):
+        with faults(LinkDown(node="node1", ifname="eth0")):
             wait_said(controller, "node1 contact lost at ")
         wait_for_more(command, run_id)
         for pid in _children(require_lab().nodes[1].sshd.pid):
@@ -127,7 +116,7 @@ def test_a_connection_that_falls_silent_and_one_that_is_cut_are_made_anew_withou
 def test_the_training_link_goes_for_a_while_and_comes_back(command: Command, go_file: GoFile) -> None:
     with command.running(*OPTIONS, *COUNT, *go_file.argument) as controller:
         run_id = started(command)
-        with fault(LinkDown(node="node1")):
+        with faults(LinkDown(node="node1")):
             # What the fault lasts, and the run with it stands still.
             time.sleep(1)
             before = lines(command, run_id)
@@ -141,7 +130,7 @@ def test_gloo_bridges_twenty_seconds_without_the_training_link(command: Command)
     with command.running(*TORCH, "3000") as controller:
         run_id = command.run_id()
         wait_for(lambda: command.steps(0) > 3)
-        with fault(LinkDown(node="node1")):
+        with faults(LinkDown(node="node1")):
             time.sleep(20)
         ended = read_document(controller)
     assert (ended["status"], ended["steps"]) == ("succeeded", 3000)
@@ -162,7 +151,7 @@ def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock
     with command.running(verb, "--hang-timeout", stall_s, "--on-hang", "stop", *options) as controller:
         run_id = command.run_id()
         wait_for(lambda: command.steps(0) > 3)
-        with fault(LinkDown(node="node1")):
+        with faults(LinkDown(node="node1")):
             ended = read_document(controller)
             assert not processes_of(run_id)
     assert (ended["status"], controller.returncode) == ("failed", 1)
@@ -175,7 +164,7 @@ def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock
 def test_a_full_disk_on_a_node(command: Command) -> None:
     with command.running(*OPTIONS, *COUNT, "--step-s", "0.02") as controller:
         run_id = started(command)
-        with fault(DiskFull(node="node1")):
+        with faults(DiskFull(node="node1")):
             ended = read_document(controller)
     assert (ended["status"], controller.returncode) == ("failed", 1)
     assert (ended["first_failure"]["node"], ended["first_failure"]["kind"]) == ("node1", "disk_full")
@@ -269,7 +258,7 @@ if dist.get_rank() == 0:
     raise ValueError("the first")
 time.sleep(600)
 """
-    with fault(Clock(node="node1", offset_s=-10.0)):
+    with faults(Clock(node="node1", offset_s=-10.0)):
         ended = command.document(*OPTIONS, "--workers-per-node", "1", "--", script(shared_dir, "two.py", text))
     assert ended["status"] == "failed"
     failure = ended["first_failure"]

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import require_lab
-from multinode.lab.faults import DiskFull, Fault, NodeState, clear_faults, make_fault
+from multinode.lab.faults import DiskFull, NodeState
+from tests.lab.faulting import faults
 from tests.lab.launching import (
     RUN_DEADLINE_S,
     Command,
@@ -83,16 +84,6 @@ def launched(command: Command, *arguments: str) -> Iterator[tuple[subprocess.Pop
         yield controller, Attempts(command)
 
 
-@contextlib.contextmanager
-def fault(made: Fault) -> Iterator[None]:
-    lab = require_lab()
-    make_fault(lab, made)
-    try:
-        yield
-    finally:
-        clear_faults(lab)
-
-
 def on_node(node: str, path: str) -> Path:
     """Where a node's file is seen from here."""
     return Path(f"/proc/{require_lab().node(node).init.pid}/root{path}")
@@ -123,7 +114,7 @@ def test_a_run_outlives_a_worker_a_supervisor_and_a_full_disk(command: Command) 
         run.wait_until(2, 85)
         kill(supervisors(run.name(2))[0])
         run.wait_until(3, 125)
-        with fault(DiskFull(node="node1")):
+        with faults(DiskFull(node="node1")):
             wait_for(lambda: run.status(3) == "failed")
             # It is not started again while the disk is full, whatever time passes.
             wait_said(controller, "waiting: node1: ")
@@ -150,7 +141,7 @@ def test_a_node_without_power_is_waited_for(command: Command, shared_dir: Path) 
     with launched(command, *options, *training(output)) as (controller, run):
         run.wait_until(1, 45)
         shutil.copytree(on_node("node1", str(output)), output)
-        with fault(NodeState(node="node1", how="kill")):
+        with faults(NodeState(node="node1", how="kill")):
             wait_for(lambda: run.status(1) == "lost")
             wait_said(controller, "waiting until nothing of it is left")
         document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
@@ -171,7 +162,7 @@ def test_a_node_that_stays_away_is_left_out_and_the_global_batch_is_kept(command
     with launched(command, *options, *training("/var/tmp/left-out")) as (controller, run):
         run.wait_until(1, 45)
         # Node 0 is the one with the rendezvous: the other one takes its place.
-        with fault(NodeState(node="node0", how="kill")):
+        with faults(NodeState(node="node0", how="kill")):
             document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
     assert (document["status"], controller.returncode) == ("succeeded", 0)
     first, second = document["attempts"]
@@ -197,7 +188,7 @@ def test_a_disk_that_stays_full_is_told_and_the_run_ends(command: Command) -> No
     checked = tuple(word for word in options if word != "--no-check")
     with launched(command, *checked, *training("/var/tmp/left-full")) as (controller, run):
         run.wait_until(1, 25)
-        with fault(DiskFull(node="node1")):
+        with faults(DiskFull(node="node1")):
             document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
     assert (document["status"], controller.returncode) == ("failed", 1)
     (only,) = document["attempts"]
