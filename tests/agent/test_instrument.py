@@ -19,7 +19,7 @@ class Trainer:
         self.callbacks = []
     def add_callback(self, callback):
         self.callbacks.append(callback())
-    def train(self, steps, losses):
+    def train(self, steps, losses, evaluate=None):
         class Args: train_batch_size, gradient_accumulation_steps = 4, 2
         class State: global_step, max_steps = 0, steps
         for callback in self.callbacks:
@@ -29,6 +29,11 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_step_end(Args, State, None)
                 callback.on_log(Args, State, None, logs={"loss": loss})
+            if evaluate is not None:
+                metrics = {"eval_loss": evaluate()}
+                for callback in self.callbacks:
+                    callback.on_log(Args, State, None, logs=metrics)
+                    callback.on_evaluate(Args, State, None, metrics=metrics)
         for callback in self.callbacks:
             callback.on_log(Args, State, None, logs={"train_runtime": 2.0, "train_samples_per_second": 12.0})
 """
@@ -157,6 +162,24 @@ def test_a_trainer_tells_its_steps_samples_losses_and_its_own_figures(worker: Wo
     assert [(loss["step"], loss["loss"]) for loss in worker.records("loss")] == [(1, 2.5), (2, None)]
     (end,) = worker.records("train_end")
     assert (end["train_runtime_s"], end["train_samples_per_s"]) == (2.0, 12.0)
+
+
+def test_an_evaluation_tells_its_loss_and_is_in_no_steps_time(worker: Worker) -> None:
+    worker.module("transformers.trainer", TRANSFORMERS)
+    done = worker.run(
+        "import time\n"
+        "from transformers.trainer import Trainer\n"
+        "losses = iter([1.5, float('inf')])\n"
+        "def evaluate():\n"
+        "    print(time.monotonic_ns())\n"
+        "    return next(losses)\n"
+        "Trainer().train(2, [2.0, 1.0], evaluate)\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(one["step"], one["loss"]) for one in worker.records("evaluation")] == [(1, 1.5), (2, None)]
+    evaluated_ns = int(done.stdout.split()[0])
+    second = worker.records("step")[1]
+    assert 0 < second["step_time_us"] < (second["mono_ns"] - evaluated_ns) / 1000
 
 
 def test_deepspeed_is_counted_by_optimizer_steps_and_not_by_micro_batches(worker: Worker) -> None:

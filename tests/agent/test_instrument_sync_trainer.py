@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.samples import LossSample, NoteSample, SyncSample
+from multinode.core.run.samples import EvaluationSample, LossSample, NoteSample, SyncSample
 
 from .gloo_pair import Told, run_pair
 
@@ -177,6 +177,14 @@ def test_an_early_round_is_recorded_with_its_reason(trained: list[Told]) -> None
         assert rounds[:4] == [(4, "round"), (2, "checkpoint"), (4, "round"), (2, "checkpoint")]
         assert {(1, "evaluation"), (2, "end")} <= set(rounds)
     assert any(isinstance(one, LossSample) for one in trained[0].samples)
+
+
+def test_an_evaluation_has_the_same_loss_on_all_workers(trained: list[Told]) -> None:
+    first, second = (
+        [(one.step, one.loss) for one in told.samples if isinstance(one, EvaluationSample)] for told in trained
+    )
+    assert [step for step, _ in first] == [5, 10, 11]
+    assert first == second
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_by_the_trainers_own_step(trained: list[Told]) -> None:

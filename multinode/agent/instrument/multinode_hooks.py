@@ -96,12 +96,17 @@ def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
         samples = args.train_batch_size * args.gradient_accumulation_steps
         steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
 
+    def end_evaluation(*_: Any) -> None:
+        # Which is in no step's time.
+        steps.restart()
+
     def log(_args: Any, state: Any, logs: Dict[str, Any]) -> None:
-        """The loss, and at the end the Trainer's own figures."""
-        if "loss" in logs:
-            # JSON has no NaN: null says that the training has diverged.
-            loss = float(logs["loss"])
-            steps.note("loss", step=state.global_step, loss=loss if math.isfinite(loss) else None)
+        """The losses, and at the end the Trainer's own figures."""
+        for kind, name in (("loss", "loss"), ("evaluation", "eval_loss")):
+            if name in logs:
+                # JSON has no NaN: null says that the training has diverged.
+                loss = float(logs[name])
+                steps.note(kind, step=state.global_step, loss=loss if math.isfinite(loss) else None)
         if "train_runtime" in logs:
             steps.note(
                 "train_end",
@@ -110,7 +115,8 @@ def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
                 train_samples_per_s=float(logs.get("train_samples_per_second", 0)) or None,
             )
 
-    add_trainer_callback(guard, module, {"on_train_begin": begin, "on_step_end": end_step, "on_log": log})
+    handlers = {"on_train_begin": begin, "on_step_end": end_step, "on_evaluate": end_evaluation, "on_log": log}
+    add_trainer_callback(guard, module, handlers)
 
 
 def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:

@@ -16,6 +16,7 @@ from multinode.core.run.samples import (
     AveragingSample,
     DdpSample,
     DeviceWaitSample,
+    EvaluationSample,
     LossSample,
     Sample,
     StepSample,
@@ -27,7 +28,7 @@ __all__ = ["Observed", "ObservedNode", "observe"]
 
 _Kind = TypeVar("_Kind")
 # What is told of certain steps. What else a worker said, of its model and its groups, may hold for its next training.
-_OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample, SyncSample, TraceSample)
+_OF_STEPS = (StepSample, LossSample, EvaluationSample, DdpSample, DeviceWaitSample, SyncSample, TraceSample)
 
 
 class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ __all__ = [
     "DdpSample",
     "DeviceSample",
     "DeviceWaitSample",
+    "EvaluationSample",
     "ExceptionSample",
     "GpuSample",
     "GroupSample",
@@ -404,6 +405,14 @@ class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     loss: float | None
 
 
+class EvaluationSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="evaluation"):
+    """The loss of an evaluation on held-out data after this step; None is NaN or infinity."""
+
+    rank: Count
+    step: Count
+    loss: float | None
+
+
 class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train_end"):
     """The end of a training, with the figures that the framework reports itself.
 
@@ -657,6 +666,7 @@ Sample = (
     WorkerSample
     | StepSample
     | LossSample
+    | EvaluationSample
     | TrainEndSample
     | ExceptionSample
     | NicSample
