@@ -40,6 +40,7 @@ _WRITTEN_BY = {
     "multinode.stall/1": "`stall.json` of a run that hung",
     "multinode.summary/1": "`summary.json` of a run",
     "multinode.tune/1": "`multinode nccl-test --tune --json`, `tune.json` of a run",
+    "multinode.tuning/1": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
     "multinode.sweep/1": "`multinode sweep --json`, `multinode table --json`, `sweep.json` of a run",
 }
 _HEADER = """\
@@ -56,8 +57,8 @@ What is unknown is `null`, with its reason in `missing`. Units stand in the name
 """
 _FOOTER = """
 `multinode show --json` (`multinode.show/1`) puts together what a run has: `run` ([run](schemas/run-1.json)),
-`directory`, and of `summary`, `contrast`, `nccl_test`, `advice`, `sweep`, `bench`, `tune` and `early_verdict` those
-that there are.
+`directory`, and of `summary`, `contrast`, `nccl_test`, `advice`, `sweep`, `bench`, `tune`, `tuning` and `early_verdict`
+those that there are.
 `multinode logs --json`, `multinode report --json`, `multinode init --json`, `multinode clean --json` and
 `multinode lab fault list --json` print small documents of their own: names, paths and what was done.
 """

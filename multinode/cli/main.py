@@ -40,6 +40,7 @@ VERBS = {
     "bench": Verb("bench", "Measure", "Measure every GPU or CPU, and name a slow one."),
     "contrast": Verb("contrast", "Measure", "Measure one node against many: which is faster, and why."),
     "sweep": Verb("sweep", "Measure", "Measure a job over a grid of settings, nodes and workers."),
+    "tune": Verb("tune", "Measure", "Find the change that reaches a training's loss soonest."),
     "compare": Verb("contrast", "Decide", "Compare two stored runs."),
     "predict": Verb("predict", "Decide", "Predict other networks, nodes and settings."),
     "advise": Verb("advise", "Decide", "Rank the changes that would make a training faster."),

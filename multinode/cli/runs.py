@@ -80,6 +80,8 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.workflows.grid.sweep_table import load_table
     from multinode.workflows.nccl_test import load_scan
 
+    if _show_tuning(directory):
+        return True
     contrast, unread = load_contrast(directory)
     if contrast is not None:
         job = contrast.forecast.job if contrast.forecast is not None else ""
@@ -101,6 +103,20 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     if (tuning := directory.read("tune.json", TuneReport)) is not None:
         print_screen(tune_parts(tuning, details=details))
     return any(found is not None for found in (contrast, table, bench, scan, tuning))
+
+
+def _show_tuning(directory: RunDirectory) -> bool:
+    """What short runs of changes came to; a tuning is a grid, and its verdict stands for the table of that."""
+    from multinode.analyse.tuning.tuning import Tuning
+    from multinode.report.tuning.tuning_screen import tuning_parts
+    from multinode.workflows.tuning.tune import TUNING_FILE
+
+    tuning = directory.read(TUNING_FILE, Tuning)
+    if tuning is None:
+        return False
+    following = f"multinode launch --with {shlex.quote(tuning.file)}" if tuning.file else ""
+    print_screen(tuning_parts(tuning, next_command=following))
+    return True
 
 
 def logs(

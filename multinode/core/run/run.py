@@ -264,7 +264,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
         started_s: controller's wall clock.
         lease_s: how long the nodes go on without word from the controller.
-        kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`.
+        kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`, `tuning`.
         detached: whether it goes on without a controller.
         attempts: of a run that is restarted when it fails, oldest first; empty of any other.
         stop_reason: of a run that was stopped here: a signal's name, `stop` (the verb), or SLOWER_THAN_ONE_NODE.

@@ -24,7 +24,7 @@ from multinode.report.prediction.forecast_words import back_test_with_words, sce
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.prediction.predict import evidence_of, hosts_of, read_record, runs_of
 
-__all__ = ["advise_runs", "measured_job", "training_state"]
+__all__ = ["advise_runs", "measured_job", "training_state", "training_today"]
 
 
 class _Path(msgspec.Struct, frozen=True):
@@ -95,6 +95,17 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
         "the job that was measured is not stored with its runs, or is a script",
         hint="name it: --job FILE, or the script after --",
     )
+
+
+def training_today(root: Path, names: Sequence[str]) -> TrainingState:
+    """The training as it stands, by these runs alone and as far as the model is to be trusted.
+
+    Raises:
+        UsageError: there is no such run, or they tell too little.
+        MultinodeError: a file of one cannot be read.
+    """
+    evidence = evidence_of(root, names)
+    return training_state(trusted(evidence, back_tested(evidence)), [RunDirectory.open(root, name) for name in names])
 
 
 def _sources(root: Path, name: str) -> tuple[str, ...]:

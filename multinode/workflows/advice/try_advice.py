@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.advice.advice import Advice, Recommendations, Tried
+from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.job.workload import Settings, read_settings
 from multinode.analyse.prediction.forecast import PredictedScenario
 from multinode.analyse.prediction.run_selection import CONTRAST
@@ -133,7 +134,7 @@ def try_advice(
     return kept
 
 
-def changed_launch(what: Launch, change: Change, today: PredictedScenario) -> Launch:
+def changed_launch(what: Launch, change: Change, today: PredictedScenario | Layout) -> Launch:
     """The launch with a change made, as its options would make it, on as many nodes and workers as it runs on today.
 
     Raises:

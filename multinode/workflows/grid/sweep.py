@@ -1,62 +1,29 @@
 """sweep: the cells of a grid, each an ordinary run; what was measured is never measured again. Prints nothing.
 
-One cell, and the run that a killed controller left of it, is `sweep_cell`'s; the table is `sweep_table`'s.
+The runs are `series`'s; one cell, and the run that a killed controller left of it, is `sweep_cell`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from multinode.core.grid.cell_outcome import Outcome, judge_run
 from multinode.core.grid.grid import GridRecord
-from multinode.core.grid.grid_plan import Turn, measuring_order
-from multinode.core.grid.grid_state import (
-    begin,
-    give_up,
-    is_due,
-    is_finished,
-    retry_failed,
-    settle,
-    skip_larger,
-)
-from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.report.grid.grid_progress import cell_line, end_line, left_s, state_line
+from multinode.core.grid.grid_state import is_finished, retry_failed
+from multinode.errors import Interrupted, MultinodeError, UsageError
+from multinode.report.grid.grid_progress import state_line
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.grid.sweep_cell import (
-    AskedGrid,
-    CellRun,
-    cell_launch,
-    cell_workers,
-    end_cut_off,
-    figures_lack,
-    measure_cell,
-)
-from multinode.workflows.grid.sweep_store import (
-    create_sweep,
-    find_sweep,
-    free_run_id,
-    keep_grid,
-    keep_status,
-    load_grid,
-    new_record,
-)
+from multinode.workflows.grid.series import Measure, Series
+from multinode.workflows.grid.sweep_cell import AskedGrid, cell_launch, cell_workers, measure_cell
+from multinode.workflows.grid.sweep_store import create_sweep, find_sweep, keep_status, new_record
 from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.launch import probe_nodes, same_threads
 
 __all__ = ["Resume", "Swept", "find_finished", "require_plannable", "sweep"]
 
-_GOES_ON = "the same command resumes where it stopped"
-# So many cells in a row whose nodes cannot be reached or are in use, and the rest would not fare better.
-_MOST_BLOCKED = 2
-# So many of the first cells that are refused for the same reason, likewise.
-_MOST_REFUSED = 2
-
-Measure = Callable[[Launch, RunContext, float | None], CellRun]
 Conclude = Callable[[RunDirectory, Path], object]
 
 
@@ -116,9 +83,11 @@ def sweep(
     launches = _launches(asked, context)
     directory = _take_up(asked, context, resume, launches)
     with directory.lock():
-        series = _Series(context, directory, launches, asked.training.minutes)
+        series = Series(context, directory, lambda cell, _: launches[cell.label], measure)
         try:
-            series.run(measure, retries_failed=resume.retry_failed)
+            if resume.retry_failed:
+                series.keep(retry_failed(series.record))
+            series.run()
         except BaseException as error:
             _end(context, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
             raise
@@ -176,130 +145,3 @@ def _end(context: RunContext, directory: RunDirectory, status: str, conclude: Co
     # With a full disk there is nothing that could be kept, and why the sweep ended is said all the same.
     with contextlib.suppress(MultinodeError):
         keep_status(directory, status)
-
-
-class _Series:
-    """The runs of a sweep one after the other; its state is stored before and after each of them."""
-
-    def __init__(
-        self,
-        context: RunContext,
-        directory: RunDirectory,
-        launches: dict[str, Launch],
-        minutes: float | None,
-    ) -> None:
-        self.record = load_grid(directory)
-        self._context = context
-        # This process holds it: nobody else changes what is stored there.
-        self._directory = directory
-        # Of each cell, by its label.
-        self._launches = launches
-        # Of training in each run; None has it train its steps.
-        self._minutes = minutes
-        # Whether a run came to an end since this process began.
-        self._has_run = False
-        # Cells that were refused before any had run.
-        self._refused: list[int] = []
-
-    def run(self, measure: Measure, *, retries_failed: bool) -> None:
-        """Everything that is due, and what failed before if that is asked for.
-
-        Raises:
-            NodeError, Interrupted: see `sweep`.
-        """
-        keep_status(self._directory, "running")
-        if retries_failed:
-            self._keep(retry_failed(self.record))
-        self._settle_cut_off()
-        turns = list(measuring_order(self.record.grid, [one.cell for one in self.record.cells]))
-        blocked: list[int] = []
-        for number, turn in enumerate(turns, 1):
-            if not is_due(self.record, turn):
-                continue
-            self._require_going_on()
-            cell = self.record.cells[turn.cell].cell
-            self._context.say(cell_line(number, len(turns), cell.label, left_s(self.record)))
-            outcome = self._measure(turn, measure)
-            blocked = [*blocked, turn.cell] if outcome.unreachable or outcome.held else []
-            if len(blocked) == _MOST_BLOCKED:
-                # They are tried again by whoever goes on: nothing is wrong with the cells themselves.
-                self._keep(retry_failed(self.record, blocked))
-                if outcome.held:
-                    raise NodeFailed(outcome.reason, hint=f"once it is free, {_GOES_ON}")
-                raise NodeError(outcome.reason, hint=f"once it can be reached, {_GOES_ON}")
-        self._require_going_on()
-
-    def _measure(self, turn: Turn, measure: Measure) -> Outcome:
-        cell = self.record.cells[turn.cell].cell
-        ending = f"-{turn.number}" if self.record.grid.repeats > 1 else ""
-        run_id = free_run_id(self._context.runs, f"{self._directory.run_id}-{cell.label}{ending}")
-        self._keep(begin(self.record, turn.cell, run_id))
-        began = time.monotonic()
-        rate = None
-        try:
-            what = msgspec.structs.replace(self._launches[cell.label], run_id=run_id)
-            run = measure(what, self._context, self._minutes)
-            self._has_run = True
-            rate = run.launched.summary.samples_per_s
-            outcome = judge_run(run.launched.run, in_time=run.in_time, lacks=figures_lack(run.launched))
-        except (NodeError, NodeFailed, UsageError) as error:
-            if self._hits_all(turn.cell, error):
-                self._keep(retry_failed(give_up(self.record, turn.cell), self._refused))
-                raise
-            outcome = Outcome(state="failed", reason=str(error), unreachable=isinstance(error, NodeError))
-        except MultinodeError:
-            self._keep(give_up(self.record, turn.cell))
-            self._require_going_on()
-            raise
-        if outcome.state != "measured" and self._context.stop.count:
-            self._keep(give_up(self.record, turn.cell))
-            self._require_going_on()
-        if outcome.state == "stopped":
-            outcome = Outcome(state="failed", reason="another multinode stopped it")
-        self._settle(turn.cell, outcome, time.monotonic() - began, rate)
-        return outcome
-
-    def _hits_all(self, cell: int, error: MultinodeError) -> bool:
-        """Whether no other cell would fare better: nothing has run, and the first ones were refused for one reason."""
-        if isinstance(error, NodeError) or self._has_run:
-            return not self._has_run
-        if any(one.run_ids for one in self.record.cells):
-            return False
-        alike = all(self.record.cells[other].reason == str(error) for other in self._refused)
-        self._refused.append(cell)
-        return alike and len(self._refused) == min(_MOST_REFUSED, len(self.record.cells))
-
-    def _settle(self, index: int, outcome: Outcome, took_s: float, samples_per_s: float | None) -> None:
-        record = settle(self.record, index, outcome, took_s=took_s)
-        skipped: tuple[str, ...] = ()
-        if record.cells[index].state == "out_of_memory":
-            record, skipped = skip_larger(record, index)
-        self._keep(record)
-        cell = record.cells[index]
-        # Why an earlier repeat failed is no word on this one.
-        told = msgspec.structs.replace(cell, reason="") if outcome.state == "measured" else cell
-        self._context.say(end_line(told, samples_per_s))
-        if skipped:
-            self._context.say(f"skipped, as they need more: {', '.join(skipped)}")
-
-    def _settle_cut_off(self) -> None:
-        """Judge what was under way when an earlier controller was killed."""
-        for index, cell in enumerate(self.record.cells):
-            if cell.state == "running":
-                run_id = cell.current
-                outcome = Outcome(state="stopped")
-                if run_id is not None:
-                    outcome = end_cut_off(run_id, self._context, self.record.limit_s)
-                record = settle(self.record, index, outcome)
-                out = record.cells[index].state == "out_of_memory"
-                self._keep(skip_larger(record, index)[0] if out else record)
-
-    def _require_going_on(self) -> None:
-        if self._context.stop.count:
-            raise Interrupted(
-                f"interrupted; {state_line(self.record)}", hint=f"{_GOES_ON}: sweep {self._directory.run_id}"
-            )
-
-    def _keep(self, record: GridRecord) -> None:
-        self.record = record
-        keep_grid(self._directory, record)

@@ -18,10 +18,12 @@ from multinode.core.run.run import NodeRun, Run
 from multinode.errors import MultinodeError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.grid.sweep_cell import AskedGrid
+from multinode.workflows.run.context import Launch
 from multinode.workflows.run.launch import create_parent
 
 __all__ = [
     "GRID_FILE",
+    "create_grid",
     "create_sweep",
     "find_sweep",
     "free_run_id",
@@ -32,7 +34,6 @@ __all__ = [
 ]
 
 GRID_FILE = "grid.json"
-_KIND = "sweep"
 _BATCH_OF_SILENCE = 8
 
 
@@ -84,17 +85,25 @@ def create_sweep(root: Path, asked: AskedGrid, record: GridRecord, workers: int)
     """
     cluster = asked.launch.cluster.first(max(asked.grid.nodes))
     what = msgspec.structs.replace(asked.launch, cluster=cluster)
+    return create_grid(root, what, record, workers, _engine(asked))
+
+
+def create_grid(root: Path, what: Launch, record: GridRecord, workers: int, engine: str) -> RunDirectory:
+    """A directory for runs of a grid that begin, on all nodes of the launch; it is listed as they are.
+
+    Raises:
+        MultinodeError: it cannot be made.
+    """
     directory = create_parent(root, what)
-    engine = what.options.engine or choose_engine(asked.job)
     run = Run(
         run_id=directory.run_id,
         job=record.command,
-        engine=engine.name,
+        engine=engine,
         status="running",
         started_s=time.time(),
         world_size=workers,
-        nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(cluster.nodes)),
-        kind=_KIND,
+        nodes=tuple(NodeRun(name=node.name, node_rank=rank) for rank, node in enumerate(what.cluster.nodes)),
+        kind=what.execute.kind,
     )
     directory.write("run.json", run)
     keep_grid(directory, record)
@@ -135,6 +144,10 @@ def free_run_id(root: Path, wanted: str) -> str:
         number += 1
         name = f"{wanted}-try{number}"
     return name
+
+
+def _engine(asked: AskedGrid) -> str:
+    return (asked.launch.options.engine or choose_engine(asked.job)).name
 
 
 def _digest_scripts(job: Job) -> dict[str, str]:

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 # What is compared is told with its versions.
-_COMPARED = frozenset({"contrast", "sweep"})
+_COMPARED = frozenset({"contrast", "sweep", "tuning"})
 
 
 def launch(what: Launch, context: RunContext) -> Launched:

@@ -18,11 +18,11 @@ __all__ = ["PLAN_FILE", "StoredRun", "load_parts", "load_run", "load_runs"]
 # What a run may have beside its record, by the verb that made it.
 _RESULTS = (
     *("summary.json", "contrast.json", "nccl-test.json", "advice.json", "sweep.json", "bench.json", "tune.json"),
-    "early-verdict.json",
+    *("tuning.json", "early-verdict.json"),
 )
 PLAN_FILE = "plan.json"
 # Made of runs, each with a plan of its own, by a controller that holds their directory to the end.
-_HELD = frozenset({"bench", "sweep", "tune"})
+_HELD = frozenset({"bench", "sweep", "tune", "tuning"})
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Tuning: which change reaches the loss of the training as it stands sooner."""

@@ -1,0 +1,1 @@
+"""A tuning in words, as a table and as a screen."""
