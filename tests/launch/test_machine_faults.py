@@ -30,14 +30,13 @@ def kernel(message: str, time_s: float = 95.0) -> bytes:
     return b'{"kind":"kernel","time_s":%f,"message":"%s"}' % (time_s, message.encode())
 
 
-def nic(time_s: float, changes: int, errors: int = 0) -> bytes:
-    counters = b'"rx_bytes":0,"tx_bytes":0,"carrier_changes":%d,"rx_errors":%d' % (changes, errors)
-    return b'{"kind":"nic","time_s":%f,"mono_ns":0,"ifname":"ens1f0",%s}' % (time_s, counters)
-
-
 def count(time_s: float, name: str = "ens1f0", **counters: int) -> bytes:
     record = {"kind": "nic", "time_s": time_s, "mono_ns": 0, "ifname": name, "rx_bytes": 0, "tx_bytes": 0, **counters}
     return json.dumps(record, separators=(",", ":")).encode()
+
+
+def counts(before: int, after: int, counter: str = "carrier_changes", name: str = "ens1f0") -> list[bytes]:
+    return [count(90.0, name, **{counter: before}), count(95.0, name, **{counter: after})]
 
 
 def gpu(time_s: float, ecc: str) -> bytes:
@@ -56,6 +55,12 @@ def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s
     return Evidence(run=run, exceptions=raised, clock_offset_s=offset_s, faults=watch.faults)
 
 
+def blamed(nodes: list[Evidence], failure: Failure | None = None) -> Failure:
+    found = blame_machine(failure or first_failure(nodes), nodes)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("lines", "said", "message"),
     [
@@ -66,31 +71,31 @@ def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s
         ([kernel(EDAC)], CUDA, f"the kernel logged: {EDAC}"),
         ([kernel(IO_ERROR)], ("OSError", "[Errno 5] Input/output error"), f"the kernel logged: {IO_ERROR}"),
         ([kernel(READ_ONLY)], ("OSError", "[Errno 30] Read-only file system"), f"the kernel logged: {READ_ONLY}"),
-        ([nic(90.0, 2), nic(95.0, 3)], GLOO, "ens1f0 lost its link"),
-        ([nic(90.0, 2, 0), nic(95.0, 2, 5000)], GLOO, "ens1f0 counted 5000 receive errors"),
-        ([count(90.0, tx_errors=1), count(95.0, tx_errors=201)], GLOO, "ens1f0 counted 200 transmit errors"),
+        (counts(2, 3), GLOO, "ens1f0 lost its link"),
+        (counts(0, 5000, "rx_errors"), GLOO, "ens1f0 counted 5000 receive errors"),
+        (counts(1, 201, "tx_errors"), GLOO, "ens1f0 counted 200 transmit errors"),
         (
-            [count(90.0, rx_dropped=0), count(95.0, rx_dropped=10_000)],
+            counts(0, 10_000, "rx_dropped"),
             GLOO,
             "ens1f0 dropped 10000 packets that it had received",
         ),
         (
-            [count(90.0, tx_dropped=7), count(95.0, tx_dropped=90_007)],
+            counts(7, 90_007, "tx_dropped"),
             GLOO,
             "ens1f0 dropped 90000 packets that it had to send",
         ),
         (
-            [count(90.0, "mlx5_0/1", carrier_changes=1), count(95.0, "mlx5_0/1", carrier_changes=2)],
+            counts(1, 2, name="mlx5_0/1"),
             IB,
             "mlx5_0/1 lost its link",
         ),
         (
-            [count(90.0, "mlx5_0/1", link_recoveries=0), count(95.0, "mlx5_0/1", link_recoveries=1)],
+            counts(0, 1, "link_recoveries", "mlx5_0/1"),
             IB,
             "mlx5_0/1 had to recover its link from errors",
         ),
         (
-            [count(90.0, "mlx5_0/1", symbol_errors=5), count(95.0, "mlx5_0/1", symbol_errors=905)],
+            counts(5, 905, "symbol_errors", "mlx5_0/1"),
             IB,
             "mlx5_0/1 counted 900 symbol errors",
         ),
@@ -100,8 +105,7 @@ def test_a_fault_before_the_failure_is_the_first_cause(lines: list[bytes], said:
     """node0 raises; the fault is node1's, whose clock is a minute ahead."""
     shifted = [line.replace(b'"time_s":9', b'"time_s":15') for line in lines]
     nodes = [node(0, said=said), node(1, *shifted, offset_s=60.0)]
-    failure = blame_machine(first_failure(nodes), nodes)
-    assert failure is not None
+    failure = blamed(nodes)
     assert (failure.node, failure.rank, failure.kind) == ("node1", None, "hardware")
     assert failure.message == message
     assert failure.consequences == (f"node0: rank 0 raised {said[0]}: {said[1]}",)
@@ -115,12 +119,12 @@ def test_a_fault_before_the_failure_is_the_first_cause(lines: list[bytes], said:
         pytest.param([kernel(XID_31)], CUDA, id="the program's own"),
         pytest.param([kernel(XID_79, 104.0)], CUDA, id="after the failure"),
         pytest.param([kernel(IO_ERROR)], GLOO, id="a disk breaks no connection"),
-        pytest.param([nic(90.0, 2), nic(95.0, 3)], MODULE, id="a link has to do with no module"),
-        pytest.param([nic(90.0, 2), nic(95.0, 2, 20)], GLOO, id="a few errors"),
-        pytest.param([nic(95.0, 7)], GLOO, id="changes before the run"),
+        pytest.param(counts(2, 3), MODULE, id="a link has to do with no module"),
+        pytest.param(counts(0, 20, "rx_errors"), GLOO, id="a few errors"),
+        pytest.param([count(95.0, carrier_changes=7)], GLOO, id="changes before the run"),
         pytest.param([count(90.0), count(95.0, tx_errors=5000)], GLOO, id="not counted before"),
-        pytest.param([count(90.0, rx_dropped=0), count(95.0, rx_dropped=900)], GLOO, id="drops of a busy receiver"),
-        pytest.param([count(90.0, tx_errors=9), count(95.0, tx_errors=0)], GLOO, id="counters that were reset"),
+        pytest.param(counts(0, 900, "rx_dropped"), GLOO, id="drops of a busy receiver"),
+        pytest.param(counts(9, 0, "tx_errors"), GLOO, id="counters that were reset"),
         pytest.param([gpu(95.0, "4")], CUDA, id="ECC errors before the run"),
         pytest.param([gpu(90.0, "4"), gpu(95.0, "null")], CUDA, id="no ECC any more"),
         pytest.param([kernel("usb 1-1: new device")], CUDA, id="anything else"),
@@ -134,26 +138,23 @@ def test_what_does_not_explain_a_failure_leaves_it_as_it_was(lines: list[bytes],
 
 
 def test_a_link_that_went_is_behind_a_hang_for_which_the_run_was_stopped() -> None:
-    nodes = [node(0), node(1, nic(40.0, 2), nic(60.0, 3))]
+    nodes = [node(0), node(1, count(40.0, carrier_changes=2), count(60.0, carrier_changes=3))]
     hang = Failure(node="node0", node_rank=0, rank=0, message="all ranks wait in all_reduce", kind="hang")
-    failure = blame_machine(hang, nodes)
-    assert failure is not None
+    failure = blamed(nodes, hang)
     assert (failure.node, failure.message) == ("node1", "ens1f0 lost its link")
     assert failure.consequences == ("node0: all ranks wait in all_reduce",)
 
 
 def test_the_earliest_of_several_faults_is_named_and_none_without_a_failure() -> None:
     nodes = [node(0, kernel(XID_79, 99.0), said=CUDA), node(1, kernel(XID_48, 98.0))]
-    failure = blame_machine(first_failure(nodes), nodes)
-    assert failure is not None
+    failure = blamed(nodes)
     assert (failure.node, "Xid 48" in failure.message) == ("node1", True)
     assert blame_machine(None, nodes) is None
 
 
 def test_what_a_node_logs_reaches_no_terminal_as_it_is() -> None:
     nodes = [node(0, kernel("EDAC MC0: UE \\u001b[31mred\\u0007"), said=CUDA)]
-    failure = blame_machine(first_failure(nodes), nodes)
-    assert failure is not None
+    failure = blamed(nodes)
     assert failure.kind == "hardware"
     assert failure.message.isprintable()
 

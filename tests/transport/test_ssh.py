@@ -7,10 +7,10 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import paramiko
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
@@ -29,12 +29,19 @@ def node(sshd: Sshd, tmp_path: Path) -> Node:
     return sshd.node(tmp_path)
 
 
-def refusal(ssh: SshTransport, node: Node) -> NodeError:
+def refusal(ssh: SshTransport, node: Node, kind: type[NodeError]) -> NodeError:
     """The error of a node that cannot be reached."""
-    with pytest.raises(NodeError) as caught:
+    with pytest.raises(kind) as caught:
         ssh.run(node, "true", deadline_s=DEADLINE_S)
     assert caught.value.node == node.name
     return caught.value
+
+
+def opened(name: str | None) -> None:
+    """Wait until the connection to the node has been opened early, or could not be."""
+    for thread in threading.enumerate():
+        if thread.name == f"open-{name}":
+            thread.join(DEADLINE_S)
 
 
 def test_all_streams_of_a_node_share_one_connection(ssh: SshTransport, node: Node) -> None:
@@ -84,8 +91,7 @@ def test_an_unknown_host_key_is_refused_with_the_command_that_accepts_it(
     ssh: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     node = sshd.node(tmp_path, known_hosts="")
-    error = refusal(ssh, node)
-    assert isinstance(error, HostKeyError)
+    error = refusal(ssh, node, HostKeyError)
     shown = subprocess.run(
         ["ssh-keygen", "-l", "-f", str(sshd.folder / "host_key.pub")], capture_output=True, text=True, check=True
     )
@@ -96,7 +102,7 @@ def test_an_unknown_host_key_is_refused_with_the_command_that_accepts_it(
 
 def test_the_command_of_the_hint_accepts_the_key(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
     node = sshd.node(tmp_path, known_hosts="")
-    command = str(refusal(ssh, node).hint).partition(": ")[2].replace("=ask", "=accept-new")
+    command = str(refusal(ssh, node, HostKeyError).hint).partition(": ")[2].replace("=ask", "=accept-new")
     subprocess.run(command.split(), check=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL, capture_output=True)
     assert ssh.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
 
@@ -104,8 +110,7 @@ def test_the_command_of_the_hint_accepts_the_key(ssh: SshTransport, sshd: Sshd, 
 def test_a_changed_host_key_is_refused_with_both_fingerprints(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
     known = f"[127.0.0.1]:{sshd.port} " + (tmp_path / "other.pub").read_text()
-    error = refusal(ssh, sshd.node(tmp_path, known_hosts=known))
-    assert isinstance(error, HostKeyError)
+    error = refusal(ssh, sshd.node(tmp_path, known_hosts=known), HostKeyError)
     assert "has changed" in error.message
     assert error.message.count("SHA256:") == 2
     assert f"ssh-keygen -f {tmp_path}/known_hosts -R '[127.0.0.1]:{sshd.port}'" in str(error.hint)
@@ -123,8 +128,7 @@ def test_a_refused_key_names_the_user_and_what_was_tried(
 ) -> None:
     make_key(sshd.folder / f"stranger-{tmp_path.name}", kind)
     node = sshd.node(tmp_path, key=f"stranger-{tmp_path.name}")
-    error = refusal(ssh, node)
-    assert isinstance(error, AuthError)
+    error = refusal(ssh, node, AuthError)
     # Where the hostfile names a key, that alone is tried.
     assert f"refused our keys for user {sshd.user!r} (tried: {sshd.folder}/stranger-{tmp_path.name})" in error.message
     assert f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1" in str(error.hint)
@@ -134,23 +138,20 @@ def test_a_key_with_a_passphrase_says_so(ssh: SshTransport, sshd: Sshd, tmp_path
     key = tmp_path / "locked"
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(key)]
     subprocess.run(command, check=True, timeout=DEADLINE_S)
-    error = refusal(ssh, msgspec.structs.replace(sshd.node(tmp_path, key="none"), key=str(key)))
-    assert isinstance(error, AuthError)
+    error = refusal(ssh, replace(sshd.node(tmp_path, key="none"), key=str(key)), AuthError)
     assert "ssh-add" in str(error.hint)
 
 
 def test_a_port_where_nothing_listens_is_refused(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
     port = free_port()
-    error = refusal(ssh, msgspec.structs.replace(sshd.node(tmp_path), port=port))
-    assert isinstance(error, ConnectError)
+    error = refusal(ssh, replace(sshd.node(tmp_path), port=port), ConnectError)
     assert error.message == f"no SSH connection to 127.0.0.1 port {port}: refused"
     assert str(error.ran).endswith(f"-p {port} box true")
 
 
 @pytest.mark.parametrize("name", ["no-such-node.invalid", "a" * 64])
 def test_a_name_that_does_not_resolve_says_so(ssh: SshTransport, name: str) -> None:
-    error = refusal(ssh, Node(name=name, ssh_config="/dev/null"))
-    assert isinstance(error, ResolveError)
+    error = refusal(ssh, Node(name=name, ssh_config="/dev/null"), ResolveError)
     assert repr(name) in error.message
 
 
@@ -160,8 +161,7 @@ def test_a_port_that_answers_as_no_sshd_does_is_given_up(sshd: Sshd, tmp_path: P
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         began = time.monotonic()
-        error = refusal(transport, msgspec.structs.replace(sshd.node(tmp_path), port=listener.getsockname()[1]))
-    assert isinstance(error, ConnectError)
+        error = refusal(transport, replace(sshd.node(tmp_path), port=listener.getsockname()[1]), ConnectError)
     assert "not as sshd does" in error.message
     assert time.monotonic() - began < DEADLINE_S / 2
 
@@ -176,8 +176,8 @@ def test_what_a_server_says_that_is_no_sshd_does_nothing_to_a_terminal(sshd: Ssh
 
         thread = threading.Thread(target=greet)
         thread.start()
-        node = msgspec.structs.replace(sshd.node(tmp_path), port=listener.getsockname()[1])
-        error = refusal(SshTransport(connect_timeout_s=DEADLINE_S), node)
+        node = replace(sshd.node(tmp_path), port=listener.getsockname()[1])
+        error = refusal(SshTransport(connect_timeout_s=DEADLINE_S), node, ConnectError)
         thread.join(DEADLINE_S)
     assert "[2J" in error.message
     assert error.message.isprintable()
@@ -192,9 +192,8 @@ def test_a_jump_host_is_gone_through(ssh: SshTransport, sshd: Sshd, tmp_path: Pa
 
 
 def test_a_jump_host_of_the_hostfile_is_verified_too(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
-    node = msgspec.structs.replace(sshd.node(tmp_path), jump=f"{sshd.user}@localhost:{sshd.port}")
-    error = refusal(ssh, node)
-    assert isinstance(error, HostKeyError)
+    node = replace(sshd.node(tmp_path), jump=f"{sshd.user}@localhost:{sshd.port}")
+    error = refusal(ssh, node, HostKeyError)
     assert f"the host key of its jump host [localhost]:{sshd.port} is not known" in error.message
 
 
@@ -264,9 +263,7 @@ def test_a_defect_while_a_connection_is_opened_early_is_raised_at_its_first_use(
     """Of a node without a name, which is none of our errors; and no thread ends with a traceback of its own."""
     ssh, node = SshTransport(), Node(name=None)  # type: ignore[arg-type]  # the defect
     ssh.open_early([node])
-    for thread in threading.enumerate():
-        if thread.name == "open-None":
-            thread.join(DEADLINE_S)
+    opened(None)
     with pytest.raises(TypeError):
         ssh.run(node, "true", deadline_s=DEADLINE_S)
     ssh.close()
@@ -284,9 +281,7 @@ def test_a_connection_that_is_still_being_opened_early_does_not_outlive_the_tran
     node = sshd.node(tmp_path)
     ssh.open_early([node])
     ssh.close()
-    for thread in threading.enumerate():
-        if thread.name == f"open-{node.name}":
-            thread.join(DEADLINE_S)
+    opened(node.name)
     assert logins() <= before
     with pytest.raises(ContactLost, match="closed while it was opened"):
         ssh.run(node, "true", deadline_s=DEADLINE_S)
