@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable
 
-import msgspec
+from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
@@ -176,9 +176,7 @@ class Execution:
             session.stop(grace_s, end=self._give_up)
 
     def _progress(self) -> RunProgress:
-        return msgspec.structs.replace(
-            self._tracker.progress, elapsed_s=time.monotonic() - self._started, stall=self._watch.current
-        )
+        return replace(self._tracker.progress, elapsed_s=time.monotonic() - self._started, stall=self._watch.current)
 
     def _status(self) -> str:
         nodes = self._tracker.node_runs
@@ -204,7 +202,7 @@ class Execution:
     def _record(self, status: str) -> Run:
         ended = status != "running"
         failure = self._first_failure() if ended and status not in {"succeeded", "stopped"} else None
-        return msgspec.structs.replace(
+        return replace(
             new_run(self.plan, self._started_s),
             status=status,
             ended_s=time.time() if ended else None,
@@ -223,7 +221,7 @@ class Execution:
         failure = failure and blame_machine(self._tracker.explain(failure), evidence)
         if failure is None or failure.hint is None:
             return failure
-        return msgspec.structs.replace(failure, hint=as_steps(failure.hint, self.cluster.nodes))
+        return replace(failure, hint=as_steps(failure.hint, self.cluster.nodes))
 
     def _hang_failure(self) -> Failure | None:
         """A hang for which the run was stopped comes before whatever the stop brought about."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.core.run.log import clean_log, last_lines
 from multinode.core.run.run import Failure, NodeRun
@@ -50,7 +51,7 @@ def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
         return found
     peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
     told = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
-    return msgspec.structs.replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in told))
+    return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in told))
 
 
 def _find(nodes: Sequence[Evidence]) -> Failure | None:
@@ -95,7 +96,7 @@ def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure
     if not found:
         return failure
     time_s, node, fault = min(found, key=lambda item: item[0])
-    return msgspec.structs.replace(
+    return replace(
         failure,
         node=node.run.name,
         node_rank=node.run.node_rank,
@@ -203,7 +204,7 @@ def _failure(node: Evidence, message: str, **fields: Any) -> Failure:
         message=message,
         time_s=_at(node.run.ended_s, node) if node.run.ended_s is not None else None,
     )
-    return msgspec.structs.replace(failure, **fields)
+    return replace(failure, **fields)
 
 
 def _not_started(node: Evidence) -> Failure:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure, NodeRun
@@ -99,17 +100,15 @@ def classify(failure: Failure, run: NodeRun | None = None, log: str = "") -> Fai
     gave_up = _WATCHDOG.search(log) if failure.signal == "SIGABRT" else None
     if gave_up is not None:
         said = f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
-        failure = msgspec.structs.replace(failure, message=f"{failure.message}: {said}")
+        failure = replace(failure, message=f"{failure.message}: {said}")
     kind, error = _find(failure, run.oom_kills if run is not None else None)
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.
         kind, error = "disk_full", ERRORS_BY_ID["disk-full"]
-    failure = msgspec.structs.replace(failure, kind=kind)
+    failure = replace(failure, kind=kind)
     if error is None or failure.hint:
         return failure
-    return msgspec.structs.replace(
-        failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node)
-    )
+    return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node))
 
 
 def _last_words(failure: Failure) -> str:
@@ -151,7 +150,7 @@ def explain_timeout(failure: Failure, nodes: Sequence[NodeProgress], shares: Map
         return failure
     causes = [*_no_step(nodes), *_full_link(shares)]
     hint = "; or ".join([*causes, *([failure.hint] if failure.hint else [])])
-    return msgspec.structs.replace(failure, hint=hint or None)
+    return replace(failure, hint=hint or None)
 
 
 def link_share(samples: Iterable[Sample], node: NodeProgress, end_s: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from multinode.core.run.log import next_stage
 from multinode.core.run.plan import LaunchPlan
@@ -69,7 +69,7 @@ class Tracker:
     @property
     def progress(self) -> RunProgress:
         """How far the nodes are."""
-        return msgspec.structs.replace(self._start, nodes=tuple(track.progress for track in self._tracks))
+        return replace(self._start, nodes=tuple(track.progress for track in self._tracks))
 
     @property
     def node_runs(self) -> tuple[NodeRun, ...]:
@@ -140,11 +140,11 @@ class Tracker:
         track.error = error
         if not over:
             message = f"contact lost{_since(track)}, the job may be running; reconnecting"
-            track.progress = msgspec.structs.replace(track.progress, message=message)
+            track.progress = replace(track.progress, message=message)
         elif may_run or isinstance(error, ContactLost) or track.run.state != "waiting":
             _set_lost(track, error.message)
         else:
-            track.run = msgspec.structs.replace(track.run, cause="not_started", ended_s=time.time())
+            track.run = replace(track.run, cause="not_started", ended_s=time.time())
             _set_state(track, "ended", error.message)
 
     def _take_message(self, track: _NodeTrack, message: Message) -> None:
@@ -177,12 +177,12 @@ def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
 def _take_log(track: _NodeTrack, log: str) -> None:
     if track.progress.step is None:
         stage = next_stage(track.progress.stage, log)
-        track.progress = msgspec.structs.replace(track.progress, stage=stage)
+        track.progress = replace(track.progress, stage=stage)
 
 
 def _take_status(track: _NodeTrack, status: Status) -> None:
     said = {name: getattr(status, name) for name in _OF_STATUS}
-    track.run = msgspec.structs.replace(track.run, **said)
+    track.run = replace(track.run, **said)
     if status.cause == "not_started" and status.message:
         track.error = NodeFailed(status.message, node=track.run.name)
     _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")
@@ -200,7 +200,7 @@ def _describe_end(run: NodeRun) -> str:
 
 def _set_lost(track: _NodeTrack, reason: str = "") -> None:
     _set_state(track, "lost", f"lost{_since(track)}{': ' if reason else ''}{reason}")
-    track.run = msgspec.structs.replace(track.run, lost_s=track.heard_s)
+    track.run = replace(track.run, lost_s=track.heard_s)
 
 
 def _since(track: _NodeTrack) -> str:
@@ -208,5 +208,5 @@ def _since(track: _NodeTrack) -> str:
 
 
 def _set_state(track: _NodeTrack, state: str, message: str = "") -> None:
-    track.run = msgspec.structs.replace(track.run, state=state)
-    track.progress = msgspec.structs.replace(track.progress, state=state, message=message)
+    track.run = replace(track.run, state=state)
+    track.progress = replace(track.progress, state=state, message=message)

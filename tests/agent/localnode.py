@@ -57,9 +57,15 @@ class Conversation:
             self.records.append(record)
         return record
 
-    def read_until(self, wanted: Callable[[Record], bool]) -> Record:
+    def take(self, kind: str) -> Record:
+        """The next record, which is of that kind."""
+        record = self.read() or {}
+        assert record.get("kind") == kind
+        return record
+
+    def read_until(self, **wanted: str) -> Record:
         while (record := self.read()) is not None:
-            if wanted(record):
+            if wanted.items() <= record.items():
                 return record
         raise AssertionError(f"the verb ended first: {self.records[-3:]}")
 

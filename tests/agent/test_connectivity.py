@@ -27,19 +27,14 @@ def free_port() -> int:
 def meeting(node: LocalNode, *ports: int, **changes: Any) -> Iterator[tuple[Conversation, dict[str, Any]]]:
     request = {"addr": "127.0.0.1", "ports": list(ports), "token": TOKEN, "deadline_s": 20.0, **changes}
     with node.talk("connectivity", request) as talk:
-        listening = talk.read()
-        assert listening is not None
-        assert listening["kind"] == "listening"
-        yield talk, listening
+        yield talk, talk.take("listening")
 
 
 def attempt(talk: Conversation, *targets: tuple[str, int], timeout_s: float = 3.0, whole: bool = False) -> list[Any]:
     """The errors of attempts at these targets."""
     asked = [{"addr": addr, "port": port, "whole": whole} for addr, port in targets]
     talk.send({"attempts": asked, "timeout_s": timeout_s})
-    answer = talk.read()
-    assert answer is not None
-    assert answer["kind"] == "attempts"
+    answer = talk.take("attempts")
     assert [(result["addr"], result["port"]) for result in answer["results"]] == list(targets)
     assert all(result["ms"] >= 0 for result in answer["results"])
     return [result["error"] for result in answer["results"]]
@@ -66,7 +61,7 @@ def test_nodes_meet_on_named_and_on_ephemeral_ports_and_nothing_remains(node: Lo
         with socket.create_connection(("127.0.0.1", port)):
             assert attempt(caller, ("127.0.0.1", port)) == [None]
             host.send({"end": True})
-            assert host.read() == {"kind": "ended"}
+            host.take("ended")
         assert all(can_bind(one) for one in listening["ports"])
         assert host.hang_up() == 0
 
@@ -74,19 +69,16 @@ def test_nodes_meet_on_named_and_on_ephemeral_ports_and_nothing_remains(node: Lo
 def test_the_channel_serves_the_next_verb(node: LocalNode) -> None:
     with meeting(node, then=True) as (talk, _):
         talk.send({"end": True})
-        assert talk.read() == {"kind": "ended"}
+        talk.take("ended")
         talk.send({"schema": 1, "verb": "probe", "packages": False})
-        facts = talk.read()
-        assert facts is not None
-        assert facts["kind"] == "facts"
+        talk.take("facts")
 
 
 def test_a_stream_is_measured_where_it_arrives(node: LocalNode) -> None:
     with meeting(node, free_port()) as (_, listening), meeting(node) as (caller, _):
         target = {"addr": "127.0.0.1", "port": listening["ports"][0], "seconds": 0.2}
         caller.send({"streams": [target, target], "timeout_s": 10.0})
-        answer = caller.read()
-    assert answer is not None
+        answer = caller.take("streams")
     assert [result["error"] for result in answer["results"]] == [None, None]
     for result in answer["results"]:
         # The beginning is not counted; loopback carries far more than a megabyte in what is left.
@@ -126,8 +118,7 @@ def test_large_packets_that_vanish_are_told_from_a_silent_port(node: LocalNode) 
         with connection:
             connection.recv(200)
             connection.sendall(b"multinode\n")
-            answer = talk.read()
-    assert answer is not None
+            answer = talk.take("attempts")
     assert answer["results"][0]["error"] == "large packets lost"
 
 

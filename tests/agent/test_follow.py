@@ -51,7 +51,7 @@ def test_samples_come_in_whole_lines_until_the_end(node: LocalNode) -> None:
     with node.supervise(node.script(HALVES)) as talk:
         talk.read_log_until(b"half")
         for _ in range(2):
-            talk.read_until(lambda record: record["kind"] == "alive")
+            talk.read_until(kind="alive")
         assert talk.data("samples/rank-0.jsonl") == b'{"n": 0}\n'
         (node.run_dir() / "tmp" / "go").touch()
         talk.read_all()
@@ -82,7 +82,7 @@ def test_a_big_backlog_streams_in_bounded_memory(node: LocalNode) -> None:
 
 def test_of_many_nodes_each_waits_before_it_speaks_and_obeys_at_once(node: LocalNode) -> None:
     with node.supervise(node.script(SLEEPER), poll_s=3600.0) as talk:
-        talk.read_until(lambda record: record.get("state") == "running")
+        talk.read_until(state="running")
         # From now on nothing but an order ends the wait.
         end = talk.stop()
     assert (end["kind"], end["cause"]) == ("end", "stopped")
@@ -94,14 +94,14 @@ def test_what_is_new_in_several_files_is_told_at_once(node: LocalNode) -> None:
     for rank in range(3):
         (samples / f"rank-{rank}.jsonl").write_text("{}\n")
     with node.talk("follow", {"run_id": "r", "offsets": {}, "poll_s": 3600.0}) as talk:
-        names = [talk.read_until(lambda record: record["kind"] == "chunk")["file"] for _ in range(5)]
+        names = [talk.read_until(kind="chunk")["file"] for _ in range(5)]
     assert names == ["log", "samples/node.jsonl", *(f"samples/rank-{rank}.jsonl" for rank in range(3))]
     node.stop()
 
 
 def test_it_shows_that_it_is_alive_every_second(node: LocalNode) -> None:
     with node.supervise(node.script(SLEEPER)) as talk:
-        times = [talk.read_until(lambda record: record["kind"] == "alive")["time_s"] for _ in range(4)]
+        times = [talk.read_until(kind="alive")["time_s"] for _ in range(4)]
         talk.stop()
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert sum(gaps) / len(gaps) <= 1.1
@@ -134,7 +134,7 @@ def test_a_reader_that_goes_away_ends_the_verb_quietly(node: LocalNode, tmp_path
     reader, writer = os.pipe()
     errors = tmp_path / "stderr"
     with errors.open("wb") as stderr, node.follow(stderr=stderr) as talk:
-        talk.read_until(lambda record: record["kind"] == "hello")
+        talk.read_until(kind="hello")
         assert talk.process.stdout is not None
         # Closes our end of its stdout under the thread that reads it, which then finds the end of an empty pipe.
         os.dup2(reader, talk.process.stdout.fileno())

@@ -55,7 +55,7 @@ def test_sigterm_ends_a_step_that_has_no_run(step: LocalNode) -> None:
     with step.talk(
         "connectivity", {"addr": "127.0.0.1", "ports": [], "ephemeral": 1, "token": "t", "deadline_s": 60}
     ) as talk:
-        talk.read()
+        talk.take("listening")
         talk.process.send_signal(signal.SIGTERM)
         assert talk.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 

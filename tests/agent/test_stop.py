@@ -61,7 +61,7 @@ def test_a_second_order_in_a_hurry_shortens_the_grace_of_the_first(node: LocalNo
     began = time.monotonic()
     with node.follow() as talk:
         talk.send({"op": "stop", "grace_s": 60})
-        talk.read_until(lambda record: record["kind"] == "status" and record["state"] == "stopping")
+        talk.read_until(kind="status", state="stopping")
         talk.send({"op": "stop", "grace_s": 0.2})
         end = talk.read_all()[-1]
     assert (end["kind"], end["cause"], end["signal"]) == ("end", "stopped", "SIGKILL")

@@ -95,7 +95,7 @@ def test_a_renewed_lease_keeps_the_run_alive(node: LocalNode) -> None:
     with node.supervise(node.script(SLEEPER), lease_s=1.0) as talk:
         began = time.monotonic()
         while time.monotonic() - began < 2.5:
-            talk.read_until(lambda record: record["kind"] == "alive")
+            talk.read_until(kind="alive")
             talk.send({"op": "lease", "lease_s": 1.5})
         assert node.status()["state"] == "running"
         end = talk.read_all()[-1]
@@ -107,7 +107,7 @@ def test_word_from_a_controller_gives_no_lease_to_a_run_without_one(node: LocalN
     with node.follow() as talk:
         talk.send({"op": "lease", "lease_s": 0.0})
         for _ in range(2):
-            talk.read_until(lambda record: record["kind"] == "alive")
+            talk.read_until(kind="alive")
     assert node.status()["state"] == "running"
     node.stop()
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure, NodeRun
@@ -207,7 +207,7 @@ def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_
 
 
 NODE = NodeProgress(name="node0", node_rank=0, ranks=(0, 1), ifname="eth0", link_gbit_per_s=1.0)
-STEPPED = msgspec.structs.replace(NODE, step=3)
+STEPPED = replace(NODE, step=3)
 TIMEOUT = Failure(node="node0", node_rank=0, message="timed out", kind="timeout", hint="multinode check")
 WATCHDOG = (
     "[rank3]:[E1122 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(Seq=7, "
@@ -242,7 +242,7 @@ def test_a_worker_that_nccls_watchdog_aborted_is_a_timeout_and_says_of_what() ->
         ((NODE, STEPPED), None, ("multinode check",), ("tokenized_path",)),
         ((STEPPED,), 0.97, ("the link of node0 was 97% in use", "multinode check"), ("tokenized_path",)),
         ((NODE,), 1.3, ("tokenized_path", "was 100% in use"), ()),
-        ((msgspec.structs.replace(NODE, stage="tokenisation 45%"),), None, ("(node0: tokenisation 45%)",), ()),
+        ((replace(NODE, stage="tokenisation 45%"),), None, ("(node0: tokenisation 45%)",), ()),
     ],
 )
 def test_the_hint_names_what_the_figures_tell_of(
@@ -254,7 +254,7 @@ def test_the_hint_names_what_the_figures_tell_of(
 
 
 def test_any_other_failure_keeps_its_hint() -> None:
-    other = msgspec.structs.replace(TIMEOUT, kind="disk_full")
+    other = replace(TIMEOUT, kind="disk_full")
     assert explain_timeout(other, (NODE,), {"node0": 1.0}) == other
 
 
@@ -273,7 +273,7 @@ def test_any_other_failure_keeps_its_hint() -> None:
 def test_the_share_is_of_the_minute_before(samples: list[NicSample | StepSample], share: float | None) -> None:
     found = link_share(samples, NODE, 110.0)
     assert found == (pytest.approx(share) if share is not None else None)
-    assert link_share(samples, msgspec.structs.replace(NODE, link_gbit_per_s=None), 110.0) is None
+    assert link_share(samples, replace(NODE, link_gbit_per_s=None), 110.0) is None
 
 
 def test_a_run_whose_collective_times_out_before_its_first_step_says_so(tmp_path: Path) -> None:
