@@ -170,3 +170,20 @@ def test_levers_go_with_every_other_setting() -> None:
     for full in (one for one in found if one.averaging is None):
         alike = [one for one in found if (one.method, one.accumulation) == (full.method, full.accumulation)]
         assert [one.parts.exposed_ms for one in alike] == sorted((one.parts.exposed_ms for one in alike), reverse=True)
+
+
+def test_a_break_even_is_of_the_lever_that_alone_is_asked_for_and_of_as_many_nodes() -> None:
+    plain, averaging = ForecastRequest(links=(0.1, 1.0), nodes=(1, 4)), Averaging(every=16)
+    requests = {
+        "ddp": plain,
+        "averaged": changed(plain, averagings=(averaging,)),
+        "both": changed(plain, averagings=(None, averaging)),
+        "thin": changed(plain, grad_compress=("powersgd:4",)),
+    }
+    asked = {name: make_forecast(evidence(), request) for name, request in requests.items()}
+    found = {name: one.break_even for name, one in asked.items() if one.break_even is not None}
+    assert {one.next_node.nodes for one in found.values()} == {5}
+    link = {name: one.efficient.value or 0.0 for name, one in found.items()}
+    assert link["both"] == link["ddp"]
+    assert link["averaged"] < link["ddp"] / 4
+    assert link["thin"] < link["ddp"] / 4

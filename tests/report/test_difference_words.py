@@ -70,7 +70,8 @@ def test_what_one_side_does_not_tell_refuses_nothing_and_is_said(name: str) -> N
         ({"per_device_batch": 4}, "Per-device batch differs: 2 on A, 4 on B."),
         ({"packing": True}, "Packing differs: unknown on A, on on B."),
         ({"command": "train.py\x1b[2J"}, "Command differs: unknown on A, train.py [2J on B."),
-        ({"grad_compress": "x" * 99}, f"Gradient compression differs: unknown on A, {'x' * 57}..."),
+        ({"grad_compress": "x" * 99}, f"Gradient compression differs: none on A, {'x' * 57}..."),
+        ({"averaging": "every 16 steps"}, "Averaging between nodes differs: none on A, every 16 steps on B."),
     ],
 )
 def test_other_settings_are_marked_and_refuse_nothing(other: dict[str, Any], said: str) -> None:

@@ -133,7 +133,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sources: what it was calibrated from, a sentence each: which run, which nccl-test, which figures.
         scenarios: as asked for, nodes by nodes, link by link.
-        break_even: of the scenario that was measured, or of the first on several nodes; None on one node alone.
+        break_even: of the scenario that was measured, or of the first on several nodes; with another lever where that
+            alone is asked for. None on one node alone.
         break_even_of: which scenario that is, in a few words.
         today: what was measured on several nodes, predicted; None where none was, and in what earlier releases stored.
         one_node: one node in the same settings, with all its workers; likewise.
@@ -262,11 +263,12 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
     variants = _Variants(evidence)
     try:
         outlooks = tuple(variants.outlook(point) for point in _points(evidence, request))
+        sent = _asked(evidence, request)
         return Forecast(
             sources=evidence.sources,
             scenarios=outlooks,
-            break_even=break_even(evidence.calibration, _compressed(evidence), target=request.target),
-            break_even_of=_told(evidence.today),
+            break_even=break_even(evidence.calibration, sent, target=request.target),
+            break_even_of=_told(sent),
             today=_today(evidence),
             one_node=_one_node(evidence),
             job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
@@ -478,9 +480,19 @@ def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario
         )
 
 
-def _compressed(evidence: Evidence) -> Scenario:
-    """What was measured, with its gradients as they were sent."""
-    return sent_as(evidence.calibration, evidence.today, evidence.grad_compress)
+def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:
+    """What was measured, with its gradients as they were sent; with another lever where that alone is asked for.
+
+    Where nothing was measured on several nodes, on the fewest that are asked for.
+    """
+    scenario = evidence.today
+    if evidence.today_samples_per_s is None:
+        nodes = min((one for one in request.nodes if one > 1), default=scenario.layout.nodes)
+        workers = min(request.workers_per_node, default=scenario.layout.workers_per_node)
+        scenario = msgspec.structs.replace(scenario, layout=Layout(nodes=nodes, workers_per_node=workers))
+    compress = request.grad_compress[0] if len(request.grad_compress) == 1 else evidence.grad_compress
+    averaging = request.averagings[0] if len(request.averagings) == 1 else None
+    return sent_as(evidence.calibration, msgspec.structs.replace(scenario, averaging=averaging), compress)
 
 
 def _told(scenario: Scenario) -> str:
@@ -490,4 +502,5 @@ def _told(scenario: Scenario) -> str:
         f"{scenario.strategy} on {layout.nodes} nodes with {workers} each, "
         f"{format_rate(scenario.link.gbit_per_s)}, batch {scenario.per_device_batch:g}, "
         f"accumulation {scenario.accumulation}"
+        + (f", averaging {scenario.averaging.words}" if scenario.averaging is not None else "")
     )

@@ -21,6 +21,7 @@ __all__ = [
     "CONTRAST",
     "Record",
     "RunSelection",
+    "changed_algorithm",
     "could_be_single",
     "difference",
     "is_alike",
@@ -97,11 +98,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def changed_algorithm(self) -> str | None:
-        """What its workers do in place of averaging all gradients in each step; None is nothing."""
-        if self.plan.averaging is not None:
-            return f"its nodes average {self.plan.averaging.words}"
-        compressed = self.plan.grad_compress
-        return None if compressed is None or compressed in _HALVED else f"its gradients travel as {compressed}"
+        """As `changed_algorithm` has it of its plan."""
+        return changed_algorithm(self.plan)
 
     @functools.cached_property
     def job(self) -> LlamaFactoryJob | None:
@@ -136,6 +134,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """As it was configured; else as its calls were recognised; None is neither."""
         told = self.settings.strategy or (self.summary.strategy if self.summary is not None else None)
         return next((one for one in Strategy if one.value == told), None)
+
+
+def changed_algorithm(plan: LaunchPlan) -> str | None:
+    """What the workers do in place of averaging all gradients in each step; None is nothing."""
+    if plan.averaging is not None:
+        return f"its nodes average {plan.averaging.words}"
+    compressed = plan.grad_compress
+    return None if compressed is None or compressed in _HALVED else f"its gradients travel as {compressed}"
 
 
 def is_rate(gbit_per_s: float) -> bool:

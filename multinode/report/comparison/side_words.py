@@ -55,6 +55,7 @@ _NAMES = {
     "grad_compress": "gradient compression",
     "averaging": "averaging between nodes",
 }
+_LEVERS, _NONE = frozenset({"averaging", "grad_compress"}), "none"
 _LONGEST = 60
 
 
@@ -70,7 +71,9 @@ def difference_words(found: Difference, baseline: Side, mode: str) -> str:
         name, ours, other = "link", *(format_rate(one) for one in (found.baseline, found.candidate))
     else:
         name = _NAMES.get(found.name, found.name.replace("_", " ")) if found.kind == "setting" else _written(found.name)
-        ours, other = _written(found.baseline), _written(found.candidate)
+        # Both are left out where there is none.
+        values = [_NONE if one is None and found.name in _LEVERS else one for one in (found.baseline, found.candidate)]
+        ours, other = map(_written, values)
     said = f"{name} differs: {ours} on {mine}, {other} on {theirs}."
     return said if found.kind == "version" else capitalised(said)
 

@@ -58,9 +58,8 @@ def _verdict(forecast: Forecast) -> str:
     rows, found, today = forecast.scenarios, forecast.break_even, forecast.today
     if len(rows) == 1 or found is None:
         return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was asked for."
-    nodes = today.nodes if today is not None else max(row.nodes for row in rows)
     link = today.link_gbit_per_s if today is not None else None
-    return f"Break-even (predicted): {break_even_words(found, nodes, link)}."
+    return f"Break-even (predicted): {break_even_words(found, found.next_node.nodes - 1, link)}."
 
 
 def _of_one(one: PredictedScenario) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from multinode.analyse.comparison.contrast import SideRun, compare, make_side
 from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.analyse.prediction.forecast import ForecastRequest
+from multinode.analyse.prediction.run_selection import changed_algorithm
 from multinode.analyse.run.steady import steps_to_run
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
@@ -39,6 +40,7 @@ from multinode.workflows.run.launch import (
     require_success,
     same_threads,
 )
+from multinode.workflows.run.runs import PLAN_FILE
 
 __all__ = [
     "ContrastRequest",
@@ -449,7 +451,11 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
 
 
 def with_outlook(compared: Contrast, runs: Path) -> Contrast:
-    """What other networks and settings would give; that it is not known leaves what was measured as good as it is."""
+    """What other networks and settings would give; that it is not known leaves what was measured as good as it is.
+
+    Of nodes that average, or send less than gradients, it is predicted from the baseline alone: they do not tell what
+    another network would give.
+    """
     candidate = compared.candidate
     names = [*compared.baseline.run_ids, *candidate.run_ids]
     accumulation = candidate.settings.accumulation if candidate.settings is not None else None
@@ -458,6 +464,16 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
         accumulations=() if accumulation is None else (accumulation, 4 * accumulation),
     )
     try:
+        plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
+        if plan is not None and changed_algorithm(plan) is not None:
+            lever = msgspec.structs.replace(
+                request,
+                averagings=(plan.averaging,),
+                grad_compress=(plan.grad_compress,),
+                workers_per_node=(candidate.workers_per_node,),
+                link_measured=candidate.link_gbit_per_s,
+            )
+            return msgspec.structs.replace(compared, forecast=forecast_runs(runs, compared.baseline.run_ids, lever))
         return msgspec.structs.replace(
             compared, forecast=forecast_runs(runs, names, request), advice=advise_runs(runs, names).advice
         )
