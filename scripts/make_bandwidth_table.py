@@ -18,12 +18,15 @@ from reference_pages import write_or_check
 from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.job.flops import flops_per_token
 from multinode.analyse.job.model_size import lora_parameters, parse_model
-from multinode.analyse.job.step_calls import passing_bytes
-from multinode.analyse.prediction.break_even import Needed
+from multinode.analyse.prediction.break_even import Needed, break_even
+from multinode.analyse.prediction.calibration import sent_as
+from multinode.analyse.prediction.cost_model import Scenario
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
+from multinode.analyse.prediction.predict import calls_of, sent_bytes
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.core.prediction.published_benchmarks import Lora, Model, Network, PublishedBenchmarks, Speed
+from multinode.core.run.averaging import Averaging
 from multinode.units import format_rate
 from multinode.workflows.prediction.predict import forecast_benchmarks
 
@@ -91,6 +94,9 @@ memory of a GPU is another question: `multinode advise`.
 - *break-even* is the link from which on two nodes beat one, *90 %* the one that reaches 90 % efficiency, both over TCP,
   which rarely carries more than 3 to 5 GB/s however fast the link is; `-`: no link is enough over TCP.
 
+What compression and averaging less often change of it:
+[the last table](#full-fine-tuning-under-ddp-with-less-communication).
+
 Other GPUs: the need grows with their speed. GPUs twice as fast need twice the link. Twice the accumulation halves the
 need of DDP; ZeRO-2, ZeRO-3 and FSDP send in every micro-batch, so it changes nothing for them. Longer sequences and
 larger micro-batches lower it as they lengthen the step.
@@ -100,6 +106,36 @@ larger micro-batches lower it as they lengthen the step.
 Your own training, with its own figures: `multinode nccl-test`, `multinode contrast train.yaml`, then
 `multinode predict last --link 1,10,25,100`. Why strategies differ so much:
 [the cost model](../explanation/cost-model.md).
+"""
+
+
+class _Lever(NamedTuple):
+    """How nodes send less; nothing is DDP as it is."""
+
+    words: str = "none"
+    grad_compress: str | None = None
+    averaging: Averaging | None = None
+
+
+_LEVERS = (
+    _Lever(),
+    _Lever("gradients as bf16", grad_compress="bf16"),
+    _Lever("PowerSGD, rank 4", grad_compress="powersgd:4"),
+    _Lever("local SGD, every 16", averaging=Averaging(every=16)),
+    _Lever("local SGD, every 16, as bf16", averaging=Averaging(every=16, dtype="bf16")),
+    _Lever("DiLoCo, every 64, as bf16", averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
+)
+_WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
+_LEVERS_HEADER = """
+## Full fine-tuning under DDP, with less communication
+
+The same with options of `multinode launch`: `--grad-compress`, `--sync-every` and `--diloco`. *sent* is the
+mean over the steps of a round.
+
+Efficiency is of samples/s. All of these but rounded gradients are another algorithm, whose loss may be worse:
+[what each changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md). Whether one pays in your training,
+`multinode tune` measures: [how to](../how-to/train-over-slow-ethernet.md).
+
 """
 _RDMA_GBIT_PER_S = 100.0
 _COLUMNS = (
@@ -126,23 +162,43 @@ def render_reference() -> str:
     for title, rank in (("Full fine-tuning", None), (f"LoRA of rank {_RANK} on all linear modules", _RANK)):
         parts += [f"\n## {title}\n\n", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
         parts += [_line(_row(model, strategy, rank)) for model in _MODELS for strategy in _NAMES]
+    parts += [_LEVERS_HEADER, _line(_COLUMNS).replace("strategy", "lever"), _line(["---"] * len(_COLUMNS))]
+    models = [model for model in _MODELS if model.name in _WITH_LEVERS]
+    parts += [_line(_row(model, "ddp", None, lever)) for model in models for lever in _LEVERS]
     return "".join(parts)
 
 
-def _row(model: _Size, strategy: _Strategy, rank: int | None) -> Iterator[str]:
+def _row(model: _Size, strategy: _Strategy, rank: int | None, lever: _Lever | None = None) -> Iterator[str]:
     evidence = evidence_of_benchmarks(_benchmarks(model, strategy, rank, Network(gbit_per_s=_LINKS[0])))
     rdma = evidence_of_benchmarks(_benchmarks(model, strategy, rank, Network(gbit_per_s=_RDMA_GBIT_PER_S, rdma=True)))
-    found = _forecast(evidence, _LINKS)
+    asked = lever or _Lever()
+    scenario = _with_lever(evidence, asked)
     yield model.name
-    yield _NAMES[strategy]
-    yield _bytes(_sent(evidence))
-    for one in (*found.scenarios, *_forecast(rdma, (_RDMA_GBIT_PER_S,)).scenarios):
-        yield _efficiency(one)
-    yield from _needed(found)
+    yield _NAMES[strategy] if lever is None else lever.words
+    yield _bytes(sent_bytes(scenario, calls_of(evidence.calibration, scenario)))
+    for each, links in ((evidence, _LINKS), (rdma, (_RDMA_GBIT_PER_S,))):
+        for one in _forecast(each, links, asked).scenarios:
+            yield _efficiency(one)
+    broken = break_even(evidence.calibration, scenario, target=_TARGET)
+    yield from map(_link, (broken.beats_one, broken.efficient))
 
 
-def _forecast(evidence: Evidence, links: tuple[float, ...]) -> Forecast:
-    return make_forecast(evidence, ForecastRequest(links=links, nodes=(2,), workers_per_node=(_GPUS,), target=_TARGET))
+def _with_lever(evidence: Evidence, lever: _Lever) -> Scenario:
+    layout = Layout(nodes=2, workers_per_node=_GPUS)
+    today = msgspec.structs.replace(evidence.today, layout=layout, averaging=lever.averaging)
+    return sent_as(evidence.calibration, today, lever.grad_compress)
+
+
+def _forecast(evidence: Evidence, links: tuple[float, ...], lever: _Lever) -> Forecast:
+    request = ForecastRequest(
+        links=links,
+        nodes=(2,),
+        workers_per_node=(_GPUS,),
+        grad_compress=(lever.grad_compress,),
+        averagings=(lever.averaging,),
+        target=_TARGET,
+    )
+    return make_forecast(evidence, request)
 
 
 def _benchmarks(model: _Size, strategy: _Strategy, rank: int | None, network: Network) -> PublishedBenchmarks:
@@ -167,12 +223,6 @@ def _step_ms(model: _Size, rank: int | None) -> float:
     return flops.model * _SEQUENCE_TOKENS * _SAMPLES * _ACCUMULATION / (_TFLOPS * 1e12) * 1e3
 
 
-def _sent(evidence: Evidence) -> float:
-    today = msgspec.structs.replace(evidence.today, layout=Layout(nodes=2, workers_per_node=_GPUS))
-    calls = evidence.calibration.work.calls_of(today.strategy, today.layout)
-    return passing_bytes(calls, today.accumulation, today.layout.workers)
-
-
 def _bytes(count: float) -> str:
     value, unit = (count / 1e6, "MB") if count < _GB else (count / _GB, "GB")
     return f"{float(f'{value:.3g}'):g} {unit}"
@@ -181,12 +231,6 @@ def _bytes(count: float) -> str:
 def _efficiency(one: PredictedScenario) -> str:
     low, high = (min(1.0, rate / one.samples_per_s * one.efficiency) for rate in one.interval)
     return f"{min(1.0, one.efficiency):.0%} ({100 * low:.0f}-{100 * high:.0f})"
-
-
-def _needed(found: Forecast) -> Iterator[str]:
-    broken = found.break_even
-    for needed in (None, None) if broken is None else (broken.beats_one, broken.efficient):
-        yield _link(needed)
 
 
 def _link(needed: Needed | None) -> str:
