@@ -17,6 +17,7 @@ from multinode.cli.options import (
     HangTimeout,
     Hosts,
     Json,
+    LinkMeasured,
     Nodes,
     OnHang,
     Overrides,
@@ -77,10 +78,7 @@ def advise(
         str | None,
         typer.Option(metavar="RATE", help="As if the nodes had this link: 10gbit; a bare number is in Gbit/s."),
     ] = None,
-    link_measured: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
-    ] = None,
+    link_measured: LinkMeasured = None,
     top: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Show the best N; else 3, all in JSON and with --details."),

@@ -42,6 +42,7 @@ __all__ = [
     "Hosts",
     "JobFile",
     "Json",
+    "LinkMeasured",
     "MasterPort",
     "MetricsPort",
     "NcclInspector",
@@ -149,6 +150,10 @@ Check = Annotated[
     bool, typer.Option("--check/--no-check", rich_help_panel=_RUN, help="Check first what would break the run.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+LinkMeasured = Annotated[
+    str | None,
+    typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
+]
 Details = Annotated[bool, typer.Option("--details", help="Print every table and note, too.")]
 GracePeriod = Annotated[
     float,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Details, Json, complete_runs, given_options
+from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options
 from multinode.cli.output import is_quiet, print_document, print_screen
 from multinode.errors import UsageError
 from multinode.units import parse_rate
@@ -83,10 +83,7 @@ def predict(
         str | None, typer.Option(metavar="none,fp16", help="What nodes send averages as: fp16, bf16 or none.")
     ] = None,
     target: Annotated[float, typer.Option(help="Efficiency that the break-even is to reach.")] = 0.9,
-    link_measured: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
-    ] = None,
+    link_measured: LinkMeasured = None,
     stream: Annotated[
         str | None,
         typer.Option(
