@@ -4,13 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.grid.contradictions import find_contradictions
+from multinode.analyse.grid.contradictions import Contradiction, find_contradictions
 from multinode.core.text.rounded import Rounded, exactly, parse_rounded
+from multinode.report.grid.cell_words import contradiction_words
 
 
 def figures(**texts: str | int) -> dict[str, Rounded]:
     """Texts as they are published, rounded; numbers of things as they are."""
     return {name: exactly(text) if isinstance(text, int) else parse_rounded(text) for name, text in texts.items()}
+
+
+def sentences(row: dict[str, Rounded]) -> tuple[str, ...]:
+    return tuple(map(contradiction_words, find_contradictions(row)))
 
 
 # A training that could have been: 2048 samples, twice, in steps of 128.
@@ -46,7 +51,7 @@ def test_a_row_whose_figures_fit_together_has_no_contradiction() -> None:
         ({"global_batch": 64, "all_devices_batch": 16}, "GPUs x accumulation x batch of a GPU is 128: 50.0 % less"),
         ({"all_devices_batch": 33}, "the batch of all GPUs is 33, GPUs x batch of a GPU is 32: 3.1 % more"),
         ({"accumulation": 8}, "the global batch is 128, batch of all GPUs x accumulation is 256: 50.0 % less"),
-        ({"nodes": 1}, "the number of GPUs is 4, nodes x workers a node is 2: 100.0 % more"),
+        ({"nodes": 1}, "the number of GPUs is 4, nodes x workers per node is 2: 100.0 % more"),
         ({"whole_s": "303.70"}, "samples/s x runtime is 6107.41, samples x epochs is 4096: 49.1 % more"),
         ({"epochs": 3}, "samples/s x runtime is 4096.41, samples x epochs is 6144: 33.3 % less"),
         ({"steps": 64}, "steps/s x runtime is 32.0013, the number of steps is 64: 50.0 % less"),
@@ -62,12 +67,20 @@ def test_a_row_whose_figures_fit_together_has_no_contradiction() -> None:
     ],
 )
 def test_what_does_not_fit_is_named_with_its_size(wrong: dict[str, str | int], named: str) -> None:
-    assert any(named in sentence for sentence in find_contradictions(WHOLE | figures(**wrong)))
+    assert any(named in sentence for sentence in sentences(WHOLE | figures(**wrong)))
 
 
 def test_tokens_are_held_against_the_runtime_where_no_samples_are_told() -> None:
     row = figures(tokens_per_s="1000.0", whole_s="100.0", tokens=90_000, epochs=1)
-    assert find_contradictions(row) == ("tokens/s x runtime is 100000, tokens x epochs is 90000: 11.1 % more",)
+    assert sentences(row) == ("tokens/s x runtime is 100000, tokens x epochs is 90000: 11.1 % more",)
+
+
+def test_what_does_not_fit_is_kept_as_two_formulas_and_their_values() -> None:
+    row = figures(samples_per_s="20.11", whole_s="203.70", dataset_samples=2048, epochs=3)
+    (found,) = find_contradictions(row)
+    assert found.sides == ("samples_per_s*whole_s", "dataset_samples*epochs")
+    assert found.values == pytest.approx((4096.41, 6144), rel=1e-5)
+    assert "a*b is 1, c is 2: 50.0 % less" in contradiction_words(Contradiction(sides=("a*b", "c"), values=(1, 2)))
 
 
 @pytest.mark.parametrize(("seconds", "fits"), [("102.0", True), ("102.2", False), ("98.1", True), ("97.9", False)])
@@ -106,4 +119,4 @@ def test_what_is_not_told_contradicts_nothing(left_out: set[str]) -> None:
 
 @given(st.dictionaries(st.sampled_from(sorted(WHOLE)), st.floats(1e-12, 1e15).map(exactly)))
 def test_any_figures_get_sentences_and_no_error(row: dict[str, Rounded]) -> None:
-    assert all(sentence.endswith((" more", " less")) for sentence in find_contradictions(row))
+    assert all(sentence.endswith((" more", " less")) for sentence in sentences(row))

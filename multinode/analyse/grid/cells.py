@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.analyse.grid.contradictions import Contradiction
 from multinode.analyse.job.workload import BATCH_NAMES, Settings
 from multinode.analyse.stats.estimate import Estimate
 from multinode.analyse.stats.spread import Spread
@@ -78,7 +79,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
         cost_per_million_tokens: by the hour.
         relative: samples_per_s over the table's baseline's.
         disturbed: other load and thermals that were seen; `disturbances` a sentence each, once it is worded.
-        contradictions: what of an imported row does not fit together, a sentence each.
+        contradicted: what of an imported row does not fit together; `contradictions` likewise.
         missing: reason by name of every figure of a measured row that is None.
     """
 
@@ -123,6 +124,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     relative: Estimate | None = None
     disturbed: tuple[Disturbance, ...] = ()
     disturbances: tuple[str, ...] = ()
+    contradicted: tuple[Contradiction, ...] = ()
     contradictions: tuple[str, ...] = ()
     missing: dict[str, str] = {}
 

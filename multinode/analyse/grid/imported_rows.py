@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from multinode.analyse.grid.cells import MEASURED, RANGED, CellRow
-from multinode.analyse.grid.contradictions import find_contradictions
+from multinode.analyse.grid.contradictions import Contradiction, find_contradictions
 from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.device_name import short_device_name
@@ -58,7 +58,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "out_of": row.out_of,
             "reason": reason,
             "settings": Settings(**settings),
-            "contradictions": _contradictions(row),
+            "contradicted": _contradictions(row),
             "missing": dict.fromkeys(unknown, "it is not in the table") if state == MEASURED else {},
         }
     )
@@ -71,12 +71,12 @@ def _state(row: ImportedRow, figures: Mapping[str, Rounded]) -> tuple[str, str]:
     return ("skipped", "the table has no figures of it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
 
 
-def _contradictions(row: ImportedRow) -> tuple[str, ...]:
+def _contradictions(row: ImportedRow) -> tuple[Contradiction, ...]:
     found = find_contradictions(row.figures)
     speeds = ("samples_per_s", "tokens_per_s", "steps_per_s", "whole_s")
-    told = [COLUMNS[name].written or name for name in speeds if name in row.figures]
+    told = [name for name in speeds if name in row.figures]
     if row.out_of is not None and told:
-        return (f"it ran out of memory, and has {' and '.join(told)} all the same", *found)
+        return (Contradiction(sides=("out_of_memory", *told)), *found)
     return found
 
 

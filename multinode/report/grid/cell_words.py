@@ -1,28 +1,80 @@
-"""The words of a table of cells: what disturbed its rows, and which is the cheapest that ends in time, or why none."""
+"""The words of a table of cells: what disturbed its rows, what contradicts itself, which is the cheapest and why."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
 
 from multinode.analyse.grid.cells import CellTable, Cheapest, Offer
+from multinode.analyse.grid.contradictions import Contradiction
+from multinode.core.grid.columns import COLUMNS
 from multinode.report.telemetry.cause_words import disturbance_words
 from multinode.units import format_duration
 
-__all__ = ["with_words"]
+__all__ = ["contradiction_words", "with_words"]
+
+# Ways to a figure, by their formulas.
+_WAYS = {
+    "global_batch": "the global batch",
+    "steps": "the number of steps",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s*whole_s": "tokens/s x runtime",
+    "world_size*accumulation*per_device_batch": "GPUs x accumulation x batch of a GPU",
+    "all_devices_batch": "the batch of all GPUs",
+    "world_size*per_device_batch": "GPUs x batch of a GPU",
+    "all_devices_batch*accumulation": "batch of all GPUs x accumulation",
+    "world_size": "the number of GPUs",
+    "nodes*workers_per_node": "nodes x workers per node",
+    "samples_per_s*whole_s": "samples/s x runtime",
+    "dataset_samples*epochs": "samples x epochs",
+    "tokens*epochs": "tokens x epochs",
+    "steps_per_s*whole_s": "steps/s x runtime",
+    "dataset_samples*epochs/global_batch": "samples x epochs / global batch",
+    "samples_per_s/steps_per_s": "samples/s over steps/s",
+    "samples_per_s*step_time_ms": "samples/s x step time in ms",
+    "1000*global_batch": "1000 x the global batch",
+    "samples_per_s*tokens/dataset_samples": "samples/s x tokens / samples",
+    "samples_per_s*tokens_per_sample": "samples/s x tokens per sample",
+    "tokens_per_sample": "tokens per sample",
+    "tokens/dataset_samples": "tokens / samples",
+    "tgs*world_size": "tokens/s of a GPU x GPUs",
+    "mfu*hardware_tflops": "MFU x the hardware's TFLOP/s",
+    "hfu*model_tflops": "HFU x the model's TFLOP/s",
+}
 
 
 def with_words(table: CellTable) -> CellTable:
     """The table with every sentence, from its codes and figures; what an earlier release has worded stays."""
     rows = (
-        msgspec.structs.replace(row, disturbances=tuple(map(disturbance_words, row.disturbed)) or row.disturbances)
+        msgspec.structs.replace(
+            row,
+            disturbances=tuple(map(disturbance_words, row.disturbed)) or row.disturbances,
+            contradictions=tuple(map(contradiction_words, row.contradicted)) or row.contradictions,
+        )
         for row in table.cells
     )
     cheapest = table.cheapest
     if cheapest is not None and cheapest.outcome:
         cheapest = msgspec.structs.replace(cheapest, sentence=_cheapest(cheapest))
     return msgspec.structs.replace(table, cells=tuple(rows), cheapest=cheapest)
+
+
+def contradiction_words(found: Contradiction) -> str:
+    """What does not fit together; a formula that is not known here stands as it is."""
+    if len(found.values) < 2:  # noqa: PLR2004 - two ways to one figure
+        told = [COLUMNS[name].words if name in COLUMNS else name for name in found.sides[1:]]
+        return f"it ran out of memory, and has {' and '.join(told)} all the same"
+    (one, other), (left, right) = (_WAYS.get(side, side) for side in found.sides[:2]), found.values[:2]
+    apart = left / right - 1 if right else math.inf
+    size = f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'}"
+    return f"{one} is {_number(left)}, {other} is {_number(right)}: {size}"
+
+
+def _number(value: float) -> str:
+    """With as many digits as tell two figures apart that are a percent from each other."""
+    return f"{value:.6g}" if value < 1e6 else f"{value:,.0f}"  # noqa: PLR2004 - above it .6g would write 1e+06
 
 
 def _cheapest(found: Cheapest) -> str:

@@ -15,6 +15,7 @@ from multinode.core.grid.imported_table import FORMS, HINT, Extras, parse_table
 from multinode.core.run.run import Run
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import UsageError
+from multinode.report.grid.cell_words import with_words
 from multinode.store.hostfile import load_prices
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import read_text
@@ -63,7 +64,7 @@ def import_table(
             notes=(f"Columns that were passed over: {', '.join(read.ignored)}.",) if read.ignored else (),
         )
     )
-    table = with_prices(table, prices)
+    table = with_words(with_prices(table, prices))
     directory = RunDirectory.create(root, run_id)
     directory.write_bytes(f"imported{path.suffix.lower()}", path.read_bytes())
     if prices is not None:
