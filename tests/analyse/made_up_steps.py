@@ -25,6 +25,7 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
         nodes: the ranks on each, `node0` first.
         compute_ms: forward and backward, by rank and step; likewise `data_ms`, `transfer_ms`.
         hidden_ms: communication that passes beside computing.
+        core_wait_ms: of a step, in which others had the worker's core; None is not counted.
         told_by: `ddp`, `device`, `host` or `nothing`.
         lost: (rank, step) of which no record came home.
     """
@@ -37,6 +38,7 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_ms: float = 5.0
     host_ms: float = 1.0
     hidden_ms: float = 20.0
+    core_wait_ms: Duration | None = None
     device: str = "cpu"
     told_by: str = "ddp"
     micro_steps: int = 1
@@ -90,6 +92,7 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
             micro_steps=self.micro_steps,
             tokens=self.tokens(rank),
             phases_us=phases,
+            core_wait_us=None if self.core_wait_ms is None else self.core_wait_ms(rank, step) * 1000,
         )
         told: list[Sample] = []
         if self.told_by == "ddp":

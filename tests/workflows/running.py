@@ -9,23 +9,67 @@ import msgspec
 from multinode.analyse.collectives.traffic import Strategy, TrafficInputs
 from multinode.analyse.job.step_calls import Work
 from multinode.analyse.job.workload import Settings, Workload
+from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.run.averaging import Averaging
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.quoting import Command
 from multinode.core.run.run import new_run
-from multinode.core.run.samples import Sample, StepSample
+from multinode.core.run.samples import DdpSample, Sample, StepSample, parse_samples
+from multinode.decoding import decode_json
 from multinode.store.run_directory import RunDirectory
 from tests.analyse.made_up_steps import MadeUp
 
-__all__ = ["TOTAL_STEPS", "keep_running"]
+__all__ = ["TOTAL_STEPS", "Recorded", "keep_running", "recorded"]
 
 TOTAL_STEPS = 1000
 
 
+# configs/tiny_sft.yaml under LLaMA-Factory 0.9.5, torch 2.13.0 and gloo, on virtual nodes of a core each.
+_RECORDED = Path(__file__).with_name("recorded_steps.json")
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A training as its workers recorded it.
+
+    Attributes:
+        nodes: the ranks on each, `node0` first.
+        samples: of each node.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    samples: tuple[tuple[Sample, ...], ...]
+
+    def observed(self) -> Observed:
+        """As it came home."""
+        told = enumerate(zip(self.nodes, self.samples, strict=True))
+        return observe(
+            "r",
+            [
+                ObservedNode(name=f"node{rank}", node_rank=rank, ranks=ranks, samples=samples)
+                for rank, (ranks, samples) in told
+            ],
+        )
+
+    def first(self, steps: int) -> Recorded:
+        """So far."""
+        left = (
+            tuple(one for one in node if not isinstance(one, StepSample | DdpSample) or one.step <= steps)
+            for node in self.samples
+        )
+        return msgspec.structs.replace(self, samples=tuple(left))
+
+
+def recorded(name: str) -> Recorded:
+    """The training of that name; a worker on each node."""
+    found = decode_json(_RECORDED.read_bytes(), dict[str, list[list[msgspec.Raw]]])[name]
+    nodes = tuple((rank,) for rank in range(len(found)))
+    return Recorded(nodes=nodes, samples=tuple(tuple(parse_samples(bytes(one) for one in node)) for node in found))
+
+
 def keep_running(
     root: Path,
-    made_up: MadeUp,
+    made_up: MadeUp | Recorded,
     *,
     link_gbit_per_s: float | None = 0.1,
     strategy: Strategy = Strategy.DDP,

@@ -8,18 +8,19 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.steps.throughput import measure_throughput
 from multinode.core.run.averaging import Averaging
 from multinode.core.run.early_verdict import EarlyVerdict
 from multinode.workflows.advice.early_verdict import judge
 from tests.analyse.made_up_steps import MadeUp, always
-from tests.workflows.running import TOTAL_STEPS, keep_running
+from tests.workflows.running import TOTAL_STEPS, Recorded, keep_running, recorded
 
 # Of one node: compute, data, optimizer and host of MadeUp.
 ALONE_MS = 100 + 2 + 5 + 1
 SLOW = MadeUp(steps=15, transfer_ms=always(1000.0))
 
 
-def judged(root: Path, made_up: MadeUp, **kept: object) -> EarlyVerdict:
+def judged(root: Path, made_up: MadeUp | Recorded, **kept: object) -> EarlyVerdict:
     found = judge(keep_running(root, made_up, **kept))  # type: ignore[arg-type]  # what keep_running takes
     assert found.verdict is not None
     return found.verdict
@@ -54,6 +55,18 @@ def test_neither_the_rate_of_the_link_nor_the_samples_need_to_be_known(tmp_path:
     assert verdict.one_node is not None
     assert verdict.one_node.speedup == pytest.approx((ALONE_MS + 1000) / ALONE_MS / 2, rel=0.01)
     assert verdict.best is not None
+
+
+@pytest.mark.parametrize(("together", "alone"), [("two nodes, 100 Mbit/s", "one node")])
+def test_15_recorded_steps_foretell_what_one_node_then_gave(tmp_path: Path, together: str, alone: str) -> None:
+    several, one = (measure_throughput(recorded(name).observed()).samples_per_s for name in (together, alone))
+    assert several is not None
+    assert one is not None
+    verdict = judged(tmp_path, recorded(together).first(15), trainable=3_691_776)
+    assert verdict.one_node is not None
+    assert verdict.one_node.speedup == pytest.approx(one / several, rel=0.15)
+    low, high = verdict.one_node.speedup_interval
+    assert low < one / several < high
 
 
 def test_over_a_fast_link_two_nodes_are_faster_and_nothing_is_stopped(tmp_path: Path) -> None:
@@ -93,6 +106,19 @@ def test_what_the_workers_of_one_node_exchange_is_not_free(tmp_path: Path) -> No
     assert low < (ALONE_MS + 9000) / (ALONE_MS + 3200 - 67) / 2
     assert large.one_node.speedup < 0.25 * free
     assert high < 0.5 * free
+
+
+def test_work_that_waited_for_a_core_may_take_less_or_more_on_another_day(tmp_path: Path) -> None:
+    usual, disturbed = (
+        judged(tmp_path / name, msgspec.structs.replace(SLOW, core_wait_ms=waited))
+        for name, waited in (("usual", always(0.5)), ("disturbed", always(27.0, r1=90.0)))
+    )
+    assert usual.one_node is not None
+    assert disturbed.one_node is not None
+    assert disturbed.one_node.speedup == usual.one_node.speedup
+    # 27 of 108 ms of the first node: without it, 4/3 as fast.
+    low, high = usual.one_node.speedup_interval
+    assert disturbed.one_node.speedup_interval == pytest.approx((low / (4 / 3), high * (4 / 3)), rel=0.01)
 
 
 def test_where_exposed_communication_is_unknown_that_is_said_and_nothing_is_certain(tmp_path: Path) -> None:

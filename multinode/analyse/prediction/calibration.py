@@ -54,6 +54,8 @@ _BYTES_PER_MS = 1e6
 _HALF_BYTES = 2
 # Of a worker's own work, where it is known from a run whose network had its part in every figure.
 _UNSEEN_ALONE = 0.05
+# Of a worker's own work: the least that it is taken to have a core for; and what is no more than chance.
+_LEAST_ON_CORE, _NOTICED = 0.25, 0.02
 _HALVINGS = 40
 # Busbw among the workers of a node, GB/s: NCCL through a host's memory behind PCIe 3.0 x8, and over NVLink; gloo over
 # loopback, its reductions on a core that computes as well, and on cores of their own.
@@ -205,8 +207,11 @@ def calibrate_without_single(
         f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
         f"{mean.exposed_ms:.3g} ms of communication that it exposed"
     )
-    doubt = UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured")
-    seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=(doubt,))
+    doubts = (
+        UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured"),
+        *_doubt_of_cores(summary.split, alone),
+    )
+    seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=doubts)
     return _with_overlap(_with_script(seen, several), several)
 
 
@@ -237,12 +242,34 @@ def _script_calls(summary: Summary, layout: Layout) -> tuple[StepCall, ...]:
 def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
     """The mean of the first node's workers, who wait for each other alone; None where workers are not told apart."""
     mine = [one for one in split.workers if one.rank < alone.workers]
-    own_ms = [one.step_ms - (one.exposed_ms or 0.0) - (one.wait_ms or 0.0) for one in mine]
+    own_ms = [_alone_ms(one) for one in mine]
     if not mine:
         return None
     parts = ("step_ms", "compute_ms", "exposed_ms", "data_ms", "optimizer_ms", "host_ms")
     means: dict[str, Any] = {name: known_mean(getattr(one, name) for one in mine) for name in parts}
     return WorkerSplit(rank=-1, **means, wait_ms=max(own_ms) - statistics.fmean(own_ms))
+
+
+def _alone_ms(one: WorkerSplit) -> float:
+    """What a worker does of a step without the others."""
+    return one.step_ms - (one.exposed_ms or 0.0) - (one.wait_ms or 0.0)
+
+
+def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource, ...]:
+    """Where others had the cores that the first node's workers compute on: another day they may not, or more so."""
+    mine = [one for one in split.workers if one.rank < alone.workers]
+    if split.device != "cpu" or not mine:
+        return ()
+    own_ms, waited_ms = (math.fsum(each) / len(mine) for each in (map(_alone_ms, mine), map(_core_wait_ms, mine)))
+    relative = own_ms / max(own_ms - waited_ms, own_ms * _LEAST_ON_CORE) - 1 if own_ms > 0 else 0.0
+    if relative <= _NOTICED:
+        return ()
+    why = f"its workers waited {waited_ms:.3g} ms of a step for a core, which other threads and processes had"
+    return (UncertaintySource(part="compute", relative=relative, why=why),)
+
+
+def _core_wait_ms(one: WorkerSplit) -> float:
+    return one.core_wait_ms or 0.0
 
 
 def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float, float]:

@@ -36,6 +36,7 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
             was not computing or communicating all the same, hence no more than that.
         host_ms: the rest.
         overlap: part of the communication that computation hid; None if unknown.
+        core_wait_ms: of the whole step, what the thread that trains waited for a core that others had; None if unknown.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_ms: float | None = None
     host_ms: float | None = None
     overlap: float | None = None
+    core_wait_ms: float | None = None
 
 
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,7 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
         overlap=_overlap(steps) if exposure.source == "ddp" else None,
+        core_wait_ms=_mean_ms(worker.record.core_wait_us for worker in steps),
         **{name: _mean_ms(part[name] for part in parts) for name in _PARTS},
     )
 
@@ -182,7 +185,7 @@ def _mean(exposure: Exposure, workers: Sequence[WorkerSplit]) -> WorkerSplit:
         rank=-1,
         step_ms=statistics.fmean(worker.step_ms for worker in workers),
         overlap=_overlap(everything) if exposure.source == "ddp" else None,
-        **{name: known_mean(getattr(worker, name) for worker in workers) for name in _PARTS},
+        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*_PARTS, "core_wait_ms")},
     )
 
 
