@@ -1,4 +1,4 @@
-"""launch with restarts, on a node that says what a test tells it to: a stop between two attempts ends the run."""
+"""launch with restarts, on a node that says what a test tells it to: what ends the wait between two attempts."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ FAILS: list[dict[str, Any]] = [
     {"kind": "chunk", "file": "samples/rank-0.jsonl", "offset": 0, "data": STEP},
     {"kind": "end", "state": "ended", "exit_code": 1, "cause": "exited", "ended_s": 1.0},
 ]
+ENDS = {**FAILS[-1], "exit_code": 0}
 
 
 def launch(execute: ExecuteOptions) -> Launch:
@@ -45,23 +46,26 @@ def launch(execute: ExecuteOptions) -> Launch:
 
 
 class Restarted:
-    """A run that fails after its third step, and its launcher in a thread.
+    """A run whose first attempt fails after its third step, and its launcher in a thread.
 
     Attributes:
         began: how many attempts did.
         stuck_at: a verb to which the node does not answer between two attempts; `stop` is out of reach instead.
     """
 
-    def __init__(self, runs: Path, stuck_at: str) -> None:
+    def __init__(self, runs: Path, stuck_at: str, node_wait_s: float = 600.0) -> None:
         self.runs = runs
         self.began = 0
-        self.stuck_at = stuck_at
+        self.stuck_at: str | None = stuck_at
         self.said: list[str] = []
         self._stuck, self._over = threading.Event(), threading.Event()
         self.context = RunContext(FakeTransport(self._answer), runs, say=self.said.append)
         self._pool = ThreadPoolExecutor(1)
         self.launched: Future[Launched] = self._pool.submit(
-            launch_with_restarts, launch(ExecuteOptions(grace_s=0.1)), self.context, RestartOptions(restarts=3)
+            launch_with_restarts,
+            launch(ExecuteOptions(grace_s=0.1)),
+            self.context,
+            RestartOptions(restarts=3, node_wait_s=node_wait_s),
         )
 
     def wait_stuck(self) -> None:
@@ -84,7 +88,7 @@ class Restarted:
         self.began += verb == "supervise"
         records = {
             "probe": [FACTS],
-            "supervise": FAILS,
+            "supervise": FAILS if self.began == 1 else [HELLO, RUNNING, ENDS],
             "stop": [{"kind": "stopped", "state": "ended", "processes_left": 0}],
         }[verb]
         return [json.dumps(record).encode() + b"\n" for record in records]
@@ -122,6 +126,27 @@ def test_ctrl_c_does_so_as_well(restarted: Restarted) -> None:
     restarted.context.stop.ask("SIGINT")
     ended = restarted.launched.result(DEADLINE_S).run
     assert (ended.status, ended.stop_reason, restarted.began) == ("stopped", "SIGINT", 1)
+
+
+def test_a_node_that_returns_goes_on(tmp_path: Path) -> None:
+    run = Restarted(tmp_path, "stop")
+    run.wait_stuck()
+    run.stuck_at = None
+    ended = run.launched.result(DEADLINE_S).run
+    run.close()
+    assert (ended.status, [one.status for one in ended.attempts]) == ("succeeded", ["failed", "succeeded"])
+    assert ended.attempts[0].lost_s is not None
+
+
+def test_a_node_that_stays_away_is_why_the_run_is_not_restarted(tmp_path: Path) -> None:
+    run = Restarted(tmp_path, "stop", node_wait_s=0.0)
+    ended = run.launched.result(DEADLINE_S).run
+    run.close()
+    (attempt,) = ended.attempts
+    assert (ended.status, run.began) == ("failed", 1)
+    said = "a: it did not return within 0.0 s: no SSH connection: no route to it (wait for longer: --node-wait; "
+    assert attempt.not_restarted is not None
+    assert attempt.not_restarted.startswith(said)
 
 
 @pytest.mark.parametrize("status", ["stopped", "lost"])
