@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.analyse.grid.cell_table import combine
 from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
 from multinode.report.grid.cell_export import cell_csv, cell_markdown
+from multinode.report.grid.cell_words import combined
 from multinode.report.reported_run import ReportedRun
 from multinode.report.run_markdown import run_markdown
 from multinode.report.steps.export import csv_files
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> CellTable | None:
         """The tables of all runs as one, where several were named and each has one."""
         tables = [one.cells for one in self.runs if one.cells is not None]
-        return combine(tables) if len(tables) == len(self.runs) > 1 else None
+        return combined(tables) if len(tables) == len(self.runs) > 1 else None
 
 
 def load_report(root: Path, names: Sequence[str]) -> Report:
@@ -107,7 +107,7 @@ def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
 def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
     """The samples of runs and the cells of tables; what none of them has is no file."""
     tables = [one.cells for one in runs if one.cells is not None]
-    files = {_CELLS: cell_csv(combine(tables))} if tables else {}
+    files = {_CELLS: cell_csv(combined(tables))} if tables else {}
     if len(tables) == len(runs):
         return files
     return csv_files(one.observed for one in runs if one.observed is not None) | files

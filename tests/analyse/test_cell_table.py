@@ -5,11 +5,12 @@ import math
 import msgspec
 import pytest
 
-from multinode.analyse.grid.cell_table import Look, combine, look_at, make_table, relative_to
+from multinode.analyse.grid.cell_table import Look, combine, look_at, relative_to
 from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, value_names, value_of
-from multinode.analyse.job.workload import BATCH_WORDS, Settings, global_batch
+from multinode.analyse.job.workload import Settings, global_batch
 from multinode.analyse.stats.estimate import Estimate
 from multinode.errors import UsageError
+from multinode.report.grid.cell_words import combined, with_words
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 
@@ -19,7 +20,7 @@ def row(label: str, rate: float | None = 10.0, settings: Settings | None = None,
 
 
 def table(*rows: CellRow, run_id: str = "s1", notes: tuple[str, ...] = ()) -> CellTable:
-    return make_table(CellTable(run_id=run_id, job=f"job of {run_id}", cells=rows, notes=notes))
+    return relative_to(CellTable(run_id=run_id, job=f"job of {run_id}", cells=rows, notes=notes))
 
 
 def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of_it() -> None:
@@ -95,14 +96,15 @@ def test_tables_stand_below_each_other_and_only_labels_that_collide_get_the_run_
 def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
     batch = Settings(per_device_batch=1)
     both = "said of both"
-    found = combine(
+    found = combined(
         [
             table(row("a", settings=batch), notes=("its own", both)),
             table(row("b", source="imported"), run_id="s2", notes=(both,)),
         ]
     )
     assert found.notes[:2] == ("s1: its own", both)
-    assert found.notes.count(BATCH_WORDS) == 1
+    assert sum(note.startswith("Batch is what Hugging Face calls") for note in found.notes) == 1
+    assert combined([found]) == found
     assert sum("measured elsewhere" in note for note in found.notes) == 1
     assert table(row("a")) == combine([table(row("a"))])
 
@@ -118,7 +120,8 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
     ],
 )
 def test_rows_whose_samples_are_other_work_are_marked(other: Settings, said: str | None) -> None:
-    notes = table(row("a", settings=Settings(model="m", sequence_length=4)), row("b", settings=other)).notes
+    rows = row("a", settings=Settings(model="m", sequence_length=4)), row("b", settings=other)
+    notes = with_words(table(*rows)).notes
     assert any(note.startswith("Rows ") for note in notes) == (said is not None)
     assert said is None or any(said in note for note in notes)
 
@@ -253,9 +256,9 @@ def test_notes_are_of_the_rows_that_are_shown() -> None:
         msgspec.structs.replace(row, settings=msgspec.structs.replace(row.settings, model=f"m{number % 2}"))
         for number, row in enumerate(PUBLISHED.cells)
     ]
-    table = make_table(msgspec.structs.replace(PUBLISHED, cells=tuple(rows)))
+    table = with_words(relative_to(msgspec.structs.replace(PUBLISHED, cells=tuple(rows))))
     assert any("Rows differ in model" in note for note in table.notes)
-    shown = look_at(table, Look(where=("model=m0",)))
+    shown = with_words(look_at(table, Look(where=("model=m0",))))
     assert not any("Rows differ" in note for note in shown.notes)
     assert any("measured elsewhere" in note for note in shown.notes)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.analyse.grid.cell_table import make_table as make_cell_table
+from multinode.analyse.grid.cell_table import relative_to
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows, label_rows, with_derived
 from multinode.core.grid.imported_columns import IMPORTED
@@ -109,7 +109,7 @@ def test_whatever_a_table_tells_its_rows_can_be_compared_and_stored(texts: list[
         known = [cell for title, text in cells.items() if _is_taken(cell := Cell(1, title, text))]
         once = {IMPORTED[cell.title].column.name: cell for cell in known}
         read += make_table([Line(1, list(once.values()))], (), Extras()).rows
-    table = make_cell_table(CellTable(run_id="run", job="job", cells=imported_rows(read)))
+    table = relative_to(CellTable(run_id="run", job="job", cells=imported_rows(read)))
     assert msgspec.json.decode(msgspec.json.encode(table), type=CellTable) == table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.analyse.grid.cell_prices import cheapest, with_prices
-from multinode.analyse.grid.cell_table import make_table, relative_to
+from multinode.analyse.grid.cell_table import relative_to
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
 from multinode.analyse.stats.estimate import Estimate
@@ -32,7 +32,7 @@ DEVICES = {
 
 def table_of(read: tuple[ImportedRow, ...], prices: Prices | None = PRICES) -> CellTable:
     table = CellTable(run_id="import", job="published", cells=imported_rows(read))
-    return with_prices(make_table(table), prices)
+    return with_prices(relative_to(table), prices)
 
 
 def rows_of(read: tuple[ImportedRow, ...]) -> dict[str, CellRow]:

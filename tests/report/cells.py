@@ -14,7 +14,7 @@ import msgspec
 from multinode.analyse.comparison.contrast_side import SideRun
 from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cell_rows import MeasuredCell
-from multinode.analyse.grid.cell_table import SweptCells, make_table, table_of_sweep
+from multinode.analyse.grid.cell_table import SweptCells, relative_to, table_of_sweep
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.job.flops import Utilisation
 from multinode.analyse.job.workload import FullRun, Settings, Workload
@@ -27,6 +27,7 @@ from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.grid import Cell, CellRecord
 from multinode.core.run.run import NodeRun, Run
+from multinode.report.grid.cell_words import with_words
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 
@@ -117,7 +118,8 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
 
 def swept(*cells: MeasuredCell, run_id: str = "20260301-ab", **known: Any) -> CellTable:
     """The table of these cells."""
-    return table_of_sweep(SweptCells(run_id=run_id, job="sft.yaml (LLaMA-Factory sft)", cells=cells, **known))
+    sweep = SweptCells(run_id=run_id, job="sft.yaml (LLaMA-Factory sft)", cells=cells, **known)
+    return with_words(table_of_sweep(sweep))
 
 
 def _sixteen() -> list[MeasuredCell]:
@@ -196,11 +198,13 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
     )
 
 
-PUBLISHED = with_prices(
-    make_table(
-        CellTable(run_id="20260302-cd", job="published.csv", cells=tuple(_published(row) for row in _PUBLISHED))
-    ),
-    PRICES,
+PUBLISHED = with_words(
+    with_prices(
+        relative_to(
+            CellTable(run_id="20260302-cd", job="published.csv", cells=tuple(_published(row) for row in _PUBLISHED))
+        ),
+        PRICES,
+    )
 )
 
 
@@ -222,4 +226,4 @@ def renamed(table: CellTable, text: str) -> CellTable:
         for number, row in enumerate(table.cells)
     ]
     named = msgspec.structs.replace(table, cells=tuple(rows), job=text, run_id=text, notes=(text,), rule=text)
-    return make_table(named)
+    return with_words(relative_to(named))

@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from multinode.analyse.grid.cell_table import Look, look_at, with_notes
+from multinode.analyse.grid.cell_table import Look, look_at
 from multinode.analyse.grid.cells import VALUES, CellRow, CellTable, Cheapest, our_name
 from multinode.analyse.stats.estimate import Estimate
 from multinode.report.grid.cell_export import cell_csv, cell_markdown
@@ -20,6 +20,7 @@ from multinode.report.grid.cell_sheet import (
     missing_sheet,
     unmeasured_sheet,
 )
+from multinode.report.grid.cell_words import with_words
 from multinode.report.render.screen import screen_text
 from tests.report.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 
@@ -286,7 +287,7 @@ def test_a_price_without_a_currency_is_not_taken_for_one_of_anothers() -> None:
         msgspec.structs.replace(row, price_per_hour=2.0, currency=currency)
         for row, currency in zip(SWEEP.cells, ("EUR", None), strict=False)
     ]
-    table = with_notes(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
+    table = with_words(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
     assert any("EUR and an unknown currency" in note for note in table.notes)
     units = {column.unit for column in cells_sheet(table).columns}
     assert not any("EUR" in unit for unit in units)

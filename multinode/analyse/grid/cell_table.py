@@ -16,27 +16,18 @@ from multinode.analyse.grid.cell_rows import MeasuredCell, fill_rows, make_row, 
 from multinode.analyse.grid.cells import (
     CellRow,
     CellTable,
-    currencies,
-    differing,
     has_speed,
-    other_work,
     require_name,
     value_of,
 )
-from multinode.analyse.job.workload import BATCH_WORDS, FullRun
+from multinode.analyse.job.workload import FullRun
 from multinode.analyse.stats.estimate import Estimate, ratio
 from multinode.analyse.steps.summary import Summary
 from multinode.core.cluster.device_name import device_key
 from multinode.core.cluster.prices import Prices
 from multinode.errors import UsageError
-from multinode.units import format_list
 
-__all__ = ["Look", "SweptCells", "combine", "look_at", "make_table", "relative_to", "table_of_sweep", "with_notes"]
-
-_IMPORTED = "Imported rows were measured elsewhere, by rules that are not known here."
-_CURRENCIES = "Prices are in "
-# How the notes begin that follow from the rows alone; `tell` is of earlier releases.
-_GENERAL = (BATCH_WORDS, "Rows differ in ", "Rows do not all have ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
+__all__ = ["Look", "SweptCells", "combine", "look_at", "relative_to", "table_of_sweep"]
 
 
 class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,18 +58,7 @@ def table_of_sweep(sweep: SweptCells) -> CellTable:
         cells=rows,
         notes=(told,) if told else (),
     )
-    return make_table(table)
-
-
-def make_table(table: CellTable) -> CellTable:
-    """The same table as it is stored and shown: relative to its first row that has a speed, its batches explained."""
-    return relative_to(with_notes(table))
-
-
-def with_notes(table: CellTable) -> CellTable:
-    """The table with the notes that its rows give occasion to, in the place of those of other rows."""
-    kept = (note for note in table.notes if not note.startswith(_GENERAL))
-    return msgspec.structs.replace(table, notes=tuple(dict.fromkeys((*kept, *_general(table.cells)))))
+    return relative_to(table)
 
 
 def combine(tables: Sequence[CellTable]) -> CellTable:
@@ -91,7 +71,7 @@ def combine(tables: Sequence[CellTable]) -> CellTable:
         for table in tables
         for row in table.cells
     ]
-    return make_table(
+    return relative_to(
         CellTable(
             run_id=",".join(table.run_id for table in tables),
             job=", ".join(dict.fromkeys(table.job for table in tables)),
@@ -139,10 +119,9 @@ def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
 
 
 def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[str]:
-    """Without those that follow from any rows; what is not said of every table is said to be of this one."""
+    """What is not said of every table is said to be of this one."""
     for note in table.notes:
-        if not note.startswith(_GENERAL):
-            yield note if all(note in other.notes for other in tables) else f"{table.run_id}: {note}"
+        yield note if all(note in other.notes for other in tables) else f"{table.run_id}: {note}"
 
 
 def _rule(summaries: Sequence[Summary]) -> str:
@@ -158,32 +137,6 @@ def _span(counts: Iterable[int]) -> str:
     ordered = sorted(counts)
     least, most = ordered[0], ordered[-1]
     return str(least) if least == most else f"{least} to {most}"
-
-
-def _general(rows: Sequence[CellRow]) -> list[str]:
-    """What rows give occasion to say: the batch in other words, and what is no comparison of like with like."""
-    said = []
-    if any(row.global_batch is not None or row.settings.per_device_batch is not None for row in rows):
-        said.append(BATCH_WORDS)
-    fast = [row for row in rows if has_speed(row)]
-    work = other_work(fast)
-    if work:
-        said.append(f"Rows {work}: {_so(fast)}.")
-    if any(row.source == "imported" for row in rows):
-        said.append(_IMPORTED)
-    paid = [currency or "an unknown currency" for currency in currencies(rows)]
-    if len(paid) > 1:
-        said.append(f"{_CURRENCIES}{format_list(paid)}: what is paid in one is no measure of the other.")
-    return said
-
-
-def _so(rows: Sequence[CellRow]) -> str:
-    """What follows for their speeds from rows that are not known to be of the same work."""
-    names = differing(rows)
-    if not names:
-        return "a sample may not be the same work in each, and samples/s may compare different work"
-    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s compare different work"
-    return f"a sample is not the same work in each, so {tokens}"
 
 
 _Condition = Callable[[CellRow], bool]
@@ -241,7 +194,7 @@ def _chosen(table: CellTable, look: Look) -> CellTable:
     if not rows and table.cells and conditions:
         none = f"No row of {len(table.cells):,} meets {' and '.join(look.where)}."
         return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
-    shown = with_notes(msgspec.structs.replace(table, cells=tuple(rows)))
+    shown = msgspec.structs.replace(table, cells=tuple(rows))
     if look.baseline is not None or any(row.label == table.baseline for row in rows):
         return shown
     return relative_to(shown)

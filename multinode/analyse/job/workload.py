@@ -23,7 +23,6 @@ from multinode.errors import JobError
 
 __all__ = [
     "BATCH_NAMES",
-    "BATCH_WORDS",
     "FullRun",
     "Settings",
     "Workload",
@@ -40,12 +39,6 @@ _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
 _DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
-
-BATCH_WORDS = (
-    "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
-    "accumulation is gradient_accumulation_steps of both; the global batch, their product over all workers, is Hugging "
-    "Face's total train batch size and DeepSpeed's train_batch_size."
-)
 
 # Our name by theirs. The Trainer's own args.train_batch_size, which is of one process, is none of them.
 BATCH_NAMES = {

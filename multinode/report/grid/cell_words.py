@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from multinode.analyse.grid.cells import CellTable, Cheapest, Offer
+from multinode.analyse.grid.cell_table import combine
+from multinode.analyse.grid.cells import (
+    CellRow,
+    CellTable,
+    Cheapest,
+    Offer,
+    currencies,
+    differing,
+    has_speed,
+    other_work,
+)
 from multinode.analyse.grid.contradictions import Contradiction
 from multinode.core.grid.columns import COLUMNS
 from multinode.report.telemetry.cause_words import disturbance_words
-from multinode.units import format_duration
+from multinode.units import format_duration, format_list
 
-__all__ = ["contradiction_words", "with_words"]
+__all__ = ["combined", "contradiction_words", "with_words"]
 
+_BATCH = (
+    "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
+    "accumulation is gradient_accumulation_steps of both; the global batch, their product over all workers, is Hugging "
+    "Face's total train batch size and DeepSpeed's train_batch_size."
+)
+_IMPORTED = "Imported rows were measured elsewhere, by rules that are not known here."
+_CURRENCIES = "Prices are in "
+# How the notes begin that follow from the rows alone; `tell` is of earlier releases.
+_GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
 # Ways to a figure, by their formulas.
 _WAYS = {
     "global_batch": "the global batch",
@@ -58,7 +77,45 @@ def with_words(table: CellTable) -> CellTable:
     cheapest = table.cheapest
     if cheapest is not None and cheapest.outcome:
         cheapest = msgspec.structs.replace(cheapest, sentence=_cheapest(cheapest))
-    return msgspec.structs.replace(table, cells=tuple(rows), cheapest=cheapest)
+    notes = tuple(dict.fromkeys((*_own_notes(table), *_general(table.cells))))
+    return msgspec.structs.replace(table, cells=tuple(rows), cheapest=cheapest, notes=notes)
+
+
+def combined(tables: Sequence[CellTable]) -> CellTable:
+    """Several tables below each other in one, with the notes that all of its rows give occasion to."""
+    own = [msgspec.structs.replace(table, notes=tuple(_own_notes(table))) for table in tables]
+    return with_words(combine(own))
+
+
+def _own_notes(table: CellTable) -> list[str]:
+    """Without those that follow from any rows."""
+    return [note for note in table.notes if not note.startswith(_GENERAL)]
+
+
+def _general(rows: Sequence[CellRow]) -> list[str]:
+    """What rows give occasion to say: the batch in other words, and what is no comparison of like with like."""
+    said = []
+    if any(row.global_batch is not None or row.settings.per_device_batch is not None for row in rows):
+        said.append(_BATCH)
+    fast = [row for row in rows if has_speed(row)]
+    work = other_work(fast)
+    if work:
+        said.append(f"Rows {work}: {_so(fast)}.")
+    if any(row.source == "imported" for row in rows):
+        said.append(_IMPORTED)
+    paid = [currency or "an unknown currency" for currency in currencies(rows)]
+    if len(paid) > 1:
+        said.append(f"{_CURRENCIES}{format_list(paid)}: what is paid in one is no measure of the other.")
+    return said
+
+
+def _so(rows: Sequence[CellRow]) -> str:
+    """What follows for their speeds from rows that are not known to be of the same work."""
+    names = differing(rows)
+    if not names:
+        return "a sample may not be the same work in each, and samples/s may compare different work"
+    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s compare different work"
+    return f"a sample is not the same work in each, so {tokens}"
 
 
 def contradiction_words(found: Contradiction) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.analyse.grid.cell_prices import with_prices
-from multinode.analyse.grid.cell_table import make_table
+from multinode.analyse.grid.cell_table import relative_to
 from multinode.analyse.grid.cells import CellTable
 from multinode.analyse.grid.imported_rows import imported_rows
 from multinode.core.grid.imported_table import FORMS, HINT, Extras, parse_table
@@ -55,7 +55,7 @@ def import_table(
     read = parse_table(read_text(path, "the table", HINT), str(path), extras or Extras())
     prices, prices_text = load_prices(prices_path) if prices_path is not None else (None, "")
     run_id = make_run_id()
-    table = make_table(
+    table = relative_to(
         CellTable(
             run_id=run_id,
             job=name or path.name,

@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.analyse.grid.cell_prices import with_prices
 from multinode.analyse.grid.cell_rows import MeasuredCell, devices_of
-from multinode.analyse.grid.cell_table import Look, SweptCells, combine, look_at, table_of_sweep
+from multinode.analyse.grid.cell_table import Look, SweptCells, look_at, table_of_sweep
 from multinode.analyse.grid.cells import MEASURED, CellTable
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.facts import NodeFacts
@@ -18,7 +18,7 @@ from multinode.core.grid.grid import CellRecord, GridRecord
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
-from multinode.report.grid.cell_words import with_words
+from multinode.report.grid.cell_words import combined, with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.grid.sweep_store import GRID_FILE
@@ -92,7 +92,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
         if table is None:
             raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
         tables.append(table)
-    return with_words(look_at(combine(tables), look or Look()))
+    return with_words(look_at(combined(tables), look or Look()))
 
 
 def _open(root: Path, name: str) -> RunDirectory:
