@@ -200,7 +200,8 @@ class LocalNode:
         assert [record["kind"] for record in records] == ["error"]
         return str(records[0]["message"])
 
-    def request(self, argv: list[str], run_id: str = "r", **changes: Any) -> Record:
+    @staticmethod
+    def request(argv: list[str], run_id: str = "r", **changes: Any) -> Record:
         """A supervise request with the defaults of a small job."""
         return {
             "run_id": run_id,

@@ -9,18 +9,12 @@ from typing import Any
 
 from multinode.agent.connectivity.connections import Connections, Ping
 from multinode.agent.facts.network import read_port_range
+from tests.warm import free_port
 
 from .localnode import DEADLINE_S, Conversation, LocalNode
 
 TOKEN = "5f3a9c"
 PING_BYTES = 8
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

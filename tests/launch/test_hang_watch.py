@@ -12,6 +12,7 @@ from multinode.core.run.run import Run, Stall, StallRecord
 from multinode.errors import ContactLost
 from multinode.launch.hang_watch import StallClock
 from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status
+from tests.agent.localnode import wait_until
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 
@@ -26,13 +27,6 @@ def diagnosis(node: str, *, stopped: int | None = None) -> dict[str, Any]:
         for rank in (first, first + 1)
     ]
     return {"kind": "diagnosis", "schema": 1, "time_s": 1.0, "processes": processes, "last_steps": [], "ras": None}
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not become true in time"
-        time.sleep(0.02)
 
 
 class Hanging:
@@ -80,10 +74,10 @@ def test_a_run_that_hangs_is_told_while_it_hangs_and_goes_on(tmp_path: Path) -> 
     def play(talk: Talk) -> None:
         if talk.verb != "diagnose" and talk.node.name == "a":
             talk.say(HELLO, RUNNING)
-            until(lambda: hanging.told()[-1:] not in ([], [""]))
+            wait_until(lambda: hanging.told()[-1:] not in ([], [""]))
             hanging.go_on.set()
             talk.chunk("log", 0, b"on\n")
-            until(lambda: hanging.told()[-1] == "")
+            wait_until(lambda: hanging.told()[-1] == "")
             talk.end()
         else:
             hanging.play(talk)
@@ -109,15 +103,15 @@ def test_one_standstill_is_told_once_and_the_next_one_again(tmp_path: Path) -> N
 
     def follow(talk: Talk) -> None:
         if talk.node.name == "b":
-            until(lambda: len(hanging.asked) == 2)
+            wait_until(lambda: len(hanging.asked) == 2)
             # As long again without progress is the same standstill.
             time.sleep(2 * SILENT_S)
             assert len(hanging.asked) == 2
             talk.chunk("samples/rank-2.jsonl", 0, b'{"kind":"step","rank":2,"step":1,"time_s":1,"mono_ns":1}\n')
-            until(lambda: len(hanging.asked) == 4)
+            wait_until(lambda: len(hanging.asked) == 4)
         else:
-            until(lambda: len(hanging.execution.seen) > 0 and len(hanging.asked) == 4)
-        until(lambda: len(hanging.told()) >= 4)
+            wait_until(lambda: len(hanging.execution.seen) > 0 and len(hanging.asked) == 4)
+        wait_until(lambda: len(hanging.told()) >= 4)
         talk.end()
 
     run = hanging.run(follow)
@@ -146,7 +140,7 @@ def test_a_node_that_cannot_be_diagnosed_is_told_and_hides_nothing_of_the_others
     hanging.error = "no such verb: diagnose"
 
     def follow(talk: Talk) -> None:
-        until(lambda: hanging.told()[-1:] not in ([], [""]))
+        wait_until(lambda: hanging.told()[-1:] not in ([], [""]))
         talk.end()
 
     run = hanging.run(follow)
@@ -204,11 +198,11 @@ def test_an_answer_that_comes_after_the_run_has_gone_on_is_not_told(tmp_path: Pa
         # What the controller has folded of this node shows in the log that it keeps.
         log = hanging.execution.directory.log_path(1)
         if talk.node.name == "b":
-            until(lambda: any(thread.name == "diagnose" for thread in threading.enumerate()))
+            wait_until(lambda: any(thread.name == "diagnose" for thread in threading.enumerate()))
             talk.chunk("log", 8, b"on\n")
-            until(lambda: log.read_bytes() == b"loading\non\n")
+            wait_until(lambda: log.read_bytes() == b"loading\non\n")
             went_on.set()
-        until(lambda: len(hanging.asked) == 2)
+        wait_until(lambda: len(hanging.asked) == 2)
         talk.end()
 
     hanging.follow = follow

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from multinode.core.cluster.cluster import Node
+from tests.warm import free_port
 
 _SSHD = "/usr/sbin/sshd"
 _DEADLINE_S = 20.0
@@ -61,14 +62,6 @@ class Sshd:
 def make_key(path: Path, kind: str = "ed25519") -> None:
     """A key pair at `path` and `path`.pub."""
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path)], check=True, timeout=30)
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

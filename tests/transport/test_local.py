@@ -15,8 +15,9 @@ from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.errors import ContactLost, NodeFailed
 from multinode.preflight.probe import Questions, probe
-from multinode.transport.agent import AgentStream, AgentTransport, Record, load_archive
+from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
+from tests.agent.localnode import LocalNode, wait_until
 
 DEADLINE_S = 20.0
 RUN_ID = "20260101-000000-abcd"
@@ -52,11 +53,8 @@ def node(cluster: Cluster) -> Node:
 
 
 def wait_until_gone(pid: int) -> None:
-    """The deadline only guards against a hang; a zombie is not gone."""
-    end = time.monotonic() + DEADLINE_S
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end, f"process {pid} stays"
-        time.sleep(0.01)
+    """A zombie is not gone."""
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_it_begins_in_the_home_directory_and_in_a_session_of_its_own(
@@ -139,7 +137,8 @@ def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTranspo
 
 
 def test_a_run_is_supervised_let_go_followed_and_stopped(agent: AgentTransport, node: Node, home: Path) -> None:
-    asked = request([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"])
+    argv = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+    asked = LocalNode.request(argv, RUN_ID, schema=1)
     stream = agent.open(node, "supervise", asked, deadline_s=DEADLINE_S)
     supervisor = int((stream.first or {})["supervisor_pid"])
     read_log_until(stream, b"begun\n")
@@ -152,27 +151,6 @@ def test_a_run_is_supervised_let_go_followed_and_stopped(agent: AgentTransport, 
     assert [(one["cause"], one["processes_left"]) for one in last] == [("stopped", 0)]
     wait_until_gone(supervisor)
     assert [path.name for path in home.iterdir()] == [".multinode"]
-
-
-def request(argv: list[str]) -> Record:
-    return {
-        "schema": 1,
-        "run_id": RUN_ID,
-        "argv": argv,
-        "env": {},
-        "unset": [],
-        "cwd": None,
-        "path_first": None,
-        "files": [],
-        "lease_s": 60.0,
-        "grace_s": 5.0,
-        "sample_ifnames": ["lo"],
-        "sample_interval_s": 1.0,
-        "sample_gpus": None,
-        "instrument": False,
-        "detach": False,
-        "offsets": {},
-    }
 
 
 def read_log_until(stream: AgentStream, text: bytes) -> None:

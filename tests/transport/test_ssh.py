@@ -17,8 +17,9 @@ from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError,
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.transport.fan_out import gather
 from multinode.transport.ssh import SshStream, SshTransport
+from tests.warm import free_port
 
-from .sshd import Sshd, free_port, make_key
+from .sshd import Sshd, make_key
 
 DEADLINE_S = 20.0
 _TAG = sys.implementation.cache_tag
