@@ -26,7 +26,10 @@ MULTINODE = str(Path(sys.executable).parent / "multinode")
 REPOSITORY = Path(__file__).parent.parent
 JOB = "configs/tiny_sft.yaml"
 SHAPE = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json")
-JOBS = {"full": (), "lora": ("--set", "finetuning_type=lora")}
+# Each with an output directory of its own: over the model card of an adapter, a training of the whole model fails.
+JOBS = {
+    name: ("--set", f"finetuning_type={name}", "--set", f"output_dir=saves/levers-{name}") for name in ("full", "lora")
+}
 # Options of launch, what predict calls them where that differs, and steps of a round.
 LEVERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     "ddp": ((), (), 1),

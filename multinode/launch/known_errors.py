@@ -632,6 +632,16 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
+        "model-card-of-an-adapter",
+        "Accelerate, Transformers",
+        ("object has no attribute 'create_or_update_model_card'",),
+        kind="configuration",
+        cause="The output directory has the model card of an adapter, left by an earlier LoRA run, and this run "
+        "trained the whole model: Transformers updates the card as PEFT's. The model was saved before.",
+        fix="another output_dir, or remove the card: ssh {node} rm OUTPUT_DIR/README.md",
+        source="Transformers transformers/trainer.py, create_model_card",
+    ),
+    KnownError(
         "llamafactory-not-distributed",
         "LLaMA-Factory",
         (

@@ -150,6 +150,9 @@ LINES = {
     "rtx-4000-p2p": [
         'Using RTX 4000 series doesn\'t support faster communication broadband via P2P or IB. Please set `NCCL_P2P_DISABLE="1"`'
     ],
+    "model-card-of-an-adapter": [
+        "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'create_or_update_model_card'"
+    ],
     "bf16-unsupported": [
         "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU."
     ],
