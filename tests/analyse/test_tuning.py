@@ -32,6 +32,9 @@ MAYBE = trial(
     *((by, curve(*(loss + off for loss in (3.0, 2.5, 2.2, 2.0)))) for by, off in ((20, 0.0), (60, 0.01), (28, -0.01))),
 )
 DIVERGED = trial("diverged", (50, curve(3.0, None)), (50, curve(3.0, 2.0)), (50, curve(3.0, 2.0)))
+# It was as good for a while.
+REBOUND = seeds("rebound", 60, 3.0, 1.9, 2.2, 2.4)
+GONE = trial("gone", *((60, curve(3.0, 1.9, 1.8, None)) for _ in SEEDS))
 # Of three seeds one did not reach it, by less than the noise.
 SHORT = trial("short", *((60, curve(3.0, 2.5, 2.2, end)) for end in (2.03, 1.9, 1.95)))
 FAILED = trial("failed", reason="out of memory", state="out_of_memory")
@@ -47,6 +50,7 @@ FAILED = trial("failed", reason="out of memory", state="out_of_memory")
         ((MAYBE, FAST), "change", "fast", "fast"),
         ((DIVERGED,), "one_node", "one-node", None),
         ((SHORT,), "one_node", "one-node", None),
+        ((REBOUND, GONE), "one_node", "one-node", None),
         ((), "one_node", "one-node", None),
     ],
     ids=lambda value: "+".join(one.candidate.label for one in value) if isinstance(value, tuple) else None,
