@@ -109,7 +109,7 @@ def _show_tuning(directory: RunDirectory) -> bool:
     """What short runs of changes came to; a tuning is a grid, and its verdict stands for the table of that."""
     from multinode.analyse.tuning.tuning import Tuning
     from multinode.report.tuning.tuning_screen import tuning_parts
-    from multinode.workflows.tuning.tune import TUNING_FILE
+    from multinode.workflows.tuning.asked_tuning import TUNING_FILE
 
     tuning = directory.read(TUNING_FILE, Tuning)
     if tuning is None:

@@ -36,7 +36,8 @@ from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.workflows.grid.sweep import Resume
-    from multinode.workflows.tuning.tune import AskedTuning, Tuned
+    from multinode.workflows.tuning.asked_tuning import AskedTuning
+    from multinode.workflows.tuning.tune import Tuned
 
 __all__ = ["register"]
 
@@ -97,7 +98,7 @@ def tune(
 ) -> None:
     """Find the change that reaches the loss of a training soonest; interrupted, the same command resumes it."""
     from multinode.workflows.grid.sweep import Resume
-    from multinode.workflows.tuning.tune import AskedTuning
+    from multinode.workflows.tuning.asked_tuning import AskedTuning
 
     if output is not None:
         require_directory(output.parent)
@@ -133,7 +134,7 @@ def tune(
 
 def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
     from multinode.report.tuning.tuning_screen import plan_parts
-    from multinode.workflows.tuning.tune import plan_tuning
+    from multinode.workflows.tuning.tuning_plan import plan_tuning
 
     planned = plan_tuning(asked, runs_root(), resume)
     if as_json:
@@ -144,7 +145,8 @@ def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
 
 def _carry_out(asked: AskedTuning, resume: Resume) -> Tuned:
     """Measure what is left; where nothing is, no node is asked."""
-    from multinode.workflows.tuning.tune import find_tuned, require_tunable
+    from multinode.workflows.tuning.asked_tuning import require_tunable
+    from multinode.workflows.tuning.tune import find_tuned
     from multinode.workflows.tuning.tune import tune as measure
 
     require_tunable(asked)

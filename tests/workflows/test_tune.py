@@ -14,7 +14,9 @@ from multinode.core.run.run import Run
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.grid.sweep import Resume
-from multinode.workflows.tuning.tune import TUNING_FILE, find_tuned, plan_tuning, require_tunable
+from multinode.workflows.tuning.asked_tuning import TUNING_FILE, require_tunable
+from multinode.workflows.tuning.tune import find_tuned
+from multinode.workflows.tuning.tuning_plan import plan_tuning
 from tests.workflows.tuning import HOSTS, YAML, Elsewhere, asked_tuning, steps_of
 
 changed = msgspec.structs.replace

@@ -20,7 +20,8 @@ from multinode.transport.fake import FakeTransport
 from multinode.workflows.grid.sweep import Resume
 from multinode.workflows.grid.sweep_cell import CellRun
 from multinode.workflows.run.context import Launch, Launched, RunContext
-from multinode.workflows.tuning.tune import AskedTuning, Tuned, tune
+from multinode.workflows.tuning.asked_tuning import AskedTuning
+from multinode.workflows.tuning.tune import Tuned, tune
 from tests.workflows.test_advise import keep
 
 __all__ = ["Elsewhere", "asked_tuning", "steps_of"]
