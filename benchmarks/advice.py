@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-MULTINODE = str(Path(sys.executable).parent / "multinode")
-REPOSITORY = Path(__file__).parent.parent
+from command import call
+
 ZERO3 = ("configs/tiny_sft_zero2.yaml", "--set", "deepspeed=configs/deepspeed/tiny_z3_config.json")
 TRAININGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "DDP": (("configs/tiny_sft.yaml",), ("gradients as fp16", "gradient accumulation 4")),
@@ -44,7 +42,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as kept:
         for name in [arguments.only] if arguments.only else TRAININGS:
-            environment = os.environ | {"MULTINODE_RUNS": str((arguments.runs or Path(kept)) / name)}
+            environment = {"MULTINODE_RUNS": str((arguments.runs or Path(kept)) / name)}
             rows += measure(name, environment, ("--steps", str(arguments.steps)), ("--repeats", str(arguments.repeats)))
     document = {"schema": "multinode.benchmark.advice/1", "rows": rows}
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -55,11 +53,12 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Each change of one training: predicted and measured gain."""
     (job, *settings), picks = TRAININGS[name]
-    _call(environment, "nccl-test", "all_reduce", "all_gather", "-e", "16M", "-n", "5", "--no-tcp", "--hosts", "lab")
-    _call(environment, "contrast", job, *settings, *ENVIRONMENT, *steps, "--no-check", "--hosts", "lab", "--json")
+    scan = ("all_reduce", "all_gather", "-e", "16M", "-n", "5", "--no-tcp", "--hosts", "lab")
+    call("nccl-test", *scan, env=environment)
+    call("contrast", job, *settings, *ENVIRONMENT, *steps, "--no-check", "--hosts", "lab", "--json", env=environment)
     picked = [word for pick in picks for word in ("--pick", pick)]
     how = ("--try", str(len(picks)), *picked, "--job", job, *settings, *ENVIRONMENT, *steps, *repeats)
-    found = json.loads(_call(environment, "advise", *how, "--no-check", "--hosts", "lab", "--json"))
+    found = json.loads(call("advise", *how, "--no-check", "--hosts", "lab", "--json", env=environment))
     rows = [
         {
             "training": name,
@@ -77,15 +76,6 @@ def measure(
     for row in rows:
         sys.stderr.write(f"{row}\n")
     return rows
-
-
-def _call(environment: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [MULTINODE, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"multinode {' '.join(arguments)}\n{done.stderr}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from command import MULTINODE, run
+
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.nccl_test.size_curve import held_back, median_error
 
-MULTINODE = [sys.executable, "-m", "multinode"]
-REPOSITORY = Path(__file__).parent.parent
 PLAIN = Path(__file__).parent / "plain_all_reduce.py"
 SIZE_BYTES = 64 << 20
 MIB = 1 << 20
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iters", type=int, default=8)
     asked = parser.parse_args()
-    nodes = json.loads(_run([*MULTINODE, "lab", "status", "--json"]))["nodes"]
+    nodes = json.loads(run([MULTINODE, "lab", "status", "--json"]))["nodes"]
     ours, plain, goodput = [], [], []
     for _ in range(asked.repeats):
         goodput.append(_iperf3(nodes))
@@ -72,7 +71,7 @@ def _iperf3(nodes: list[dict[str, Any]]) -> float:
         assert listening.stdout is not None
         while "listening" not in listening.stdout.readline():
             pass
-        report = json.loads(_run([*_inside(client), "iperf3", "-c", server["addr"], "-t", "3", "-O", "1", "-J"]))
+        report = json.loads(run([*_inside(client), "iperf3", "-c", server["addr"], "-t", "3", "-O", "1", "-J"]))
         listening.wait(60)
     return float(report["end"]["sum_received"]["bits_per_second"]) / 8e9
 
@@ -98,20 +97,13 @@ def _plain(nodes: list[dict[str, Any]], iters: int) -> float:
 
 def _nccl_test(*options: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as runs:
-        command = [*MULTINODE, "nccl-test", "--hosts", "lab", *options, "--json"]
-        document: dict[str, Any] = json.loads(_run(command, {"MULTINODE_RUNS": runs}))
+        command = [MULTINODE, "nccl-test", "--hosts", "lab", *options, "--json"]
+        document: dict[str, Any] = json.loads(run(command, {"MULTINODE_RUNS": runs}))
     return document
 
 
 def _inside(node: dict[str, Any]) -> list[str]:
-    return [*MULTINODE, "lab", "exec", node["name"], "--"]
-
-
-def _run(argv: list[str], env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        argv, check=True, capture_output=True, text=True, timeout=900, cwd=REPOSITORY, env=os.environ | (env or {})
-    )
-    return done.stdout
+    return [MULTINODE, "lab", "exec", node["name"], "--"]
 
 
 if __name__ == "__main__":

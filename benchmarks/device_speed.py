@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-MULTINODE = [sys.executable, "-m", "multinode"]
-REPOSITORY = Path(__file__).parent.parent
+from command import MULTINODE, run
+
 PLAIN = Path(__file__).parent / "plain_device_loop.py"
 THREADS = "OMP_NUM_THREADS=1"
 
@@ -58,8 +56,8 @@ def _median_ratio(ours: list[float], plain: list[float]) -> float:
 
 def _plain(asked: argparse.Namespace) -> dict[str, float]:
     command = ["env", THREADS, sys.executable, str(PLAIN), str(asked.rows), str(asked.seconds)]
-    inside = [] if asked.local else [*MULTINODE, "lab", "exec", "node0", "--"]
-    found: dict[str, float] = json.loads(_run([*inside, *command]))
+    inside = [] if asked.local else [MULTINODE, "lab", "exec", "node0", "--"]
+    found: dict[str, float] = json.loads(run([*inside, *command]))
     return found
 
 
@@ -67,19 +65,12 @@ def _bench(asked: argparse.Namespace) -> dict[str, float]:
     where = ["--local", "1"] if asked.local else ["--hosts", "lab", "--nodes", "1", "--workers-per-node", "1"]
     what = ["--only", "matmul,memory", "--size", str(asked.rows), "--seconds", str(asked.seconds)]
     with tempfile.TemporaryDirectory() as runs:
-        command = [*MULTINODE, "bench", *where, *what, "--alone", "--env", THREADS, "--json"]
-        document: dict[str, Any] = json.loads(_run(command, {"MULTINODE_RUNS": runs}))
+        command = [MULTINODE, "bench", *where, *what, "--alone", "--env", THREADS, "--json"]
+        document: dict[str, Any] = json.loads(run(command, {"MULTINODE_RUNS": runs}))
     (worker,) = document["nodes"][0]["workers"]
     tests = {(test["kind"], test["dtype"], test["name"]): test["alone"]["value"] for test in worker["tests"]}
     dtype = "bf16" if worker["device"] == "cuda" else "fp32"
     return {"matmul": tests["matmul", dtype, str(asked.rows)], "copy": tests["memory", "fp32", "copy"]}
-
-
-def _run(argv: list[str], env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        argv, check=True, capture_output=True, text=True, timeout=900, cwd=REPOSITORY, env=os.environ | (env or {})
-    )
-    return done.stdout
 
 
 if __name__ == "__main__":

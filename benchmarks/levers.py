@@ -16,16 +16,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-MULTINODE = str(Path(sys.executable).parent / "multinode")
-REPOSITORY = Path(__file__).parent.parent
-JOB = "configs/tiny_sft.yaml"
-SHAPE = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json")
+from command import SHAPE, call, train
+
 # Each with an output directory of its own: over the model card of an adapter, a training of the whole model fails.
 JOBS = {
     name: ("--set", f"finetuning_type={name}", "--set", f"output_dir=saves/levers-{name}") for name in ("full", "lora")
@@ -55,11 +51,13 @@ def main() -> None:
     parser.add_argument("--levers", nargs="*", default=list(LEVERS), choices=list(LEVERS))
     arguments = parser.parse_args()
     os.environ["MULTINODE_RUNS"] = tempfile.mkdtemp(prefix="levers-")
-    alone = {name: _train(_ALONE, "--nodes", "1", *JOBS[name])["run_id"] for name in arguments.jobs}
+    alone = {
+        name: train("--set", f"max_steps={_ALONE}", "--nodes", "1", *JOBS[name])["run_id"] for name in arguments.jobs
+    }
     cells = []
     for rate in arguments.rates:
-        _call("lab", "rate", "all", rate)
-        scan = json.loads(_call("nccl-test", *_SIZES, *SHAPE))["run_id"]
+        call("lab", "rate", "all", rate)
+        scan = json.loads(call("nccl-test", *_SIZES, *SHAPE))["run_id"]
         for job in arguments.jobs:
             for lever in (one for one in _CELLS[job] if one in arguments.levers):
                 cells.append({"rate": rate, "job": job, "lever": lever} | _cell(alone[job], scan, rate, job, lever))
@@ -80,8 +78,8 @@ def main() -> None:
 def _cell(alone: str, scan: str, rate: str, job: str, lever: str) -> dict[str, Any]:
     options, asked, every = LEVERS[lever]
     predicting = ("predict", alone, scan, "--link", rate, "--nodes", "2", "--json", *(asked or options))
-    predicted = json.loads(_call(*predicting))["scenarios"][0]
-    measured = _train(_STEPS[every], *JOBS[job], *options)
+    predicted = json.loads(call(*predicting))["scenarios"][0]
+    measured = train("--set", f"max_steps={_STEPS[every]}", *JOBS[job], *options)
     rate_of, (low, high) = measured["samples_per_s"], predicted["interval"]
     return {
         "measured_samples_per_s": rate_of,
@@ -93,19 +91,6 @@ def _cell(alone: str, scan: str, rate: str, job: str, lever: str) -> dict[str, A
         "parts": predicted["parts"],
         "rounds": measured.get("rounds"),
     }
-
-
-def _train(steps: int, *options: str) -> dict[str, Any]:
-    _call("launch", JOB, *SHAPE, "--set", f"max_steps={steps}", *options)
-    summary: dict[str, Any] = json.loads(_call("show", "last", "--json"))["summary"]
-    return summary
-
-
-def _call(*arguments: str) -> str:
-    done = subprocess.run([MULTINODE, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"multinode {' '.join(arguments)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-MULTINODE = str(Path(sys.executable).parent / "multinode")
-REPOSITORY = Path(__file__).parent.parent
+from command import call
+
 SCRIPT = "tests/lab/train_mlp.py"
 NCCL_TEST = ("nccl-test", "--hosts", "lab", "-b", "4M", "-e", "16M", "-n", "4", "-w", "1", "--no-tcp")
 
@@ -33,8 +32,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for rate in arguments.rates.split(","):
-        _call("lab", "rate", "all", rate)
-        _call(*NCCL_TEST)
+        call("lab", "rate", "all", rate)
+        call(*NCCL_TEST)
         one = _train("--nodes", "1", "--workers-per-node", "2", steps=arguments.steps)
         two = _train("--workers-per-node", "1", "--trace", "5", steps=arguments.steps)
         rows.append(_row(rate, one, two))
@@ -61,13 +60,9 @@ def _row(rate: str, one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
 def _train(*options: str, steps: int) -> dict[str, Any]:
     """The summary of one training."""
     command = ["launch", "--hosts", "lab", "--no-check", "--json", *options, "--", SCRIPT, "--steps", str(steps)]
-    directory = json.loads(_call(*command))["directory"]
+    directory = json.loads(call(*command))["directory"]
     summary: dict[str, Any] = json.loads(Path(directory, "summary.json").read_text())
     return summary
-
-
-def _call(*arguments: str) -> str:
-    return subprocess.run([MULTINODE, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

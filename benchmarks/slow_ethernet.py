@@ -12,15 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-MULTINODE = str(Path(sys.executable).parent / "multinode")
-REPOSITORY = Path(__file__).parent.parent
-JOB = "configs/tiny_sft.yaml"
-SHAPE = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json")
+from command import JOB, call, train
+
 # Options, steps of a round, and what of fp32's bytes is sent. A round is warm-up, and two or more are measured.
 LEVERS: dict[str, tuple[tuple[str, ...], int, float]] = {
     "ddp": ((), 1, 1.0),
@@ -43,14 +39,14 @@ def main() -> None:
     parser.add_argument("--levers", nargs="*", default=DEFAULT, choices=(*LEVERS, "none"))
     parser.add_argument("--alone-steps", type=int, default=80)
     arguments = parser.parse_args()
-    _call("lab", "rate", "all", arguments.rate)
-    alone = _train("--nodes", "1", "--set", f"max_steps={arguments.alone_steps}")
+    call("lab", "rate", "all", arguments.rate)
+    alone = train("--nodes", "1", "--set", f"max_steps={arguments.alone_steps}")
     trainings: dict[str, dict[str, Any]] = {"alone": _figures(alone)}
     for name in arguments.levers:
         if name in LEVERS:
             options, every, part = LEVERS[name]
             steps = _FEWEST if every == 1 else every * (_ROUNDS if every < 64 else 3)  # noqa: PLR2004 - long rounds
-            trainings[name] = _figures(_train("--set", f"max_steps={steps}", *options))
+            trainings[name] = _figures(train("--set", f"max_steps={steps}", *options))
             trainings[name] |= _against(name, trainings, every, part)
         sys.stderr.write(f"{arguments.rate} {name}: {trainings.get(name, trainings['alone'])}\n")
     document = {
@@ -87,19 +83,6 @@ def _figures(summary: dict[str, Any]) -> dict[str, Any]:
         "bytes_per_step": sent,
         **{name: rounds[name] for name in ("rounds", "sync_ms", "size_bytes", "drift", "last_drift") if name in rounds},
     }
-
-
-def _train(*options: str) -> dict[str, Any]:
-    _call("launch", JOB, *SHAPE, *options)
-    summary: dict[str, Any] = json.loads(_call("show", "last", "--json"))["summary"]
-    return summary
-
-
-def _call(*arguments: str) -> str:
-    done = subprocess.run([MULTINODE, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"multinode {' '.join(arguments)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -11,15 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
-MULTINODE = str(Path(sys.executable).parent / "multinode")
-REPOSITORY = Path(__file__).parent.parent
-JOB = "configs/tiny_sft.yaml"
-SHAPE = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json")
+from command import JOB, SHAPE, call
+
 # What a sweep adds to the measured steps.
 _WARM_UP = 5
 
@@ -33,9 +28,9 @@ def main() -> None:
     swept, launched = [], []
     for _ in range(arguments.repeats):
         # In turns, so that whatever else this machine does hits both alike.
-        cells = _call("sweep", JOB, "--steps", str(arguments.steps), "--fresh", *SHAPE)["cells"]
+        cells = json.loads(call("sweep", JOB, "--steps", str(arguments.steps), "--fresh", *SHAPE))["cells"]
         swept.append(cells[0]["step_time_ms"]["value"])
-        plain = _call("launch", JOB, "--set", f"max_steps={arguments.steps + _WARM_UP}", *SHAPE)
+        plain = json.loads(call("launch", JOB, "--set", f"max_steps={arguments.steps + _WARM_UP}", *SHAPE))
         launched.append(plain["step_time_ms"]["median"])
         sys.stderr.write(f"cell {swept[-1]:.1f} ms, launch {launched[-1]:.1f} ms\n")
     document = {
@@ -48,12 +43,6 @@ def main() -> None:
         "scatter": max((max(one) - min(one)) / statistics.median(one) for one in (swept, launched)),
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
-
-
-def _call(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run([MULTINODE, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 if __name__ == "__main__":
