@@ -1,7 +1,8 @@
 """`launch --restarts` on the lab: whatever ends an attempt, a later one goes on from the last complete checkpoint.
 
 Most of it with a stand-in for LLaMA-Factory, whose checkpoints are framed as the real ones; the losses are the real
-one's.
+one's. That a node is waited for, and what is said when it does not return, each commit sees without a lab
+(tests/workflows/test_restart.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from multinode.lab.cluster import require_lab
 from multinode.lab.faults import DiskFull, NodeState
 from tests.lab.faulting import faults
 from tests.lab.launching import (
+    DEADLINE_S,
     RUN_DEADLINE_S,
     Command,
     agents,
@@ -134,6 +136,7 @@ def test_a_run_outlives_a_worker_a_supervisor_and_a_full_disk(command: Command) 
     assert_no_agents()
 
 
+@pytest.mark.thorough
 def test_a_node_without_power_is_waited_for(command: Command, shared_dir: Path) -> None:
     """Its disk outlives the loss of its power, as a lab node's does not: copied to where the node sees it again."""
     output = shared_dir / "out"
@@ -183,6 +186,23 @@ def test_a_node_that_stays_away_is_left_out_and_the_global_batch_is_kept(command
     assert_nothing_left(command)
 
 
+def test_a_run_that_waits_is_stopped_from_another_terminal(command: Command) -> None:
+    options = ("--restarts", "3", "--node-wait", "10m", *QUICK)
+    checked = tuple(word for word in options if word != "--no-check")
+    with launched(command, *checked, *training("/var/tmp/stopped")) as (controller, run):
+        run.wait_until(1, 25)
+        with faults(DiskFull(node="node1")):
+            wait_said(controller, "waiting: node1: ")
+            stopped = command.document("stop", run.run_id, "--json")
+            document = document_in(controller.communicate(timeout=DEADLINE_S)[0])
+    assert (stopped["run_id"], stopped["status"], stopped["stop_reason"]) == (run.run_id, "stopped", "stop")
+    assert (document["status"], controller.returncode) == ("stopped", 130)
+    (only,) = document["attempts"]
+    assert (only["first_failure"]["kind"], only["not_restarted"]) == ("disk_full", "it was asked to stop")
+    assert_nothing_left(command)
+
+
+@pytest.mark.thorough
 def test_a_disk_that_stays_full_is_told_and_the_run_ends(command: Command) -> None:
     options = ("--restarts", "3", "--node-wait", "3s", *QUICK)
     checked = tuple(word for word in options if word != "--no-check")
