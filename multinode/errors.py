@@ -12,6 +12,7 @@ MultinodeError             exit 1   a job, a check or a test failed
 |   `-- ContactLost                 it answered, and then no longer
 |       `-- NodeGone                its allocation has ended
 |-- NodeFailed             exit 1   a node was reached and could not do what was asked
+|   `-- AgentFailed                 the agent ran there, and says why
 |-- RunFailed              exit 1   a run did not end well
 `-- Interrupted            exit 130 the user pressed Ctrl-C
 """
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "OURS_TO_FIX",
+    "AgentFailed",
     "AuthError",
     "ConnectError",
     "ContactLost",
@@ -144,6 +146,10 @@ class NodeGone(ContactLost):
 
 class NodeFailed(MultinodeError):
     """The node was reached and could not do what was asked of it."""
+
+
+class AgentFailed(NodeFailed):
+    """The agent ran on the node and says why it could not do what was asked."""
 
 
 class RunFailed(MultinodeError):

@@ -12,7 +12,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample, parse_samples
-from multinode.errors import ContactLost, MultinodeError, NodeFailed
+from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import explain_timeout, link_share
 from multinode.launch.kept_files import KeptFiles, KeptLimits
@@ -135,8 +135,8 @@ class Tracker:
                 _set_lost(track)
 
     def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
-        # Of a run that goes on, and once contact was lost, only the node itself can say that the job was never started.
-        may_run = (self._attach or track.error is not None) and not isinstance(error, NodeFailed)
+        # Of a run that goes on, and once contact was lost, only the agent can say that the job was never started.
+        may_run = (self._attach or track.error is not None) and not isinstance(error, AgentFailed)
         track.error = error
         if not over:
             message = f"contact lost{_since(track)}, the job may be running; reconnecting"

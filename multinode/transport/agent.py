@@ -27,7 +27,7 @@ import multinode
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.quoting import as_steps, quote_path
 from multinode.decoding import convert, decode_json, printable_values
-from multinode.errors import ContactLost, MultinodeError, NodeFailed, printable
+from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.base import Completed, Stream, Transport, time_left
 from multinode.transport.fan_out import fan_out
 
@@ -342,7 +342,7 @@ class AgentStream:
         if record.get("kind") == "error":
             # Advice in the node's own words is told as such.
             hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None
-            raise NodeFailed(str(record.get("message")), node=self._node.name, hint=hint)
+            raise AgentFailed(str(record.get("message")), node=self._node.name, hint=hint)
         return record
 
     def _has_ended(self) -> bool:

@@ -127,7 +127,7 @@ def test_what_only_we_can_put_right_leaves_the_run_alone(known: Known, kind: typ
     assert (run.status, run.first_failure) == ("running", None)
 
 
-@pytest.mark.parametrize("kind", [ConnectError, AuthError])
+@pytest.mark.parametrize("kind", [ConnectError, AuthError, NodeFailed])
 def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(known: Known, kind: type[MultinodeError]) -> None:
     request = StopRequest()
     request.ask("stop")
