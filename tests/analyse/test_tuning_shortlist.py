@@ -63,6 +63,13 @@ def test_accumulation_has_fewer_steps_for_as_many_samples() -> None:
     assert steps_needed(four) == 32
 
 
+def test_power_sgd_needs_more_steps_than_it_leaves_as_they_are() -> None:
+    one = next(one for one in hopeful() if one.advice.name == "gradients as fp16")
+    settings = changed(one.option.after.settings, grad_compress="powersgd:4")
+    low_rank = one._replace(option=changed(one.option, after=changed(one.option.after, settings=settings)))
+    assert (steps_needed(one), steps_needed(low_rank)) == (8, 32)
+
+
 def test_what_is_surely_slower_than_one_node_is_not_tried() -> None:
     found = make_shortlist([with_beside(one, (0.1, 0.9)) for one in ranked()], steps=1000, most=20)
     assert names(found) == []

@@ -22,6 +22,8 @@ _KINDS = frozenset(
 # One round is warm-up, and two are measured.
 _ROUNDS = 3
 _FEWEST_STEPS = 8
+# PowerSGD leaves its first ten iterations as they are, and at most a third of a run is warm-up.
+_LOW_RANK_STEPS = 32
 
 Reason = Literal["memory", "little", "short", "slower", "more"]
 
@@ -107,6 +109,8 @@ def steps_needed(one: RankedOption) -> int:
     before, after = one.option.before.scenario, one.option.after.scenario
     averaging: Averaging | None = after.averaging
     least = _ROUNDS * averaging.every if averaging is not None else _FEWEST_STEPS
+    if (one.option.after.settings.grad_compress or "").startswith("powersgd"):
+        least = _LOW_RANK_STEPS
     return math.ceil(least * after.samples / before.samples)
 
 
