@@ -203,6 +203,10 @@ def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None
     keep_job(two)
     job = measured_job(tmp_path, recommendations)
     assert (job.config["max_steps"], job.config_path) == (35, "job.yaml")
+    plan = two.read("plan.json", LaunchPlan)
+    assert plan is not None
+    two.write("plan.json", changed(plan, config_path="my configs/job.yaml"))
+    assert advise_runs(tmp_path, ["one", "two"]).job == "my configs/job.yaml"
     # A name that could be the hub's is a directory, as it was found to be.
     assert job.local_paths == ("tiny",)
     workload = two.read("workload.json", Workload)

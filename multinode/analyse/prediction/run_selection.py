@@ -109,7 +109,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if text is None or self.plan.engine != "llamafactory":
             return None
         try:
-            job = parse_llamafactory(text, self.plan.job.split(" ", maxsplit=1)[0])
+            job = parse_llamafactory(text, self.plan.config_path or self.plan.job.split(" ", maxsplit=1)[0])
         except JobError:
             return None
         deepspeed = next((text for path, text in files.items() if path.endswith(".json")), None)

@@ -68,6 +68,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         engine: what starts the workers, by its name (core/run/engine_commands.py).
         job: the job in a few words, for people.
+        config_path: the YAML as its user named it; empty for a script, and in what earlier releases stored.
         profile: whether the workers record their steps.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
@@ -79,6 +80,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     engine: str
     job: str
+    config_path: str = ""
     master_addr: str
     master_port: int
     nproc_per_node: Annotated[int, Meta(ge=1, le=1024)]

@@ -130,6 +130,7 @@ def plan_launch(
         run_id=run_id,
         engine=task.engine.name,
         job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
+        config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
         master_addr=master_addr,
         master_port=options.master_port,
         nproc_per_node=nproc,
