@@ -116,6 +116,9 @@ def test_work_that_waited_for_a_core_may_take_less_or_more_on_another_day(tmp_pa
     assert usual.one_node is not None
     assert disturbed.one_node is not None
     assert disturbed.one_node.speedup == usual.one_node.speedup
+    assert (usual.core_wait_ms, disturbed.core_wait_ms) == (None, 27)
+    assert "wide" not in usual.sentence
+    assert disturbed.sentence.endswith(". The interval is wide: workers of node0 waited 27 ms of a step for a core")
     # 27 of 108 ms of the first node: without it, 4/3 as fast.
     low, high = usual.one_node.speedup_interval
     assert disturbed.one_node.speedup_interval == pytest.approx((low / (4 / 3), high * (4 / 3)), rel=0.01)

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.analyse.advice.advice import RankedOption, pays, rank_options
+from multinode.analyse.advice.advice import NOTICEABLE, RankedOption, pays, rank_options
 from multinode.analyse.advice.training_state import TrainingState, TuningOption
 from multinode.analyse.advice.tuning_options import one_node
 from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.stats.spread import known_mean
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.early_verdict import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
 
@@ -55,6 +56,7 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         memory=fits,
         needed_gib=alone.expected_gib if fits == "too_small" else None,
         gpu_gib=budget.total_gib if budget is not None and fits == "too_small" else None,
+        core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, found.step_time_ms),
     )
 
 
@@ -62,6 +64,13 @@ def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, fl
     """The rate's interval by that of the step, where the training does not say its samples."""
     low_ms, high_ms = summary.intervals.get("step_time_ms", (median_ms, median_ms))
     return rate * median_ms / high_ms, rate * median_ms / low_ms
+
+
+def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
+    """Of the first node's workers, where it is a noticeable part of a step of one node."""
+    waited_ms = known_mean(one.core_wait_ms for one in summary.split.workers if one.rank < workers)
+    on_cpu = summary.split.device == "cpu"
+    return waited_ms if on_cpu and waited_ms is not None and waited_ms > NOTICEABLE * step_ms else None
 
 
 def _projection(speedup: tuple[float, float, float], left_s: float | None) -> Projection:

@@ -38,8 +38,9 @@ _CAST_DOUBT = 0.05
 _DDP_BUCKET_BYTES, _LARGE_BUCKET_MIB = 25 * _MIB, 100
 _FEW_CALLS = 2
 _LORA_RANK = 8
-# What HF's Trainer gathers of each worker: the number of tokens of a step, an int64, and of a logged step its loss.
-_COUNT_BYTES, _LOSS_BYTES = 8, 4
+# What HF's Trainer gathers of each worker (transformers 5.6, trainer.py): the number of tokens of a step, an int64; of a
+# logged step the loss, and what it computed so far, a float32 each.
+_COUNT_BYTES, _LOGGED_BYTES = 8, 4
 _LOG_EVERY = 10
 _OFTEN = 0.5
 # From a strategy that communicates much to those that communicate less; each makes the same steps, and costs memory.
@@ -201,7 +202,7 @@ def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
         if per_worker == _COUNT_BYTES and call.times >= _OFTEN:
             overrides.append("average_tokens_across_devices=false")
             left.append(_replace(call, times=max(0.0, call.times - 1)))
-        elif per_worker == _LOSS_BYTES and call.times >= _OFTEN:
+        elif per_worker == _LOGGED_BYTES and call.times >= _OFTEN:
             overrides.append(f"logging_steps={_LOG_EVERY}")
             left.append(_replace(call, times=call.times / _LOG_EVERY))
         else:

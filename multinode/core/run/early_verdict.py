@@ -76,6 +76,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
         best: None where no setting pays, or none could be predicted.
         memory: whether the training fits one node's memory: `fits`, `too_small` or `unknown`.
         needed_gib: that a worker would have allocated on one node, where `too_small`; `gpu_gib` what its GPU has.
+        core_wait_ms: of a step, what the first node's workers waited for cores that others had, where it matters.
         reason: why there is no prediction; else empty.
         sentence: the verdict in one line, written by `report`.
     """
@@ -87,6 +88,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     memory: Literal["fits", "too_small", "unknown"] = "unknown"
     needed_gib: float | None = None
     gpu_gib: float | None = None
+    core_wait_ms: float | None = None
     reason: str = ""
     sentence: str = ""
 

@@ -35,7 +35,7 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
     ]
     left = ", ".join(words for way, name in ways if (words := _left(way, name, part)))
     told = f". Left: {left}" if left else _best(verdict.best)
-    return f"{said}: {_head(verdict.nodes, alone)}{told}{_memory(verdict)}"
+    return f"{said}: {_head(verdict.nodes, alone)}{told}{_cores(verdict)}{_memory(verdict)}"
 
 
 def _head(nodes: int, alone: Projection) -> str:
@@ -72,6 +72,14 @@ def _change(best: BestChange) -> str:
     more = f"global batch {best.samples_ratio:g}x" if best.samples_ratio != 1 else ""
     how = "; ".join(one for one in (best.options, more) if one)
     return f"{best.name} [{how}]" if how else best.name
+
+
+def _cores(verdict: EarlyVerdict) -> str:
+    if verdict.core_wait_ms is None:
+        return ""
+    return (
+        f". The interval is wide: workers of {verdict.node} waited {verdict.core_wait_ms:.3g} ms of a step for a core"
+    )
 
 
 def _memory(verdict: EarlyVerdict) -> str:
