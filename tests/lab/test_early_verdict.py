@@ -17,10 +17,11 @@ pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 
 SPEC = LabSpec(node_count=2, rate_gbit_per_s=10.0, slots=1, cores_per_node=1, python=sys.executable, disk_bytes=1 << 30)
 TRAIN = str(Path(__file__).with_name("train_mlp.py"))
-# 2.4 M parameters: 9.7 MB of gradients take 0.8 s at 100 Mbit/s. A batch takes 150 ms, in which the processor idles:
-# what else the machine does moves neither side of the contrast.
+# 2.4 M parameters: 9.7 MB of gradients take 0.8 s at 100 Mbit/s. A batch of one sample takes one sleep of 200 ms, in
+# which the processor idles. Beside other processes, work was seen to take three times as long; here it is 10 to 20 ms,
+# which moves neither side of the contrast by much.
 JOB = ("--no-check", *REAL_TORCH, "--hosts", "lab")
-SCRIPT = ("--", TRAIN, "--width", "768", "--batch", "8", "--batch-ms", "150", "--steps")
+SCRIPT = ("--", TRAIN, "--width", "768", "--batch", "1", "--batch-ms", "200", "--steps")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_over_100_mbit_one_node_is_faster_as_the_contrast_measures_and_stop_leav
 
 
 def test_over_10_gbit_two_nodes_are_faster_and_the_run_goes_to_its_end(launched: Any) -> None:
-    code, document = launched(10.0, 60)
+    code, document = launched(10.0, 40)
     assert (code, document["status"], document["stop_reason"]) == (0, "succeeded", "")
     verdict = document["early_verdict"]
     # On a busy machine the interval may reach 1; one node is not faster, and never surely so.

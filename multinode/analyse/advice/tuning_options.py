@@ -38,8 +38,8 @@ _CAST_DOUBT = 0.05
 _DDP_BUCKET_BYTES, _LARGE_BUCKET_MIB = 25 * _MIB, 100
 _FEW_CALLS = 2
 _LORA_RANK = 8
-# What HF's Trainer gathers of each worker (transformers 5.6, trainer.py): the number of tokens of a step, an int64; of a
-# logged step the loss, and what it computed so far, a float32 each.
+# What HF's Trainer gathers of each worker (transformers 5.6, trainer.py): the number of tokens of a step, an int64; of
+# a logged step the loss, and what it computed so far, a float32 each.
 _COUNT_BYTES, _LOGGED_BYTES = 8, 4
 _LOG_EVERY = 10
 _OFTEN = 0.5
