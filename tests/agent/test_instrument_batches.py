@@ -237,41 +237,48 @@ cuda(False)
     assert list(records[1]) == ["peak_memory_bytes"]
 
 
-def test_the_wait_for_a_core_is_the_kernels_count_since_the_step_before(worker: Worker, tmp_path: Path) -> None:
+def test_the_wait_for_a_core_is_the_kernels_count_by_phase(worker: Worker, tmp_path: Path) -> None:
     counts = tmp_path / "schedstat"
     records = worker.run_wired(f"""
+import multinode_guard, multinode_phases
+from types import SimpleNamespace
 path = {str(counts)!r}
-meter = multinode_steps.core_wait_meter(path)
-for text in ("900 5000 7", "950 12000 9", "950 12000 9", "no numbers", "999 15000 11"):
+def told(text):
     open(path, "w").write(text)
-    say(meter(1))
-say(multinode_steps.core_wait_meter(path + ".missing")(1))
-open(path, "w").write("0 0 0")
-uncounted = multinode_steps.core_wait_meter(path)
-say([uncounted(1), uncounted(2)])
+def clock():
+    return multinode_phases.PhaseClock(SimpleNamespace(), multinode_phases.CoreWait(path))
+told("900 5000 7")
+phases = clock()
+told("900 6000 7"); phases.enter("forward"); told("950 9000 9"); phases.leave(); phases.enter("comm"); phases.leave()
+told("950 9500 9"); phases.take_us(); say(phases.take_core_wait_us())
+phases.take_us(); say(phases.take_core_wait_us())
+told("no numbers"); phases.take_us(); say([phases.take_core_wait_us()])
+told("0 0 0"); phases = clock(); phases.take_us(); say([phases.take_core_wait_us()])
+path += ".missing"; phases = multinode_phases.PhaseClock(SimpleNamespace(), multinode_phases.CoreWait(path))
+phases.take_us(); say([phases.take_core_wait_us()])
 """)
-    assert records == [{}, {"core_wait_us": 7.0}, {"core_wait_us": 0.0}, {}, {"core_wait_us": 3.0}, {}, [{}, {}]]
+    assert records == [{"host": 1.5, "forward": 3.0}, {}, [None], [None], [None]]
 
 
 def test_who_shares_its_core_waits_for_it(worker: Worker) -> None:
     (record,) = worker.run_wired("""
-import os, subprocess, time
+import multinode_phases, os, subprocess, time
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})
-meter = multinode_steps.core_wait_meter()
-meter(1)
+wait = multinode_phases.CoreWait()
+begun_ns = wait.read_ns()
 other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-ran, waited_us = time.thread_time(), 0.0
+ran = time.thread_time()
 try:
     # Both want the core all the time; how soon they have taken turns is the kernel's business.
-    while waited_us < 1000 and time.thread_time() < ran + 30:
-        waited_us += meter(2)["core_wait_us"]
+    while wait.read_ns() < begun_ns + 1_000_000 and time.thread_time() < ran + 30:
+        pass
 finally:
     other.kill()
     other.wait()
-say({"waited_us": waited_us})
+say({"waited_ns": wait.read_ns() - begun_ns})
 """)
-    assert record["waited_us"] >= 1000
+    assert record["waited_ns"] >= 1_000_000
 
 
 def test_a_count_on_a_gpu_is_copied_to_pinned_memory_and_nothing_waits_for_it(worker: Worker) -> None:

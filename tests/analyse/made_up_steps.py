@@ -25,7 +25,8 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
         nodes: the ranks on each, `node0` first.
         compute_ms: forward and backward, by rank and step; likewise `data_ms`, `transfer_ms`.
         hidden_ms: communication that passes beside computing.
-        core_wait_ms: of a step, in which others had the worker's core; None is not counted.
+        core_wait_ms: of what is done outside of the backward pass, in which others had the worker's core; None is not
+            counted.
         told_by: `ddp`, `device`, `host` or `nothing`.
         lost: (rank, step) of which no record came home.
     """
@@ -92,7 +93,9 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
             micro_steps=self.micro_steps,
             tokens=self.tokens(rank),
             phases_us=phases,
-            core_wait_us=None if self.core_wait_ms is None else self.core_wait_ms(rank, step) * 1000,
+            core_wait_us=None
+            if self.core_wait_ms is None
+            else {"forward": self.core_wait_ms(rank, step) * 1000, "backward": 9e9, "comm": 9e9},
         )
         told: list[Sample] = []
         if self.told_by == "ddp":

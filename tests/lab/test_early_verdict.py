@@ -18,10 +18,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 SPEC = LabSpec(node_count=2, rate_gbit_per_s=10.0, slots=1, cores_per_node=1, python=sys.executable, disk_bytes=1 << 30)
 TRAIN = str(Path(__file__).with_name("train_mlp.py"))
 # 2.4 M parameters: 9.7 MB of gradients take 0.8 s at 100 Mbit/s. A batch of one sample takes one sleep of 200 ms, in
-# which the processor idles. Beside other processes, work was seen to take three times as long; here it is 10 to 20 ms,
-# which moves neither side of the contrast by much.
+# which the processor idles: what else the machine does hardly moves the rest of a step, of 20 ms.
 JOB = ("--no-check", *REAL_TORCH, "--hosts", "lab")
 SCRIPT = ("--", TRAIN, "--width", "768", "--batch", "1", "--batch-ms", "200", "--steps")
+
+
+_MOST_TRIES = 3
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +48,16 @@ def launched(pinned: Lab, command: Command) -> Any:
 def test_over_100_mbit_one_node_is_faster_as_the_contrast_measures_and_stop_leaves_nothing(
     launched: Any, command: Command
 ) -> None:
-    code, document = launched(0.1, 100)
-    assert (code, document["status"], document["stop_reason"]) == (1, "stopped", "slower_than_one_node")
-    verdict = document["early_verdict"]
-    assert (verdict["recorded"], verdict["step"] < 20, verdict["memory"]) == (15, True, "fits")
-    assert document["steps"] < 20
-    assert_nothing_left(command)
+    for _ in range(_MOST_TRIES):
+        code, document = launched(0.1, 100)
+        assert (code, document["status"], document["stop_reason"]) == (1, "stopped", "slower_than_one_node")
+        verdict = document["early_verdict"]
+        assert (verdict["recorded"], verdict["step"] < 20, verdict["memory"]) == (15, True, "fits")
+        assert document["steps"] < 20
+        assert_nothing_left(command)
+        # Of nodes whose cores others had, no other run tells what they do: once more.
+        if verdict["core_wait_ms"] is None:
+            break
     contrast = ("contrast", "--json", "--mode", "scale-out", *JOB, *SCRIPT, "20")
     measured = 1 / command.document(*contrast)["speedup"]["value"]
     assert verdict["one_node"]["speedup"] == pytest.approx(measured, rel=0.15)

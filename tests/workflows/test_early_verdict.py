@@ -108,20 +108,21 @@ def test_what_the_workers_of_one_node_exchange_is_not_free(tmp_path: Path) -> No
     assert high < 0.5 * free
 
 
-def test_work_that_waited_for_a_core_may_take_less_or_more_on_another_day(tmp_path: Path) -> None:
+def test_work_that_waited_for_a_core_may_take_less_on_one_node(tmp_path: Path) -> None:
     usual, disturbed = (
         judged(tmp_path / name, msgspec.structs.replace(SLOW, core_wait_ms=waited))
-        for name, waited in (("usual", always(0.5)), ("disturbed", always(27.0, r1=90.0)))
+        for name, waited in (("usual", always(0.5)), ("disturbed", always(10.0, r1=30.0)))
     )
     assert usual.one_node is not None
     assert disturbed.one_node is not None
     assert disturbed.one_node.speedup == usual.one_node.speedup
-    assert (usual.core_wait_ms, disturbed.core_wait_ms) == (None, 27)
+    # A quarter of the forward pass, the optimizer and the host, hence of the backward pass: of 106 ms, and 2 of data.
+    assert usual.core_wait_ms is None
+    assert disturbed.core_wait_ms == pytest.approx(106 * 10 / (100 / 3 + 6))
     assert "wide" not in usual.sentence
-    assert disturbed.sentence.endswith(". The interval is wide: workers of node0 waited 27 ms of a step for a core")
-    # 27 of 108 ms of the first node: without it, 4/3 as fast.
+    assert disturbed.sentence.endswith(". The interval is wide: workers of node0 waited 26.9 ms of a step for a core")
     low, high = usual.one_node.speedup_interval
-    assert disturbed.one_node.speedup_interval == pytest.approx((low / (4 / 3), high * (4 / 3)), rel=0.01)
+    assert disturbed.one_node.speedup_interval == pytest.approx((low, high * 108 / (108 - 26.9)), rel=0.02)
 
 
 def test_where_exposed_communication_is_unknown_that_is_said_and_nothing_is_certain(tmp_path: Path) -> None:

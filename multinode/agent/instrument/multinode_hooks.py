@@ -28,7 +28,7 @@ import multinode_sync
 import multinode_sync_trainer
 import multinode_trace
 from multinode_guard import AfterImport, Guard, Hooks, add_trainer_callback
-from multinode_steps import Steps, core_wait_meter, memory_meter
+from multinode_steps import Steps, memory_meter
 from multinode_traffic import Traffic
 
 __all__ = ["install"]
@@ -49,7 +49,7 @@ def install() -> None:
         return
     steps = Steps(recorder, guard)
     traffic = Traffic(steps, guard)
-    steps.meters.extend([memory_meter(), core_wait_meter()])
+    steps.meters.append(memory_meter())
     cards = multinode_cards.meter(guard, os.environ)
     if cards is not None:
         steps.meters.append(cards)

@@ -7,14 +7,15 @@ Only the thread that trains is timed: what other threads do, it does not wait fo
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import multinode_forward
 from multinode_guard import Guard, Hooks
 
-__all__ = ["PhaseClock", "hooks"]
+__all__ = ["CoreWait", "PhaseClock", "hooks"]
 
 # Module, class (none: the module's own function), function, phase. What some release does not have is passed over.
 _ENTRY_POINTS = (
@@ -30,11 +31,38 @@ _ENTRY_POINTS = (
 _NO_FORWARD_IN = ("forward", "backward")
 
 
-class PhaseClock:
-    """Adds up the time between `enter` and `leave`, by phase."""
+class CoreWait:
+    """What the thread that runs the user's script could have run, had others not had its core: the kernel counts it.
 
-    def __init__(self, guard: Guard) -> None:
+    A kernel without CONFIG_SCHED_INFO has no such file, or one of zeros.
+
+    Args:
+        path: the thread's schedstat: ns on a core, ns waiting for one, and its turns.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        try:
+            self._file = os.open(path or "/proc/self/task/%d/schedstat" % os.getpid(), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def read_ns(self) -> Optional[int]:
+        """So far; None where the kernel does not tell."""
+        try:
+            ran_ns, waited_ns = map(int, os.pread(self._file, 64, 0).split()[:2])
+        except (OSError, ValueError):
+            return None
+        return waited_ns if ran_ns else None
+
+
+class PhaseClock:
+    """Adds up the time between `enter` and `leave`, by phase, and what of it was waited for a core."""
+
+    def __init__(self, guard: Guard, core_wait: Optional[CoreWait] = None) -> None:
         self._guard = guard
+        self._core_wait = core_wait or CoreWait()
+        self._waits_ns: Optional[Dict[str, int]] = {}
+        self._waited_ns = self._core_wait.read_ns()
         self._totals_ns: Dict[str, int] = {}
         self._stack: List[str] = []
         self._since_ns = 0
@@ -82,7 +110,22 @@ class PhaseClock:
         self._totals_ns = {}
         return taken
 
+    def take_core_wait_us(self) -> Optional[Dict[str, float]]:
+        """Microseconds waited for a core since the last call, by phase, `host` outside of all; None is not known."""
+        taken, self._waits_ns = self._waits_ns, {}
+        return None if taken is None else {phase: total / 1000 for phase, total in taken.items() if total}
+
+    def _charge_wait(self) -> None:
+        waited_ns, before_ns = self._core_wait.read_ns(), self._waited_ns
+        self._waited_ns = waited_ns
+        if waited_ns is None or before_ns is None:
+            self._waits_ns = None
+        elif self._waits_ns is not None:
+            phase = self._stack[-1] if self._stack else "host"
+            self._waits_ns[phase] = self._waits_ns.get(phase, 0) + waited_ns - before_ns
+
     def _charge(self) -> None:
+        self._charge_wait()
         now = time.monotonic_ns()
         if self._stack:
             phase = self._stack[-1]

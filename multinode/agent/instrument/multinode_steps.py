@@ -15,7 +15,7 @@ import multinode_guard
 import multinode_recorder
 from multinode_phases import PhaseClock
 
-__all__ = ["Meter", "Steps", "core_wait_meter", "memory_meter"]
+__all__ = ["Meter", "Steps", "memory_meter"]
 
 # Best first: the Trainer counts optimizer steps itself; under ZeRO the optimizer hook fires once per parameter group.
 _SOURCES = ("trainer", "deepspeed", "optimizer")
@@ -80,9 +80,11 @@ class Steps:
         """The next step is measured from now; what was metered before belongs to none."""
         self._last_ns = time.monotonic_ns()
         self.phases.take_us()
+        self.phases.take_core_wait_us()
 
     def _phases_us(self, _step: int) -> Dict[str, Any]:
-        return {"phases_us": self.phases.take_us()}
+        phases_us, core_wait_us = self.phases.take_us(), self.phases.take_core_wait_us()
+        return {"phases_us": phases_us, **({} if core_wait_us is None else {"core_wait_us": core_wait_us})}
 
     def _ask(self, meter: Meter, number: int, record: Dict[str, Any]) -> None:
         try:
@@ -90,31 +92,6 @@ class Steps:
         except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
             self.meters.remove(meter)
             self._guard.tell(getattr(meter, "__qualname__", "a meter"), error)
-
-
-def core_wait_meter(path: Optional[str] = None) -> Meter:
-    """The meter of `core_wait_us`: what the thread that trains could have run in a step, had others not had its core.
-
-    A kernel that does not count that (CONFIG_SCHED_INFO) has no such file, or one of zeros: nothing is recorded then.
-
-    Args:
-        path: the thread's schedstat: time on a core, time waiting for one, both in ns, and its turns; else that of the
-            thread that runs the user's script.
-    """
-    path = path or "/proc/self/task/%d/schedstat" % os.getpid()
-    last_ns: Optional[int] = None
-
-    def core_wait(_step: int) -> Dict[str, Any]:
-        nonlocal last_ns
-        try:
-            with open(path, encoding="ascii") as file:
-                ran_ns, waited_ns = map(int, file.read().split()[:2])
-        except (OSError, ValueError):
-            return {}
-        before_ns, last_ns = last_ns, waited_ns
-        return {} if before_ns is None or not ran_ns else {"core_wait_us": (waited_ns - before_ns) / 1000}
-
-    return core_wait
 
 
 def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:

@@ -13,7 +13,6 @@ from multinode.analyse.advice.advice import NOTICEABLE, RankedOption, pays, rank
 from multinode.analyse.advice.training_state import TrainingState, TuningOption
 from multinode.analyse.advice.tuning_options import one_node
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.stats.spread import known_mean
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.early_verdict import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
 
@@ -68,9 +67,9 @@ def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, fl
 
 def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
     """Of the first node's workers, where it is a noticeable part of a step of one node."""
-    waited_ms = known_mean(one.core_wait_ms for one in summary.split.workers if one.rank < workers)
-    on_cpu = summary.split.device == "cpu"
-    return waited_ms if on_cpu and waited_ms is not None and waited_ms > NOTICEABLE * step_ms else None
+    known = [one.core_wait_ms or 0.0 for one in summary.split.workers if one.rank < workers]
+    waited_ms = sum(known) / len(known) if known else 0.0
+    return waited_ms if waited_ms > NOTICEABLE * step_ms else None
 
 
 def _projection(speedup: tuple[float, float, float], left_s: float | None) -> Projection:

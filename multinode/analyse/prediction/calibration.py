@@ -256,16 +256,16 @@ def _alone_ms(one: WorkerSplit) -> float:
 
 
 def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource, ...]:
-    """Where others had the cores that the first node's workers compute on: another day they may not, or more so."""
+    """Where others had the cores that the first node's workers compute on: on one node they may not."""
     mine = [one for one in split.workers if one.rank < alone.workers]
-    if split.device != "cpu" or not mine:
+    if not mine:
         return ()
     own_ms, waited_ms = (math.fsum(each) / len(mine) for each in (map(_alone_ms, mine), map(_core_wait_ms, mine)))
     relative = own_ms / max(own_ms - waited_ms, own_ms * _LEAST_ON_CORE) - 1 if own_ms > 0 else 0.0
     if relative <= _NOTICED:
         return ()
     why = f"its workers waited {waited_ms:.3g} ms of a step for a core, which other threads and processes had"
-    return (UncertaintySource(part="compute", relative=relative, why=why),)
+    return (UncertaintySource(part="cores", relative=relative, why=why),)
 
 
 def _core_wait_ms(one: WorkerSplit) -> float:

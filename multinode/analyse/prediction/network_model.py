@@ -135,7 +135,7 @@ class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
     """One reason for which an interval is wide.
 
     Attributes:
-        part: of what: `network`, `compute`, `overlap` or `step`, the whole.
+        part: of what: `network`, `compute`, `cores` (compute, which may take less), `overlap` or `step`, the whole.
         relative: how far off that may be, upwards or downwards: 0.1 is 10 %; 0 where it is an end of its own.
     """
 

@@ -99,7 +99,7 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
     calls = calls_of(calibration, scenario)
     doubts = _doubts(calibration, scenario, calls)
     stretch, own = widest(doubts, "network"), widest(doubts, "compute")
-    fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own)
+    fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own / widest(doubts, "cores"))
     slow = _End(network=Assumed(end=1, stretch=stretch), own=own)
     parts, *ends = (_parts(calibration, scenario, calls, end) for end in (_End(), slow, fast))
     rate, low, high = (scenario.samples / one.step_ms * _MS_PER_S for one in (parts, *ends))

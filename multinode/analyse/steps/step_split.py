@@ -36,7 +36,8 @@ class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
             was not computing or communicating all the same, hence no more than that.
         host_ms: the rest.
         overlap: part of the communication that computation hid; None if unknown.
-        core_wait_ms: of the whole step, what the thread that trains waited for a core that others had; None if unknown.
+        core_wait_ms: of compute, optimizer and host on a CPU, what it waited for a core that others had; in the
+            backward pass, which waits for communication as well, as large a part as outside of it. None if unknown.
     """
 
     rank: int
@@ -113,8 +114,7 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
         overlap=_overlap(steps) if exposure.source == "ddp" else None,
-        core_wait_ms=_mean_ms(worker.record.core_wait_us for worker in steps),
-        **{name: _mean_ms(part[name] for part in parts) for name in _PARTS},
+        **{name: _mean_ms(part[name] for part in parts) for name in (*_PARTS, "core_wait_ms")},
     )
 
 
@@ -140,7 +140,19 @@ def _parts(
         found[name] = None if time_us is None else min(time_us, left)
         left -= found[name] or 0.0
     found["host_ms"] = None if None in (found["exposed_ms"], found["compute_ms"]) else left
+    found["core_wait_ms"] = _core_wait(worker, found) if exposure.device == "cpu" else None
     return found
+
+
+def _core_wait(worker: WorkerStep, found: dict[str, float | None]) -> float | None:
+    """By the part that it was of the forward pass, the optimizer and the host."""
+    waits, compute, host = worker.record.core_wait_us, found["compute_ms"], found["host_ms"]
+    if waits is None or compute is None or host is None:
+        return None
+    optimizer = found["optimizer_ms"] or 0.0
+    outside = _phase(worker, "forward") + optimizer + host
+    waited = sum(waits.get(name, 0.0) for name in ("forward", "optimizer", "host"))
+    return min(1.0, waited / outside) * (compute + optimizer + host) if outside > 0 else None
 
 
 def _transfer(step: dict[int, WorkerStep]) -> float | None:

@@ -372,7 +372,8 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
             of their lengths, in tokens; padding is none where it is known.
         phases_us: host time of this step by what it was spent on, the innermost alone: `data` (waiting for a batch),
             `forward`, `backward`, `optimizer`, `comm` (blocked in a collective). The rest is nobody's.
-        core_wait_us: what the thread that trains waited in this step for a core that others had, by the kernel's count.
+        core_wait_us: what the thread that trains waited in this step for a core that others had, by the kernel's count
+            and by phase, `host` outside of all; None is not known.
         traffic: the number of the TrafficSample that says what this step called.
         cards: by NIC (or RDMA port), its counters at the step's end, since the card came up; of a node's first
             worker, ten times per second at the most.
@@ -392,7 +393,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     effective_tokens: Count | None = None
     squared_lengths: Count | None = None
     phases_us: dict[str, Us] | None = None
-    core_wait_us: Us | None = None
+    core_wait_us: dict[str, Us] | None = None
     traffic: Count | None = None
     cards: dict[str, CardBytes] | None = None
     peak_memory_bytes: Count | None = None
