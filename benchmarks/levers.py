@@ -1,7 +1,8 @@
 """What levers against a slow network are predicted to give, beside what they give.
 
 Levers are local SGD, DiLoCo and compression. Each training is predicted from one worker on one node and an nccl-test at
-that rate, neither of which knows the lever, and then measured on two nodes with one worker each.
+that rate, neither of which knows the lever, and then measured on two nodes with one worker each. While the one node is
+measured, the other trains too, as the nodes of a lab share a machine.
 
 Run as root, with a lab of two nodes of one core each up and nothing else on the machine; about 12 minutes:
 
@@ -18,9 +19,11 @@ import os
 import statistics
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from command import SHAPE, call, train
+from command import JOB, SHAPE, call, train
 
 # Each with an output directory of its own: over the model card of an adapter, a training of the whole model fails.
 JOBS = {
@@ -51,16 +54,14 @@ def main() -> None:
     parser.add_argument("--levers", nargs="*", default=list(LEVERS), choices=list(LEVERS))
     arguments = parser.parse_args()
     os.environ["MULTINODE_RUNS"] = tempfile.mkdtemp(prefix="levers-")
-    alone = {
-        name: train("--set", f"max_steps={_ALONE}", "--nodes", "1", *JOBS[name])["run_id"] for name in arguments.jobs
-    }
     cells = []
     for rate in arguments.rates:
         call("lab", "rate", "all", rate)
         scan = json.loads(call("nccl-test", *_SIZES, *SHAPE))["run_id"]
         for job in arguments.jobs:
+            alone = _alone(job)
             for lever in (one for one in _CELLS[job] if one in arguments.levers):
-                cells.append({"rate": rate, "job": job, "lever": lever} | _cell(alone[job], scan, rate, job, lever))
+                cells.append({"rate": rate, "job": job, "lever": lever} | _cell(alone, scan, rate, job, lever))
                 sys.stderr.write(f"{cells[-1]}\n")
     errors = [abs(cell["error"]) for cell in cells]
     document = {
@@ -73,6 +74,19 @@ def main() -> None:
         "cells": cells,
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _alone(job: str) -> str:
+    """A training on each node at once, as both compute in those that are predicted: the run of the slower one."""
+    lines = Path(json.loads(call("lab", "status", "--json"))["hostfile"]).read_text().splitlines()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        hostfiles = [Path(folder) / f"node{number}" for number in range(2)]
+        for path, line in zip(hostfiles, (line for line in lines if line.startswith("node")), strict=True):
+            path.write_text(line + "\n")
+        options = (*SHAPE[2:], "--set", f"max_steps={_ALONE}", *JOBS[job])
+        runs = list(pool.map(lambda path: json.loads(call("launch", JOB, "--hosts", str(path), *options)), hostfiles))
+    slower: str = min(runs, key=lambda run: run["samples_per_s"])["run_id"]
+    return slower
 
 
 def _cell(alone: str, scan: str, rate: str, job: str, lever: str) -> dict[str, Any]:
