@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
+from multinode.analyse.steps.summary import summarise
 from multinode.analyse.steps.throughput import measure_throughput
 from multinode.core.run.averaging import Averaging
 from multinode.core.run.early_verdict import EarlyVerdict
@@ -57,7 +58,14 @@ def test_neither_the_rate_of_the_link_nor_the_samples_need_to_be_known(tmp_path:
     assert verdict.best is not None
 
 
-@pytest.mark.parametrize(("together", "alone"), [("two nodes, 100 Mbit/s", "one node")])
+@pytest.mark.parametrize(
+    ("together", "alone"),
+    [
+        ("two nodes, 100 Mbit/s", "one node"),
+        # Other processes had most of the cores; the second node trained alone beside the first.
+        ("two nodes, 100 Mbit/s, busy", "one node, busy"),
+    ],
+)
 def test_15_recorded_steps_foretell_what_one_node_then_gave(tmp_path: Path, together: str, alone: str) -> None:
     several, one = (measure_throughput(recorded(name).observed()).samples_per_s for name in (together, alone))
     assert several is not None
@@ -67,6 +75,17 @@ def test_15_recorded_steps_foretell_what_one_node_then_gave(tmp_path: Path, toge
     assert verdict.one_node.speedup == pytest.approx(one / several, rel=0.15)
     low, high = verdict.one_node.speedup_interval
     assert low < one / several < high
+
+
+def test_what_recorded_work_took_but_for_the_wait_for_cores_is_the_same_on_one_node_and_on_two() -> None:
+    net_ms = {}
+    for name in ("one node, busy", "two nodes, 100 Mbit/s, busy"):
+        mean = summarise(recorded(name).observed()).split.workers[0]
+        assert mean.core_wait_ms is not None
+        net_ms[name] = mean.step_ms - (mean.exposed_ms or 0) - (mean.wait_ms or 0) - mean.core_wait_ms
+        assert mean.core_wait_ms > 1.5 * net_ms[name]
+    one, two = net_ms.values()
+    assert one == pytest.approx(two, rel=0.15)
 
 
 def test_over_a_fast_link_two_nodes_are_faster_and_nothing_is_stopped(tmp_path: Path) -> None:
