@@ -134,9 +134,9 @@ def _notes(tuning: Tuning) -> Iterator[str]:
         f"time: of training, to the loss that the first row ends with, within {SAME_LOSS:.1%}; against 1 node: how "
         "much faster it is"
     )
-    if any(row.loss_verdict in _MARKS for row in tuning.rows):
-        yield "worse: beyond noise; never recommended"
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if any(row.loss_verdict in _MARKS for row in tuning.rows):
+        yield f"worse: by over {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
     if seeds > 1:
         yield f"{seeds} seeds in turns, each with the same data in one order; ranges and {PLUS_MINUS}: 95 % over seeds"
     else:
