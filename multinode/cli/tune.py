@@ -53,7 +53,7 @@ class TuneOptions:
         str,
         typer.Option(metavar="TIME", help="For all runs together: 20m, 2h; one that does not fit is not begun."),
     ] = "20m"
-    seeds: Annotated[int, typer.Option(min=1, max=20, help="Train each so often, in turns, with another seed.")] = 3
+    seeds: Annotated[int, typer.Option(min=1, max=20, help="Train each with N seeds, in turns.")] = 3
     steps: Annotated[
         int,
         typer.Option(min=8, max=1_000_000, help="Of the training as it stands; the others train on as many samples."),

@@ -134,6 +134,18 @@ ERRORS = (
         checks=("machine",),
     ),
     KnownError(
+        "abort-at-exit",
+        "PyTorch",
+        ("terminate called without an active exception",),
+        kind="crashed",
+        cause="The worker aborted while it was ending: as a rule, a thread of gloo asked for the Python interpreter, "
+        "which was gone. What the training wrote before is whole.",
+        fix="see in the log whether the training was over: multinode logs; nothing has to be repeated then. It is "
+        "a race in PyTorch that comes and goes",
+        source="pytorch#179291",
+        is_general=True,
+    ),
+    KnownError(
         "shared-memory-full",
         "PyTorch",
         ("unable to allocate shared memory(shm) for file",),

@@ -153,6 +153,7 @@ LINES = {
     "model-card-of-an-adapter": [
         "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'create_or_update_model_card'"
     ],
+    "abort-at-exit": ["terminate called without an active exception"],
     "bf16-unsupported": [
         "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU."
     ],
