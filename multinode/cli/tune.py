@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="The winner is written as a file: multinode launch --with FILE. More --seeds or a larger --budget go on "
+        epilog="The winner is written as a file: multinode launch --with FILE; more --seeds or a larger --budget go on "
         "with what is measured.",
     )(expand_options(tune))
 

@@ -228,7 +228,7 @@ def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float,
     if use.cpu_busy_percent is not None and use.job_cores is not None and cores:
         others = use.cpu_busy_percent - 100 * use.job_cores / cores
         if others > _OTHERS_PERCENT:
-            yield "other_load", others, {"others_percent": others, "node_cores": cores}
+            yield "other_load", others, {"others_percent": others, "node_cores": float(cores)}
     for gpu in use.gpus:
         if gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C:
             yield f"heat {gpu.index}", gpu.temperature_c, {"gpu": gpu.index, "temperature_c": gpu.temperature_c}
