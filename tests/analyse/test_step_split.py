@@ -82,6 +82,22 @@ def test_calls_beside_ddp_are_added_to_what_ddp_says() -> None:
     assert (split.comm_ms, split.beside_ms) == pytest.approx((34.0, 4.0))
 
 
+def test_calls_beside_ddp_have_the_latency_of_the_step_in_which_they_took_least() -> None:
+    """What passed in all others is waiting, for a peer or a core."""
+    steps = []
+
+    def wait(sample: Sample) -> Sample:
+        if not isinstance(sample, StepSample):
+            return sample
+        steps.append(sample.step)
+        return msgspec.structs.replace(
+            sample, phases_us=(sample.phases_us or {}) | {"comm": 9000 - 100 * sample.step + 50 * sample.rank}
+        )
+
+    split = split_of(changed(MadeUp().observed(), wait))
+    assert split.beside_ms == pytest.approx(9 - 0.1 * max(steps))
+
+
 def test_a_gpu_under_ddp_computes_what_its_counters_say_times_the_micro_batches() -> None:
     split = split_of(MadeUp(device="cuda", micro_steps=4).observed())
     assert split.mean is not None

@@ -62,7 +62,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
         mean: the mean over the workers, `rank` -1.
         workers: by rank.
         comm_ms: span of communication per step, hidden or not, the least of all workers; None where it is not known.
-        beside_ms: what calls beside DDP's reducer took of a step, of the worker that waited least: the median step;
+        beside_ms: what calls beside DDP's reducer took of the step and the worker in which they took least;
             None where only their sum with the rest is known.
         missing: reason by name of every part that is None.
         rule: how it was told, in words, to stand beside the figures.
@@ -213,7 +213,7 @@ def _comm_ms(exposure: Exposure) -> float | None:
 def _beside_ms(exposure: Exposure) -> float | None:
     if exposure.source != "ddp":
         return None
-    return statistics.median(min(worker.beside_us or 0.0 for worker in step.values()) for step in exposure.steps) / 1000
+    return min(worker.beside_us or 0.0 for step in exposure.steps for worker in step.values()) / 1000
 
 
 def _hidden(worker: WorkerStep) -> float:
