@@ -6,6 +6,7 @@ measured, the other trains too, as the nodes of a lab share a machine.
 
 Run as root, with a lab of two nodes of one core each up and nothing else on the machine; about 12 minutes:
 
+    .venv/bin/python scripts/make_tiny.py
     multinode lab up --nodes 2 --cores-per-node 1
     .venv/bin/python benchmarks/levers.py
     .venv/bin/python benchmarks/levers.py --rates 100mbit --jobs full --levers sync-16
