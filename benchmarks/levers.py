@@ -2,9 +2,10 @@
 
 Levers are local SGD, DiLoCo and compression. Each training is predicted from one worker on one node and an nccl-test at
 that rate, neither of which knows the lever, and then measured on two nodes with one worker each. While the one node is
-measured, the other trains too, as the nodes of a lab share a machine.
+measured, the other trains too, as the nodes of a lab share a machine; it is measured anew before each training, as the
+speed of a shared machine changes by the minute.
 
-Run as root, with a lab of two nodes of one core each up and nothing else on the machine; about 12 minutes:
+Run as root, with a lab of two nodes of one core each up and nothing else on the machine; about 20 minutes:
 
     .venv/bin/python scripts/make_tiny.py
     multinode lab up --nodes 2 --cores-per-node 1
@@ -60,9 +61,8 @@ def main() -> None:
         call("lab", "rate", "all", rate)
         scan = json.loads(call("nccl-test", *_SIZES, *SHAPE))["run_id"]
         for job in arguments.jobs:
-            alone = _alone(job)
             for lever in (one for one in _CELLS[job] if one in arguments.levers):
-                cells.append({"rate": rate, "job": job, "lever": lever} | _cell(alone, scan, rate, job, lever))
+                cells.append({"rate": rate, "job": job, "lever": lever} | _cell(_alone(job), scan, rate, job, lever))
                 sys.stderr.write(f"{cells[-1]}\n")
     errors = [abs(cell["error"]) for cell in cells]
     document = {
