@@ -19,10 +19,13 @@ from multinode.launch.request import StopRequest
 from multinode.units import format_size
 
 if TYPE_CHECKING:
+    from multinode.analyse.steps.summary import Summary
     from multinode.core.cluster.cluster import Cluster
+    from multinode.core.run.run import Run
+    from multinode.store.run_directory import RunDirectory
     from multinode.workflows.run.context import Launched, RunContext
 
-__all__ = ["fetch_results", "open_context", "stop_on_signals", "tell_result"]
+__all__ = ["fetch_results", "open_context", "print_next_step", "stop_on_signals", "tell_result"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -105,7 +108,7 @@ def tell_result(
     as_json: bool,
     codes: dict[str, int] | None = None,
     not_fetched: MultinodeError | None = None,
-    contrast: str = "",
+    contrast: str | None = None,
 ) -> NoReturn:
     """Print how the run ended, or that it goes on, and exit; `codes` says otherwise for some of the states.
 
@@ -114,7 +117,8 @@ def tell_result(
         as_json: as one document.
         codes: exit codes by state, where they are not the usual ones.
         not_fetched: why its results were not fetched.
-        contrast: the command that compares its nodes with one, where there is one.
+        contrast: the command that compares its nodes with one, empty where there is none; None takes it from what is
+            stored.
 
     Raises:
         MultinodeError: the run went well, and this one is why its results were not fetched.
@@ -131,20 +135,29 @@ def tell_result(
     raise typer.Exit((codes or {}).get(launched.run.status, usual))
 
 
-def _print_result(launched: Launched, contrast: str) -> None:
-    from multinode.report.run.outcome import next_step, run_parts
+def _print_result(launched: Launched, contrast: str | None) -> None:
+    from multinode.report.run.outcome import run_parts
 
     run = launched.run
     if run.first_failure is not None:
         print_failure(run.first_failure, str(launched.directory))
     print_screen(run_parts(run, launched.summary, failure=False))
     directory = launched.directory
-    if contrast and run.status == "succeeded":
-        from multinode.workflows.prediction.predict import lacks_one_node
-
-        contrast = contrast if lacks_one_node(directory) else ""
-    if (step := next_step(run, launched.summary, hosts=directory.read_hosts(), contrast=contrast)) is not None:
-        typer.echo(step)
+    print_next_step(run, launched.summary, directory, contrast)
     if run.status == "running":
         note(f"still running: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}")
     print_directory(directory)
+
+
+def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, contrast: str | None = None) -> None:
+    """The next command after a run, where there is one; `contrast` as `tell_result` takes it."""
+    from multinode.report.run.outcome import next_step
+
+    if run.status == "succeeded" and run.kind == "launch" and contrast != "":
+        from multinode.workflows.comparison.contrast_of_launch import contrast_of_launch
+        from multinode.workflows.prediction.predict import lacks_one_node
+
+        contrast = (contrast or contrast_of_launch(directory)) if lacks_one_node(directory) else ""
+    step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast or "")
+    if step is not None:
+        typer.echo(step)

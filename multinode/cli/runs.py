@@ -12,7 +12,7 @@ import typer
 from multinode.cli.early_verdict import running_verdict
 from multinode.cli.options import Details, Json, RunId
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
-from multinode.cli.running import open_context
+from multinode.cli.running import open_context, print_next_step
 from multinode.core.run.log import clean_log, only_rank
 from multinode.core.run.quoting import hosts_option
 from multinode.store.run_directory import RunDirectory, runs_root
@@ -44,7 +44,7 @@ def runs(as_json: Json = False) -> None:
 def show(run_id: RunId = "last", details: Details = False, as_json: Json = False) -> None:
     """Show one run: how it ended, what limits it, what is next; or what a bench, nccl-test, contrast or sweep found."""
     from multinode.report.render.table import sheet_table
-    from multinode.report.run.outcome import next_step, run_parts, run_table
+    from multinode.report.run.outcome import run_parts, run_table
     from multinode.report.steps.summary_sheets import summary_sheets
     from multinode.workflows.run.runs import load_run
 
@@ -58,8 +58,7 @@ def show(run_id: RunId = "last", details: Details = False, as_json: Json = False
         print_screen(run_parts(found.run, found.summary, details=details))
         if told:
             typer.echo(told)
-        if (step := next_step(found.run, found.summary, hosts=found.directory.read_hosts())) is not None:
-            typer.echo(step)
+        print_next_step(found.run, found.summary, found.directory)
     if details:
         for table in (run_table(found.run), *map(sheet_table, summary_sheets(found.summary) if found.summary else ())):
             typer.echo()
