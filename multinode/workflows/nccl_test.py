@@ -25,6 +25,7 @@ from multinode.preflight.network.pairs import measure_pairs, require_pairs
 from multinode.preflight.probe import Questions, probe
 from multinode.report.nccl_test.change_words import changes_with_words
 from multinode.report.nccl_test.scan_words import with_words
+from multinode.report.nccl_test.step_notes import step_notes
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.launch import prepare, require_success, run_prepared
@@ -98,7 +99,8 @@ def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanRep
     tcp = msgspec.structs.replace(read_ring(launched.plan, samples), pairs=pairs)
     report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
     if step is not None:
-        report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
+        estimate = estimate_step(step, report.rows, report.curves)
+        report = msgspec.structs.replace(report, like=msgspec.structs.replace(estimate, notes=step_notes(step)))
     return with_words(report), launched
 
 

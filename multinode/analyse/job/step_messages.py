@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,8 +24,10 @@ from multinode.errors import JobError
 
 __all__ = [
     "Gradient",
+    "NoteKind",
     "StepMessage",
     "StepMessages",
+    "StepNote",
     "arriving",
     "estimate_step_us",
     "fill_past",
@@ -42,37 +44,15 @@ _CAP_MIB = 25
 # DeepSpeed pads a group of parameters to a multiple of so many elements for each worker.
 _ALIGNMENT = 2
 
-_REDUCED_TO_OWNERS = (
-    "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); nccl-test has "
-    "no reduce, and measures a broadcast of the bucket, which is a reduce turned round"
-)
-_CUT_AT_OWNERS = (
-    "a gradient of more than reduce_bucket_size ({cap} elements) is sent alone; where it belongs to two workers, "
-    "DeepSpeed cuts it there, which is not counted"
-)
-_FILLED = (
-    "which parameters ZeRO-3 gathers together depends on its trace of the model: approximated by filling "
-    "stage3_prefetch_bucket_size in the modules' order"
-)
-_STAY_WHOLE = "parameters that are used again soon stay whole for the backward pass (stage3_max_reuse_distance)"
-_WRAPS_LAYERS = (
-    "FSDP is taken to wrap each decoder layer, and to reduce gradients in the last micro-batch alone, as the "
-    "Trainer has it"
-)
-_INSIDE_LEFT_OUT = (
-    "what stays inside a node is left out; the all-reduce between the nodes joins one worker of each node, and is "
-    "measured with all workers"
-)
-_LEFT_OUT = (
-    "calls of a few bytes (gradient norms, losses) are left out: each takes about what the smallest message does"
-)
-
-
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
 # Sizes that differ by less take the same time, as far as a measurement tells.
 _ALIKE = 0.05
 # Above this a collective's bandwidth no longer changes, and the buffers of a test crowd the memory of a node.
 _LARGEST_BYTES = 1 << 30
+
+NoteKind = Literal[
+    "reduced_to_owners", "cut_at_owners", "filled", "stay_whole", "wraps_layers", "inside_left_out", "small_left_out"
+]
 
 
 class Gradient(msgspec.Struct, frozen=True):
@@ -104,17 +84,31 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
     hideable: bool = True
 
 
+class StepNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the truth is known to differ from the messages; the words are `report.nccl_test.step_notes`'.
+
+    Attributes:
+        kind: `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what
+            ZeRO-3 gathers together; `stay_whole`: parameters that it keeps; `wraps_layers`: FSDP's units;
+            `inside_left_out`: what stays inside a node; `small_left_out`: calls of a few bytes.
+        cap: of `cut_at_owners`, reduce_bucket_size in elements.
+    """
+
+    kind: NoteKind
+    cap: int = 0
+
+
 class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step sends between the nodes.
 
     Attributes:
         messages: its calls, in the order in which their kinds first go out.
-        notes: where the truth is known to differ from them, a sentence each.
+        notes: where the truth is known to differ from them.
     """
 
     training: str
     messages: tuple[StepMessage, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[StepNote, ...] = ()
 
 
 class _Calls(NamedTuple):
@@ -128,7 +122,7 @@ class _Calls(NamedTuple):
     hideable: bool = True
 
 
-_Sent = tuple[list[_Calls], tuple[str, ...]]
+_Sent = tuple[list[_Calls], tuple[StepNote, ...]]
 
 
 def step_messages(
@@ -158,7 +152,9 @@ def step_messages(
         calls, notes = (_zero_3 if stage_3 else _zero_1_and_2)(training, training.settings, layout)
     else:
         calls, notes = _fsdp(training, layout)
-    return StepMessages(training=training.name, messages=_counted(calls), notes=(*notes, _LEFT_OUT))
+    return StepMessages(
+        training=training.name, messages=_counted(calls), notes=(*notes, StepNote(kind="small_left_out"))
+    )
 
 
 def messages_to_test(
@@ -272,11 +268,11 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     reduce = "all_reduce" if settings.multi_rank_allreduce else "broadcast"
     times = 1 if stage_1 else load.accumulation
     gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
-    notes = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
+    notes = () if settings.multi_rank_allreduce else (StepNote(kind="reduced_to_owners"),)
     return [
         _Calls(reduce, "gradient buckets", fill_up_to(order, cap), load.gradient_bytes, times),
         _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes, hideable=False),
-    ], (*notes, _CUT_AT_OWNERS.format(cap=cap)) if any(one > cap for one in order) else notes
+    ], (*notes, StepNote(kind="cut_at_owners", cap=cap)) if any(one > cap for one in order) else notes
 
 
 def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
@@ -302,7 +298,7 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
         ),
         _Calls("reduce_scatter", "gradient buckets", buckets, load.gradient_bytes, times),
         _Calls("all_gather", "small parameters after the step", kept, width, hideable=False),
-    ], (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
+    ], (StepNote(kind="filled"), *([StepNote(kind="stay_whole")] if cut < len(large) else []))
 
 
 def _fsdp(training: Training, layout: Layout) -> _Sent:
@@ -319,7 +315,7 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     if hybrid:
         shares = [one // ranks for one in gradients]
         across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes, reductions)
-        return [across], (_WRAPS_LAYERS, _INSIDE_LEFT_OUT)
+        return [across], (StepNote(kind="wraps_layers"), StepNote(kind="inside_left_out"))
     whole = training.strategy is Strategy.SHARD_GRAD_OP
     times = 1 if whole else 3 if training.around else 2
     gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * times]
@@ -328,7 +324,7 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     return [
         _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, micro_batches),
         _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, reductions),
-    ], (_WRAPS_LAYERS,)
+    ], (StepNote(kind="wraps_layers"),)
 
 
 def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:

@@ -215,9 +215,7 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
         # One size tells of larger ones by proportion, and of smaller ones that they take no longer.
         return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
 
-    return StepEstimate(
-        training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of), notes=step.notes
-    )
+    return StepEstimate(training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of))
 
 
 def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
