@@ -27,6 +27,7 @@ def plan(slots: Sequence[int], **wish: object) -> Sides:
 def test_node_0_holds_the_workers_of_all_nodes() -> None:
     sides = plan([2, 2])
     assert sides.mode == "same-workers"
+    assert sides.why == "node 0 has 2 slots, enough for the workers of all 2 nodes"
     assert layouts(sides) == [("baseline", "a", 2), ("candidate", "ab", 1)]
     assert [side.role for side in sides.sides] == ["baseline", "candidate"]
 

@@ -18,6 +18,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.errors import UsageError
 from multinode.lab.cluster import is_lab_node
 from multinode.report.comparison.contrast_words import with_words
+from multinode.report.comparison.mode_words import compared_words
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["compare_runs", "load_contrast", "load_side_run"]
@@ -56,7 +57,7 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     compared = compare(
         [baseline, candidate],
         mode="compare",
-        why=f"run {directories[1].run_id} against run {directories[0].run_id}",
+        why=compared_words(directories[1].run_id, directories[0].run_id),
         job=" against ".join(reversed(jobs)),
         rule="; ".join(rules),
     )

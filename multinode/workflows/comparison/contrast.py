@@ -24,8 +24,9 @@ from multinode.core.run.run import Run
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import MultinodeError, UsageError
 from multinode.report.comparison.contrast_words import with_words
+from multinode.report.comparison.mode_words import ASKED, enough_words, named_words, too_few_words, uneven_words
 from multinode.store.run_directory import RunDirectory
-from multinode.units import format_count, format_list
+from multinode.units import format_count
 from multinode.workflows.advice.advise import advise_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.prediction.predict import forecast_runs
@@ -204,23 +205,19 @@ def _choose(slots: Sequence[int], counts: Sequence[int], request: ContrastReques
     most, mode = counts[-1], request.mode
     shared = _shared_total(slots, counts, request.workers)
     if mode in {None, "same-workers"} and shared:
-        where = "node 0 has" if counts[0] == 1 else f"the first {counts[0]} nodes have"
-        why = f"{where} {sum(slots[: counts[0]])} slots, enough for the workers of all {most} nodes"
-        return "same-workers", {count: shared // count for count in counts}, why
+        return "same-workers", {count: shared // count for count in counts}, enough_words(slots[: counts[0]], most)
     few = _why_not_shared(slots, counts, request.workers)
     if mode == "same-workers":
         raise UsageError(few, hint="--baseline-gpus names node 0's GPUs for the baseline; or --mode scale-out")
     full = {count: request.workers or min(slots[:count]) for count in counts}
-    return mode or "scale-out", full, "asked for with --mode" if mode else few
+    return mode or "scale-out", full, ASKED if mode else few
 
 
 def _why_not_shared(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> str:
     least, most = counts[0], counts[-1]
     if least * min(slots[:least]) >= most * (workers or 1):
-        numbers = format_list([str(count) for count in counts])
-        return f"no number of workers that these nodes can have divides among {numbers} nodes"
-    where = f"node 0 has slots={slots[0]}" if least == 1 else f"the first {least} nodes have {sum(slots[:least])} slots"
-    return f"{where}, too few for {format_count(workers or 1, 'worker')} of each of the {most} nodes"
+        return uneven_words(counts)
+    return too_few_words(slots[:least], workers or 1, most)
 
 
 def _shared_total(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> int:
@@ -290,7 +287,7 @@ def _named(
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}
-    return clusters, {1: len(gpus), most: workers}, f"--baseline-gpus names {len(gpus)} GPUs of node 0"
+    return clusters, {1: len(gpus), most: workers}, named_words(len(gpus))
 
 
 _FILE = "contrast.json"
