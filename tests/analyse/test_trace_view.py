@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multinode.analyse.stats.time_spans import merge
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
-from multinode.analyse.steps.trace_view import view_traces
+from multinode.analyse.steps.trace_view import compare_window, view_traces
 
 TRACES = Path(__file__).parent / "traces"
 MB = 1_000_000
@@ -128,32 +128,36 @@ def test_no_traces_and_one_worker_are_said_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exposed_us", "split", "device", "said"),
-    [
-        (300, None, "cpu", "0.3 ms of 1.0 ms per step in the window; it is unknown"),
-        (300, counters(0.25, 1.0), "cpu", "they agree, 5.0% of the step apart"),
-        (300, counters(0.1, 1.0), "cpu", "too few steps (1)"),
-    ],
+    ("split", "outcome"),
+    [(StepSplit(), "unknown"), (counters(0.25, 1.0), "agrees"), (counters(0.1, 1.0), "few_steps")],
 )
-def test_the_window_and_the_counters_are_said_side_by_side(
-    exposed_us: float, split: StepSplit | None, device: str, said: str
-) -> None:
-    assert said in view_traces({0: window(span(0, exposed_us), device=device)}, 2, split).agreement
+def test_the_window_stands_beside_the_counters(split: StepSplit, outcome: str) -> None:
+    events = window(span(0, 300))
+    found = compare_window(view_traces({0: events}, 2), split, {0: events.device})
+    assert found is not None
+    assert (found.outcome, found.worker.exposed_ms) == (outcome, 0.3)
+    assert found.counted == (None if outcome == "unknown" else split.mean)
+
+
+def test_without_a_window_nothing_is_compared() -> None:
+    assert compare_window(view_traces({}, 2), counters(0.1, 1.0), {}) is None
 
 
 @pytest.mark.parametrize(
-    ("split", "device", "said"),
+    ("split", "device", "outcome"),
     [
-        (counters(0.1, 0.5), "cpu", "the profiler made a step 100% longer"),
-        (counters(0.1, 1.0), "cuda", "the GPU computed 0% of the time"),
-        (counters(0.1, 1.0), "cpu", "nothing recorded says why"),
+        (counters(0.1, 0.5), "cpu", "slowed"),
+        (counters(0.1, 1.0), "cuda", "host_bound"),
+        (counters(0.1, 1.0), "cpu", "unexplained"),
     ],
 )
-def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, said: str) -> None:
+def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, outcome: str) -> None:
     steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
     spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
     events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
-    assert said in view_traces({0: events}, 2, split).agreement
+    found = compare_window(view_traces({0: events}, 2), split, {0: device})
+    assert found is not None
+    assert found.outcome == outcome
 
 
 def test_real_traces_of_two_workers_have_a_bandwidth_and_figures_that_fit_together() -> None:

@@ -131,7 +131,7 @@ def summarise(
     split = split_steps(exposure)
     uses = tuple(use_of(node, observed) for node in observed.nodes)
     stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
-    trace = view_traces(traces, observed.world_size, split) if traces else None
+    trace = view_traces(traces, observed.world_size) if traces else None
     missing: dict[str, str] = {}
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.stats.time_spans import Interval, clip, intersect, length, merge, subtract
 from multinode.analyse.stats.unknown import UnknownError, attempt
-from multinode.analyse.steps.step_split import StepSplit
+from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents
 
-__all__ = ["TraceView", "WorkerTrace", "view_traces"]
+__all__ = ["Agreement", "TraceView", "WorkerTrace", "compare_window", "view_traces"]
 
 # How far the window's exposed communication may be from the counters', as a part of the step, and be the same.
 _AGREES = 0.1
@@ -29,6 +30,7 @@ _GB_PER_S = 1e-3
 _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 
 _Key = tuple[int, str, str, int | None, int]
+Outcome = Literal["unknown", "agrees", "few_steps", "slowed", "host_bound", "unexplained"]
 
 
 class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +79,24 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-def view_traces(traces: Mapping[int, TraceEvents], world_size: int, split: StepSplit | None = None) -> TraceView:
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """How a window compares with the trace-free figures; the words are `report.steps.trace_words`'.
+
+    Attributes:
+        outcome: `unknown` without such figures; `agrees`; else what sets them apart: the window's `few_steps`, `slowed`
+            by the profiler, `host_bound` where a GPU waited for the host, or `unexplained`.
+        worker: that waited least, whose window it is.
+        counted: the trace-free figures; None where they are unknown.
+        apart: what exposed communication differs by, as a part of the step.
+    """
+
+    outcome: Outcome
+    worker: WorkerTrace
+    counted: WorkerSplit | None = None
+    apart: float = 0.0
+
+
+def view_traces(traces: Mapping[int, TraceEvents], world_size: int) -> TraceView:
     """The windows of the workers that were traced, by rank, side by side.
 
     The k-th call of one kind and size in a step is the same collective in every worker. Waiting, for a straggler or for
@@ -88,12 +107,11 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, split: StepS
     Args:
         traces: by rank, what was read of each.
         world_size: workers in all; those of a group whose size the trace does not tell.
-        split: the trace-free figures that the window is compared with.
     """
     if not traces:
         return TraceView(missing={"trace": "no window was recorded"})
     workers = tuple(_worker(rank, events) for rank, events in sorted(traces.items()))
-    least = min(workers, key=lambda worker: (worker.exposed_ms, worker.comm_ms))
+    least = _waited_least(workers)
     missing: dict[str, str] = {}
     if len(traces) == 1 and world_size > 1:
         missing["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
@@ -105,7 +123,6 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, split: StepS
         overlap=least.overlap,
         busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
-        agreement=_agreement(least, traces[least.rank].device, split),
         missing=missing,
     )
 
@@ -182,27 +199,33 @@ def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
     return usual[0][0] if usual else ()
 
 
-def _agreement(worker: WorkerTrace, device: str, split: StepSplit | None) -> str:
-    mean = split.mean if split else None
-    if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
-        shown = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms per step in the window"
-        return f"Exposed communication: {shown}; it is unknown outside of it."
-    both = (
-        f"Exposed communication per step: {worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms in the window, "
-        f"{mean.exposed_ms:.1f} ms of {mean.step_ms:.1f} ms by the counters"
-    )
-    apart = abs(worker.exposed_ms - mean.exposed_ms) / mean.step_ms
-    if apart <= _AGREES:
-        return f"{both}: they agree, {apart:.1%} of the step apart."
-    return f"{both}: {apart:.0%} of the step apart, {_why_apart(worker, device, mean.step_ms)}."
+def compare_window(view: TraceView, split: StepSplit, devices: Mapping[int, str]) -> Agreement | None:
+    """Exposed communication of the window beside that of the counters; None without a window.
+
+    Args:
+        view: the windows.
+        split: of the whole run, by the counters.
+        devices: by rank, as the traces have them.
+    """
+    if not view.workers:
+        return None
+    worker, counted = _waited_least(view.workers), split.mean
+    if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
+        return Agreement(outcome="unknown", worker=worker)
+    apart = abs(worker.exposed_ms - counted.exposed_ms) / counted.step_ms
+    outcome: Outcome = "agrees" if apart <= _AGREES else _why_apart(worker, counted.step_ms, devices.get(worker.rank))
+    return Agreement(outcome=outcome, worker=worker, counted=counted, apart=apart)
 
 
-def _why_apart(worker: WorkerTrace, device: str, step_ms: float) -> str:
+def _why_apart(worker: WorkerTrace, step_ms: float, device: str | None) -> Outcome:
     if worker.steps < _FEW_STEPS:
-        return f"and the window has too few steps ({worker.steps}) to tell"
+        return "few_steps"
     if worker.step_ms > _SLOWED * step_ms:
-        return f"as the profiler made a step {worker.step_ms / step_ms - 1:.0%} longer"
+        return "slowed"
     if device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
-        busy = worker.compute_ms / worker.step_ms
-        return f"as the GPU computed {busy:.0%} of the time and waited for the host in the rest"
-    return "and nothing recorded says why"
+        return "host_bound"
+    return "unexplained"
+
+
+def _waited_least(workers: Sequence[WorkerTrace]) -> WorkerTrace:
+    return min(workers, key=lambda worker: (worker.exposed_ms, worker.comm_ms))

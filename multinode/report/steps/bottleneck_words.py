@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,9 @@ from multinode.analyse.steps.bottleneck import WORTH, Bottleneck, is_bound
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.stragglers import Straggler
 from multinode.analyse.steps.summary import Summary
+from multinode.analyse.steps.trace_view import compare_window
 from multinode.report.steps.in_training_words import in_training_words
+from multinode.report.steps.trace_words import agreement_words
 from multinode.report.telemetry.cause_words import cause_with_words
 
 __all__ = ["bottleneck_words", "straggler_with_words", "with_words"]
@@ -25,18 +27,25 @@ _NO_ONE = "waiting for other workers takes {share}; none of them stands out as t
 _THREE_DIGITS = 100
 
 
-def with_words(summary: Summary, write_hint: Callable[[str], str] = str) -> Summary:
-    """The summary with the sentences of its stragglers, its bandwidth and its bottleneck.
+def with_words(
+    summary: Summary, write_hint: Callable[[str], str] = str, devices: Mapping[int, str] | None = None
+) -> Summary:
+    """The summary with the sentences of its stragglers, its bandwidth, its traces and its bottleneck.
 
     Args:
         summary: by codes.
         write_hint: a hint as the nodes are reached.
+        devices: of the traced workers, by rank, as their traces have them.
     """
     stragglers = tuple(straggler_with_words(one, write_hint) for one in summary.stragglers)
     training = summary.comm.in_training
     training = msgspec.structs.replace(training, sentence=in_training_words(training))
     comm = msgspec.structs.replace(summary.comm, in_training=training)
-    summary = msgspec.structs.replace(summary, stragglers=stragglers, comm=comm)
+    trace = summary.trace
+    if trace is not None:
+        agreement = agreement_words(compare_window(trace, summary.split, devices or {}))
+        trace = msgspec.structs.replace(trace, agreement=agreement)
+    summary = msgspec.structs.replace(summary, stragglers=stragglers, comm=comm, trace=trace)
     found = summary.bottleneck
     if found is None:
         return summary

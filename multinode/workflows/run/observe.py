@@ -82,7 +82,8 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
     )
     cluster = directory.read("cluster.json", Cluster)
     nodes = cluster.nodes if cluster is not None else ()
-    summary = with_words(summary, partial(as_steps, nodes=nodes))
+    devices = {rank: events.device for rank, events in traces.items()}
+    summary = with_words(summary, partial(as_steps, nodes=nodes), devices)
     directory.write("summary.json", summary)
     return summary
 
