@@ -52,7 +52,7 @@ def stored_launch(folder: Path, arguments: str) -> RunDirectory:
     [
         ("sft.yaml", "sft.yaml"),
         ("zero.yaml --detach", "zero.yaml"),
-        ("sft.yaml --set max_steps=5 --set 'lora_target=[a, b]'", "--set max_steps=5 --set 'lora_target=[a, b]' sft.yaml"),
+        ("sft.yaml --set max_steps=5 --set 'run_name=a b'", "--set max_steps=5 --set 'run_name=a b' sft.yaml"),
         ("zero.yaml --set deepspeed=null", "--set deepspeed=null zero.yaml"),
         ("sft.yaml --workers-per-node 1 --grad-compress fp16", "--workers-per-node 1 --grad-compress fp16 sft.yaml"),
         ("sft.yaml --sync-every 4 --sync-dtype bf16", "--sync-every 4 --sync-dtype bf16 sft.yaml"),

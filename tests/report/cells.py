@@ -27,7 +27,7 @@ from multinode.analyse.telemetry.machine_use import NodeUse
 from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.grid import Cell, CellRecord
 from multinode.core.run.run import NodeRun, Run
-from multinode.report.grid.cell_words import with_words
+from multinode.report.grid.cell_words import sweep_with_words, with_words
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 
@@ -119,7 +119,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
 def swept(*cells: MeasuredCell, run_id: str = "20260301-ab", **known: Any) -> CellTable:
     """The table of these cells."""
     sweep = SweptCells(run_id=run_id, job="sft.yaml (LLaMA-Factory sft)", cells=cells, **known)
-    return with_words(table_of_sweep(sweep))
+    return sweep_with_words(*table_of_sweep(sweep))
 
 
 def _sixteen() -> list[MeasuredCell]:

@@ -27,7 +27,7 @@ from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.text.plausible import plausible_count
 from multinode.errors import UsageError
 
-__all__ = ["MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_full_run"]
+__all__ = ["FullRunSamples", "MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_full_run"]
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 # Figures of a Side, by its names, that a row has under the same ones.
@@ -234,10 +234,25 @@ def _agreed(values: Iterable[T]) -> T | None:
     return found[0] if found and all(value == found[0] for value in found) else None
 
 
+class FullRunSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """What the full run trains; the words are `report.grid.cell_words`'.
+
+    Attributes:
+        samples: in every cell, of one epoch where it goes by epochs; None where cells pack their data otherwise.
+        steps: that it makes, of `worker_batch` samples on each of `workers`; 0 where it goes by `epochs`.
+    """
+
+    samples: int | None = None
+    steps: int = 0
+    worker_batch: int = 0
+    workers: int = 0
+    epochs: float = 0.0
+
+
 def with_full_run(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
-) -> tuple[tuple[CellRow, ...], str]:
-    """The rows of one sweep with the time of the full run, at the rate of their steady state; and the rule in words.
+) -> tuple[tuple[CellRow, ...], FullRunSamples | None]:
+    """The rows of one sweep with the time of the full run, at the rate of their steady state; and what it trains.
 
     Args:
         rows: of one sweep.
@@ -252,38 +267,34 @@ def with_full_run(
     if asked is None:
         return tuple(
             msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
-        ), ""
-    samples, rule = asked
+        ), None
+    samples, trains = asked
     return tuple(
         msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
         if row.samples_per_s is not None and _is_timed(row)
         else row
         for row, count in zip(rows, samples, strict=True)
-    ), rule
+    ), trains
 
 
 def _asked(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
-) -> tuple[Sequence[float], str]:
-    """How many samples the full run trains, by row, and the rule in a sentence.
+) -> tuple[Sequence[float], FullRunSamples]:
+    """How many samples the full run trains, by row, and in all.
 
     Raises:
         UnknownError: that is not known.
     """
     if (steps := asked_steps(whole)) is not None:
         own = _worker_batch(rows, worker_batch, workers)
-        samples = float(steps * own * workers)
-        return [samples] * len(rows), (
-            f"The full run is {samples:,.0f} samples in every cell ({steps:,} steps of {own:,} samples per worker on "
-            f"{workers:,} workers), at the rate of the measured steps."
-        )
+        samples = steps * own * workers
+        trains = FullRunSamples(samples=samples, steps=steps, worker_batch=own, workers=workers)
+        return [float(samples)] * len(rows), trains
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
     known = dataset_size(row.dataset_samples for row in rows)
     counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
-    times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
-    size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
-    return counts, f"The full run is {times} of the data set{size}, at the rate of the measured steps."
+    return counts, FullRunSamples(samples=known if len(set(counts)) == 1 else None, epochs=epochs)
 
 
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from multinode.analyse.grid.cell_prices import cheapest, with_prices
-from multinode.analyse.grid.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
+from multinode.analyse.grid.cell_rows import FullRunSamples, MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.analyse.grid.cells import (
     CellRow,
     CellTable,
@@ -46,19 +46,18 @@ class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
     most_workers: int | None = None
 
 
-def table_of_sweep(sweep: SweptCells) -> CellTable:
-    """The table of a sweep: a row a cell, whatever became of it."""
+def table_of_sweep(sweep: SweptCells) -> tuple[CellTable, FullRunSamples | None]:
+    """The table of a sweep: a row a cell, whatever became of it; and what its full run trains, None where unknown."""
     rows = fill_rows([make_row(cell) for cell in sweep.cells])
     whole = FullRun.first_of(cell.whole for cell in sweep.cells)
-    rows, told = with_full_run(rows, whole, sweep.worker_batch, sweep.most_workers)
+    rows, trains = with_full_run(rows, whole, sweep.worker_batch, sweep.most_workers)
     table = CellTable(
         run_id=sweep.run_id,
         job=sweep.job,
         rule=_rule([run.summary for cell in sweep.cells for run in cell.runs]),
         cells=rows,
-        notes=(told,) if told else (),
     )
-    return relative_to(table)
+    return relative_to(table), trains
 
 
 def combine(tables: Sequence[CellTable]) -> CellTable:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from multinode.analyse.grid.cell_rows import FullRunSamples
 from multinode.analyse.grid.cell_table import combine
 from multinode.analyse.grid.cells import (
     CellRow,
@@ -23,7 +24,7 @@ from multinode.core.grid.columns import COLUMNS
 from multinode.report.telemetry.cause_words import disturbance_words
 from multinode.units import format_duration, format_list
 
-__all__ = ["combined", "contradiction_words", "with_words"]
+__all__ = ["combined", "contradiction_words", "sweep_with_words", "with_words"]
 
 _BATCH = (
     "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
@@ -81,10 +82,28 @@ def with_words(table: CellTable) -> CellTable:
     return msgspec.structs.replace(table, cells=tuple(rows), cheapest=cheapest, notes=notes)
 
 
+def sweep_with_words(table: CellTable, full_run: FullRunSamples | None) -> CellTable:
+    """Likewise of a sweep, with what its full run trains."""
+    told = (_full_run(full_run),) if full_run is not None else ()
+    return with_words(msgspec.structs.replace(table, notes=(*told, *table.notes)))
+
+
 def combined(tables: Sequence[CellTable]) -> CellTable:
     """Several tables below each other in one, with the notes that all of its rows give occasion to."""
     own = [msgspec.structs.replace(table, notes=tuple(_own_notes(table))) for table in tables]
     return with_words(combine(own))
+
+
+def _full_run(found: FullRunSamples) -> str:
+    if found.steps:
+        return (
+            f"The full run is {found.samples or 0:,} samples in every cell ({found.steps:,} steps of "
+            f"{found.worker_batch:,} samples per worker on {found.workers:,} workers), at the rate of the measured "
+            "steps."
+        )
+    times = "1 epoch" if found.epochs == 1 else f"{found.epochs:g} epochs"
+    size = f" ({found.samples:,} samples)" if found.samples is not None else ""
+    return f"The full run is {times} of the data set{size}, at the rate of the measured steps."
 
 
 def _own_notes(table: CellTable) -> list[str]:

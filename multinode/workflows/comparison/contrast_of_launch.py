@@ -1,4 +1,4 @@
-"""contrast_of_launch: a stored launch -> the contrast with one node that would follow it. Reads disk; prints nothing."""
+"""contrast_of_launch: a stored launch -> the contrast with one node that follows it. Reads disk; prints nothing."""
 
 from __future__ import annotations
 

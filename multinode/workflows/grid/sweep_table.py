@@ -18,7 +18,7 @@ from multinode.core.grid.grid import CellRecord, GridRecord
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
-from multinode.report.grid.cell_words import combined, with_words
+from multinode.report.grid.cell_words import combined, sweep_with_words, with_words
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.grid.sweep_store import GRID_FILE
@@ -117,7 +117,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
             f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="multinode runs lists them"
         )
     run = directory.read("run.json", Run)
-    table = table_of_sweep(
+    table, full_run = table_of_sweep(
         SweptCells(
             run_id=directory.run_id,
             job=record.command,
@@ -126,7 +126,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
             most_workers=run.world_size if run is not None else None,
         )
     )
-    return with_words(with_prices(table, None))
+    return sweep_with_words(with_prices(table, None), full_run)
 
 
 def _measured(record: CellRecord, root: Path) -> MeasuredCell:
