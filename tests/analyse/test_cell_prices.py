@@ -14,6 +14,7 @@ from multinode.analyse.job.workload import Settings
 from multinode.analyse.stats.estimate import Estimate
 from multinode.core.cluster.prices import Price, Prices
 from multinode.report.grid.cell_words import with_words
+from multinode.report.grid.price_notes import with_price_notes
 
 PRICES = Prices(
     currency="EUR",
@@ -42,6 +43,10 @@ MEASURED = CellRow(
 
 def price(row: CellRow, prices: Prices | None = PRICES) -> CellRow:
     return with_prices(CellTable(run_id="run", job="job", cells=(row,)), prices).cells[0]
+
+
+def noted(table: CellTable, prices: Prices | None = PRICES) -> CellTable:
+    return with_price_notes(with_prices(table, prices), table, prices)
 
 
 def test_what_follows_from_a_price_is_arithmetic() -> None:
@@ -75,19 +80,19 @@ def test_which_price_comes_first(
 
 
 def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> None:
-    first = with_prices(CellTable(run_id="run", job="job", cells=(MEASURED,)), PRICES)
+    first = noted(CellTable(run_id="run", job="job", cells=(MEASURED,)))
     dollars = Prices(currency="USD", devices={"RTX 4090": Price(hourly=1.0)})
-    second = with_prices(first, dollars)
+    second = noted(first, dollars)
     assert (second.cells[0].price_per_hour, second.cells[0].currency) == (4.0, "USD")
     assert second.cells[0].price_purchase is None
     assert second.cells[0].samples_per_s_per_purchase is None
     assert [note for note in second.notes if "Prices" in note] == ["Prices of the file are in USD."]
-    assert with_prices(second, None) == second
+    assert noted(second, None) == second
 
 
 def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
     row = msgspec.structs.replace(MEASURED, device="NVIDIA H100 PCIe")
-    table = with_prices(CellTable(run_id="run", job="job", cells=(row,)), PRICES)
+    table = noted(CellTable(run_id="run", job="job", cells=(row,)))
     assert "The prices file has no price of H100 PCIe: their cells have none." in table.notes
     reason = "the prices file has no hourly price of H100 PCIe, nor has the hostfile price="
     assert {name: table.cells[0].missing[name] for name in ("price_per_hour", "whole_cost", "samples_per_money")} == (
@@ -173,7 +178,7 @@ def test_nodes_with_different_gpus_cost_what_each_of_them_does() -> None:
 
 def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
     def notes(row: CellRow) -> list[str]:
-        table = with_prices(with_prices(CellTable(run_id="run", job="job", cells=(row,)), PRICES), PRICES)
+        table = noted(noted(CellTable(run_id="run", job="job", cells=(row,))))
         return [note for note in table.notes if "without a currency" in note]
 
     own = msgspec.structs.replace(MEASURED, price_per_hour=2.8)
@@ -185,16 +190,16 @@ def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
 def test_cells_that_were_not_measured_lack_no_price() -> None:
     priced = msgspec.structs.replace(MEASURED, device="CPU", node_names=("box", "other"))
     out = CellRow(label="out", state="out_of_memory", device="CPU", world_size=4)
-    table = with_prices(CellTable(run_id="run", job="job", cells=(priced, out)), PRICES)
+    table = noted(CellTable(run_id="run", job="job", cells=(priced, out)))
     assert table.cells[0].price_per_hour == pytest.approx(1.2)
     assert not [note for note in table.notes if "has no price of" in note]
 
 
 def test_devices_without_a_price_are_those_of_the_rows_that_are_left() -> None:
     other = msgspec.structs.replace(MEASURED, label="other", device="H100")
-    table = with_prices(CellTable(run_id="run", job="job", cells=(MEASURED, other)), PRICES)
+    table = noted(CellTable(run_id="run", job="job", cells=(MEASURED, other)))
     assert any("no price of H100" in note for note in table.notes)
-    left = with_prices(msgspec.structs.replace(table, cells=table.cells[:1]), None)
+    left = noted(msgspec.structs.replace(table, cells=table.cells[:1]), None)
     assert not any("no price of" in note for note in left.notes)
     assert any("Prices of the file" in note for note in left.notes)
 

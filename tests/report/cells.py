@@ -28,6 +28,7 @@ from multinode.core.cluster.prices import Price, Prices
 from multinode.core.grid.grid import Cell, CellRecord
 from multinode.core.run.run import NodeRun, Run
 from multinode.report.grid.cell_words import sweep_with_words, with_words
+from multinode.report.grid.price_notes import with_price_notes
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 
@@ -198,14 +199,10 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
     )
 
 
-PUBLISHED = with_words(
-    with_prices(
-        relative_to(
-            CellTable(run_id="20260302-cd", job="published.csv", cells=tuple(_published(row) for row in _PUBLISHED))
-        ),
-        PRICES,
-    )
+_IMPORTED = relative_to(
+    CellTable(run_id="20260302-cd", job="published.csv", cells=tuple(_published(row) for row in _PUBLISHED))
 )
+PUBLISHED = with_words(with_price_notes(with_prices(_IMPORTED, PRICES), _IMPORTED, PRICES))
 
 
 def renamed(table: CellTable, text: str) -> CellTable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -28,7 +28,7 @@ from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.core.cluster.device_name import short_device_name
 from multinode.core.cluster.prices import Price, Prices
 
-__all__ = ["cheapest", "with_prices"]
+__all__ = ["cheapest", "lack_currency", "unpriced_devices", "with_prices"]
 
 # What each price of a row is called in a prices file, and in the hostfile.
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
@@ -41,26 +41,20 @@ _COSTS: dict[str, tuple[tuple[str, ...], float, str | float]] = {
     "samples_per_s_per_purchase": (("samples_per_s",), 1.0, "price_purchase"),
     "cost_per_million_tokens": (("price_per_hour",), 1e6 / _S_PER_HOUR, "tokens_per_s"),
 }
-_NOTE, _UNPRICED_NOTE = "Prices of the file are in ", "The prices file has no price of "
-_TAKEN_NOTE = "Prices that came without a currency, of a hostfile or an imported table, are taken to be in "
 _EQUAL = 1e-6
 
 
 def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
     """The table with its rows' prices, and what follows from them: cost, samples for money, speed for money.
 
+    What is to be noted of them is `report.grid.price_notes`'.
+
     Args:
         table: with the figures of its rows; prices of an earlier file in it give way to those of this one.
         prices: of devices and nodes; None leaves it at what the rows have.
     """
     rows = tuple(_with_costs(_priced(row, prices)) for row in table.cells)
-    notes = [note for note in table.notes if _UNPRICED_NOTE not in note]
-    if prices is not None:
-        notes = [note for note in notes if _NOTE not in note]
-        notes += (*_notes(rows, prices), *_taken(table.cells, prices))
-    if prices is not None or len(notes) < len(table.notes):
-        notes += _unpriced(rows, prices)
-    return msgspec.structs.replace(table, cells=rows, notes=tuple(dict.fromkeys(notes)))
+    return msgspec.structs.replace(table, cells=rows)
 
 
 def _priced(row: CellRow, prices: Prices | None) -> CellRow:
@@ -175,27 +169,18 @@ def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
     return cost
 
 
-def _notes(rows: Sequence[CellRow], prices: Prices) -> Iterator[str]:
-    if any(row.filed_prices for row in rows):
-        about = ", ".join(part for part in (prices.date, prices.source) if part)
-        yield f"{_NOTE}{prices.currency}{f' ({about})' if about else ''}."
-
-
-def _unpriced(rows: Sequence[CellRow], prices: Prices | None) -> Iterator[str]:
+def unpriced_devices(rows: Sequence[CellRow], prices: Prices | None) -> tuple[str, ...]:
     """Devices of measured cells that the file, or one that gave the rows their prices before, does not have."""
     lacking = [
         row for row in rows if row.state == MEASURED and row.price_per_hour is None and row.price_purchase is None
     ]
     devices = (device for row in lacking for device in _devices(row) if not (prices and prices.of_device(device)))
-    names = dict.fromkeys(short_device_name(device) for device in devices)
-    if names:
-        yield f"{_UNPRICED_NOTE}{', '.join(names)}: their cells have none."
+    return tuple(dict.fromkeys(short_device_name(device) for device in devices))
 
 
-def _taken(rows: Sequence[CellRow], prices: Prices) -> Iterator[str]:
-    """Of the rows as they were before they got this file's prices."""
-    if any(row.currency is None and any(getattr(row, name) is not None for name in _PRICES) for row in rows):
-        yield f"{_TAKEN_NOTE}{prices.currency}."
+def lack_currency(rows: Sequence[CellRow]) -> bool:
+    """Whether one has a price without a currency; it is taken to be in that of the file that it gets."""
+    return any(row.currency is None and any(getattr(row, name) is not None for name in _PRICES) for row in rows)
 
 
 def cheapest(table: CellTable, deadline_s: float) -> Cheapest:

@@ -17,7 +17,7 @@ from multinode.analyse.stats.unknown import UnknownError, attempt
 from multinode.analyse.steps.step_split import StepSplit, WorkerSplit
 from multinode.analyse.steps.trace_events import CollectiveSpan, TraceEvents
 
-__all__ = ["Agreement", "TraceView", "WorkerTrace", "compare_window", "view_traces"]
+__all__ = ["Agreement", "Outcome", "TraceView", "WorkerTrace", "compare_window", "view_traces"]
 
 # How far the window's exposed communication may be from the counters', as a part of the step, and be the same.
 _AGREES = 0.1

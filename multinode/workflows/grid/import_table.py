@@ -16,6 +16,7 @@ from multinode.core.run.run import Run
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import UsageError
 from multinode.report.grid.cell_words import with_words
+from multinode.report.grid.price_notes import with_price_notes
 from multinode.store.hostfile import load_prices
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import read_text
@@ -64,7 +65,7 @@ def import_table(
             notes=(f"Columns that were passed over: {', '.join(read.ignored)}.",) if read.ignored else (),
         )
     )
-    table = with_words(with_prices(table, prices))
+    table = with_words(with_price_notes(with_prices(table, prices), table, prices))
     directory = RunDirectory.create(root, run_id)
     directory.write_bytes(f"imported{path.suffix.lower()}", path.read_bytes())
     if prices is not None:

@@ -19,6 +19,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
 from multinode.report.grid.cell_words import combined, sweep_with_words, with_words
+from multinode.report.grid.price_notes import with_price_notes
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.grid.sweep_store import GRID_FILE
@@ -92,7 +93,8 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
         if table is None:
             raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
         tables.append(table)
-    return with_words(look_at(combined(tables), look or Look()))
+    whole, asked = combined(tables), look or Look()
+    return with_words(with_price_notes(look_at(whole, asked), whole, asked.prices))
 
 
 def _open(root: Path, name: str) -> RunDirectory:
