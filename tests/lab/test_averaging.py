@@ -85,7 +85,8 @@ def test_diloco_of_llamafactory_closes_a_round_before_each_checkpoint(
         "output_dir": str(output),
     }
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    found = summary_of(command, "--diloco", "4:0.7:0.9", "--workers-per-node", "1", "configs/tiny_sft.yaml", *words)
+    lever = ("--diloco", "4:0.7:0.9", "--workers-per-node", "1", "--engine", "torchrun")
+    found = summary_of(command, *REAL_TORCH, *lever, "configs/tiny_sft.yaml", *words)
     assert found["strategy"] == "DiLoCo: DDP inside each node, 2 nodes averaged every 4 steps"
     assert (found["rounds"]["outer_lr"], found["rounds"]["momentum"]) == (0.7, 0.9)
     paths = list(command.runs.glob("*/samples/*/*.jsonl"))

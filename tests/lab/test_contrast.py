@@ -44,7 +44,7 @@ class Contrasted:
         saved = directory / "saves"
         (saved / "checkpoint-30").mkdir(parents=True)
         (saved / "adapter.bin").write_text("mine")
-        job = (JOB, "--steps", "6", "--set", f"output_dir={saved}")
+        job = ("--engine", "torchrun", *REAL_TORCH, JOB, "--steps", "6", "--set", f"output_dir={saved}")
         done = self.command.run(*CONTRAST, *job, "--hosts", lab.hostfile, "--min-efficiency", "0.9")
         self.document = json.loads(done.stdout)
         self.code, self.told = done.returncode, done.stderr

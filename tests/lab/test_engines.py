@@ -45,7 +45,7 @@ TRICKY = "a 'b' \"c\" $(id) `id`; exit 3 #"
 # What an engine's launcher is to report needs no torch in its workers.
 FAILING = """
 import os, time
-if os.environ["RANK"] == "1":
+if os.environ["RANK"] == "3":
     raise RuntimeError("asked to fail")
 time.sleep(600)
 """
@@ -177,10 +177,11 @@ def test_a_llamafactory_yaml_runs_under_the_other_engines_too(command: Command, 
     assert_nothing_left(document)
 
 
-def test_deepspeed_trains_a_script_with_zero2_over_four_workers(command: Command) -> None:
-    options = ("--engine", "deepspeed", "--json", "--", "configs/deepspeed_tiny.py", "--steps", "30")
+def test_deepspeed_trains_a_script_with_zero2(command: Command) -> None:
+    # Several workers a node it starts below, where they need no torch.
+    options = (*ONE, "--engine", "deepspeed", "--json", "--", "configs/deepspeed_tiny.py", "--steps", "30")
     document = command.document(*LAUNCH, *options)
-    assert_trained_together(command, document, 4)
+    assert_trained_together(command, document, 2)
     assert "ZeRO stage 2" in logs(command, document)
     assert document["steps"] == 30
 
@@ -211,10 +212,10 @@ def test_a_worker_that_fails_under_an_engine_is_named_and_the_others_are_stopped
 ) -> None:
     path = shared_dir / "failing.py"
     path.write_text(FAILING)
-    code, document = command.code_and_document(*LAUNCH, *ONE, "--engine", engine, "--json", "--", *front, str(path))
+    code, document = command.code_and_document(*LAUNCH, "--engine", engine, "--json", "--", *front, str(path))
     assert code == 1
     failure = document["first_failure"]
-    assert (failure["node"], failure["rank"]) == ("node1", 1)
+    assert (failure["node"], failure["rank"]) == ("node1", 3)
     assert "asked to fail" in failure["message"]
     assert_nothing_left(document)
 

@@ -174,7 +174,7 @@ def test_workers_of_this_machine_need_no_node(
 
 
 def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
-    done = command.run("nccl-test", "--hosts", "lab", "-b", "1M", "-e", "1M", "--backend", "nccl")
+    done = command.run("nccl-test", "--hosts", "lab", "-b", "1M", "-e", "1M", "--backend", "nccl", *REAL_TORCH)
     assert done.returncode == 1
     assert "error: node" in done.stderr
     assert "GPU" in done.stderr
@@ -182,7 +182,8 @@ def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
 
 
 def test_a_node_that_is_lost_in_the_middle_ends_it(command: Command, fault: Make) -> None:
-    with command.running("nccl-test", "--hosts", "lab", "-b", "16M", "-e", "64M", "-n", "1000", "--json") as controller:
+    sizes = ("-b", "16M", "-e", "64M", "-n", "1000")
+    with command.running("nccl-test", "--hosts", "lab", *sizes, *REAL_TORCH, "--json") as controller:
         run_id = command.run_id()
         wait_for(lambda: list(command.runs.glob("*/samples/node-1/*.jsonl")))
         fault(NodeState(node="node1", how="kill"))

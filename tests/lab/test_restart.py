@@ -34,7 +34,7 @@ from tests.lab.launching import (
     processes_of,
     wait_for,
 )
-from tests.lab.supervised import STAND_IN, document_in, parent, wait_said, worker
+from tests.lab.supervised import REAL_TORCH, STAND_IN, document_in, parent, wait_said, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("module_lab", "tiny")]
 
@@ -257,33 +257,61 @@ def test_a_script_that_fails_once_is_restarted_and_finishes(tmp_path: Path) -> N
     assert "Nothing was recorded" not in page.read_text()
 
 
-def trained(output: str, steps: int) -> tuple[list[dict[str, Any]], bytes]:
-    """Of the last checkpoint on node 0: loss, gradient norm and learning rate of every step, and the weights."""
-    folder = on_node("node0", f"{output}/checkpoint-{steps}")
-    history: list[dict[str, Any]] = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return history, (folder / "model.safetensors").read_bytes()
+def losses(command: Command, run_id: str) -> dict[tuple[int, int], float]:
+    """The loss that each rank recorded at each step of an attempt."""
+    files = (command.runs / run_id).glob("samples/*/rank-*.jsonl")
+    records = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return {(one["rank"], one["step"]): one["loss"] for one in records if one["kind"] == "loss"}
 
 
-@pytest.mark.parametrize(
-    "steps", [pytest.param(40, id="short"), pytest.param(STEPS, id="200-steps", marks=pytest.mark.thorough)]
-)
-def test_losses_after_a_resume_are_those_of_an_undisturbed_training(command: Command, steps: int) -> None:
-    """Real LLaMA-Factory, real DDP over gloo; equal to the last bit, and so are the weights."""
-    options = ("--engine", "torchrun", "--env", "OMP_NUM_THREADS=1")
-    disturbed, undisturbed = (f"/var/tmp/{name}-{steps}" for name in ("disturbed", "undisturbed"))
-    with launched(command, "--restarts", "3", *options, *training(disturbed, steps)) as (controller, run):
-        run.wait_until(1, steps - 15)
+def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command) -> None:
+    """Real LLaMA-Factory, real DDP over gloo; equal to the last bit. Its dropout takes random numbers at every step."""
+    options = ("--engine", "torchrun", "--env", "OMP_NUM_THREADS=1", "--no-check", *REAL_TORCH)
+    lora = ("--set", "finetuning_type=lora", "--set", "lora_dropout=0.1")
+    # Until the end, there is one checkpoint alone.
+    steps = 2 * EVERY
+    job = (*training("/var/tmp/made-again", steps), *lora)
+    with launched(command, "--restarts", "3", *options, *job) as (controller, run):
+        run.wait_until(1, EVERY + 5)
         kill(worker(run.name(1), 1))
         document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
     assert document["status"] == "succeeded", document
     first, second = document["attempts"]
     assert_resumed(second, first)
-    assert second["last_step"] == steps
-    code, whole = command.code_and_document(*LAUNCH, *options, *training(undisturbed, steps))
+    assert (second["first_step"], second["last_step"]) == (EVERY, steps)
+    before, after = (losses(command, run.name(number)) for number in (1, 2))
+    again = {key: loss for key, loss in before.items() if key[1] > EVERY}
+    # The loss of a step is logged when it has ended.
+    assert {(rank, step) for rank in (0, 1) for step in range(EVERY + 1, EVERY + 5)} <= set(again)
+    assert again == {key: after[key] for key in again}
+    assert_nothing_left(command)
+
+
+def trained(output: str) -> tuple[list[dict[str, Any]], bytes]:
+    """Of the last checkpoint on node 0: loss, gradient norm and learning rate of every step, and the weights."""
+    folder = on_node("node0", f"{output}/checkpoint-{STEPS}")
+    history: list[dict[str, Any]] = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return history, (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.thorough
+def test_losses_and_weights_after_a_resume_are_those_of_an_undisturbed_training(command: Command) -> None:
+    """Likewise, with torchrun itself."""
+    options = ("--engine", "torchrun", "--env", "OMP_NUM_THREADS=1")
+    disturbed, undisturbed = "/var/tmp/disturbed", "/var/tmp/undisturbed"
+    with launched(command, "--restarts", "3", *options, *training(disturbed)) as (controller, run):
+        run.wait_until(1, STEPS - 15)
+        kill(worker(run.name(1), 1))
+        document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
+    assert document["status"] == "succeeded", document
+    first, second = document["attempts"]
+    assert_resumed(second, first)
+    assert second["last_step"] == STEPS
+    code, whole = command.code_and_document(*LAUNCH, *options, *training(undisturbed))
     assert (code, whole["last_loss"]) == (0, document["last_loss"])
-    history, weights = trained(disturbed, steps)
-    expected, their_weights = trained(undisturbed, steps)
-    assert [entry["step"] for entry in expected] == list(range(1, steps + 1))
+    history, weights = trained(disturbed)
+    expected, their_weights = trained(undisturbed)
+    assert [entry["step"] for entry in expected] == list(range(1, STEPS + 1))
     assert history == expected
     assert weights == their_weights
     assert_nothing_left(command)

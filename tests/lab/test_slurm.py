@@ -164,9 +164,10 @@ def read_bytes(path: Path) -> bytes:
 @pytest.mark.usefixtures("tiny")
 def test_the_main_verbs_work_in_an_allocation(login: Login) -> None:
     job = "--env OMP_NUM_THREADS=1 --env DISABLE_VERSION_CHECK=1 --env DS_ACCELERATOR=cpu"
+    real = f"--env PYTHONPATH={STAND_IN} --env REAL_TORCH=1 --env OMP_NUM_THREADS=1"
     verbs = {
         "check": f"check --hosts slurm --json configs/tiny_sft.yaml {job}",
-        "nccl-test": "nccl-test --hosts slurm --json -b 4M -e 4M --no-tcp --backend gloo --env OMP_NUM_THREADS=1",
+        "nccl-test": f"nccl-test --hosts slurm --json -b 4M -e 4M --no-tcp --backend gloo {real}",
         "launch": f"launch --hosts slurm --json configs/tiny_sft.yaml --set max_steps=12 {job}",
         "logs": "logs last --json",
     }

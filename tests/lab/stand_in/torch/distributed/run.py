@@ -99,7 +99,7 @@ class Launcher:
                 "TORCHELASTIC_USE_AGENT_STORE": False,
             }
         return subprocess.Popen(
-            [sys.executable, "-u", options.script, *options.arguments],
+            [sys.executable, "-u", *(["-m"] if options.module else []), options.script, *options.arguments],
             env=os.environ | {name: str(value) for name, value in variables.items()},
             start_new_session=True,
         )
@@ -153,6 +153,7 @@ def main() -> int:
     for name in ("--nnodes", "--node-rank", "--nproc-per-node", "--master-port", "--max-restarts"):
         parser.add_argument(name, type=int, default=0)
     parser.add_argument("--master-addr")
+    parser.add_argument("--module", action="store_true")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     return Launcher(parser.parse_args()).run()
