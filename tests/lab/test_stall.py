@@ -97,7 +97,17 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(command: Command) 
         pytest.param((*LAUNCH, *OPTIONS), "node0", "the other 3 ranks wait", id="stand-in"),
         pytest.param(
             # Importing torch is silence, too.
-            (*LAUNCH, "--env", "REAL_TORCH=1", "--grace-period", "3", "--hang-timeout", "15", "--workers-per-node", "1"),
+            (
+                *LAUNCH,
+                "--env",
+                "REAL_TORCH=1",
+                "--grace-period",
+                "3",
+                "--hang-timeout",
+                "15",
+                "--workers-per-node",
+                "1",
+            ),
             "node1",
             "the other rank waits",
             id="torch",
