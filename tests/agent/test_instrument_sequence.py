@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from .gloo_pair import run_pair
-
-pytestmark = pytest.mark.torch
+from .gloo_pair import INSTRUMENT, run_pair
 
 COUNTED = """
 import time
@@ -36,7 +36,33 @@ tell([os.getpid(), *kept()])
 """
 
 
+ENDS_WHILE_COUNTING = """
+import atexit, sys, threading, types
+sys.path.insert(0, sys.argv[1])
+import multinode_sequence
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+counting = threading.Event()
+def size():
+    counting.set()
+    return 2
+sys.modules["torch.distributed.distributed_c10d"] = types.SimpleNamespace(
+    is_initialized=lambda: True, get_world_size=size, _world=types.SimpleNamespace(pg_map={})
+)
+multinode_sequence._INTERVAL_S = 0.001
+multinode_sequence.start(sys.argv[2], 0)
+assert counting.wait(60)
+"""
+
+
+@pytest.mark.torch
 def test_collectives_of_all_workers_are_counted_in_groups_that_hold_them_all(tmp_path: Path) -> None:
     for told in run_pair(tmp_path / "run", COUNTED):
         pid, *kept = told.said
         assert kept == [str(pid), "4"]
+
+
+def test_its_thread_is_gone_before_the_interpreter_is_finalized(tmp_path: Path) -> None:
+    # A thread that then comes back from torch's C++ ends the worker by SIGABRT, after the training has succeeded.
+    command = [sys.executable, "-c", ENDS_WHILE_COUNTING, str(INSTRUMENT), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "['MainThread']\n"

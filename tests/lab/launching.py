@@ -186,11 +186,11 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def wait_for(condition: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
-    """The condition's value once it is true."""
+def wait_for(condition: Callable[[], T], deadline_s: float = DEADLINE_S, state: Callable[[], object] = str) -> T:
+    """The condition's value once it is true; `state` is told if it does not become true in time."""
     end = time.monotonic() + deadline_s
     while not (value := condition()):
-        assert time.monotonic() < end, "it did not become true in time"
+        assert time.monotonic() < end, f"it did not become true in time {state()}"
         time.sleep(0.1)
     return value
 

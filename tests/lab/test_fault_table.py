@@ -286,8 +286,14 @@ def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
         files = [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
         return files + [len(node_processes(node)) for node in nodes]
 
+    def settled() -> list[int]:
+        """Once it does not change for a second: what the test before left may be on its way out."""
+        now = left()
+        time.sleep(1)
+        return now if now == left() else []
+
     temporary = _temporary()
-    before = left()
+    before = wait_for(settled)
     for _ in range(2):
         code, run = command.code_and_document(*OPTIONS, "--detach", *COUNT)
         assert (code, run["status"]) == (0, "running")
@@ -295,9 +301,16 @@ def test_four_launches_and_stops_leak_nothing(command: Command) -> None:
         assert (code, run["status"]) == (0, "stopped")
         code, run = command.code_and_document(*OPTIONS, *COUNT, "--steps", "2")
         assert (code, run["status"]) == (0, "succeeded")
-    wait_for(lambda: left() == before)
+    wait_for(
+        lambda: all(now <= then for now, then in zip(left(), before, strict=True)),
+        state=lambda: (before, left(), _on_nodes()),
+    )
     assert_no_agents()
     assert _temporary() == temporary
+
+
+def _on_nodes() -> list[str]:
+    return [command_line(pid) for node in require_lab().nodes for pid in node_processes(node)]
 
 
 def _temporary() -> set[str]:

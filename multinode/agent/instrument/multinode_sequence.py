@@ -7,15 +7,17 @@ process groups count anyway; the training is not slowed down, and nothing is rai
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import threading
-import time
 from typing import Optional
 
 __all__ = ["start"]
 
 _INTERVAL_S = 1.0
+_JOIN_DEADLINE_S = 5.0
 
 
 def start(run_dir: str, rank: int) -> None:
@@ -28,21 +30,28 @@ def start(run_dir: str, rank: int) -> None:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(os.path.join(folder, "rank-%d.sequence" % rank), flags, 0o600)
-    threading.Thread(target=_keep, args=(descriptor,), name="multinode-sequence", daemon=True).start()
+    stop = threading.Event()
+    thread = threading.Thread(target=_keep, args=(descriptor, stop), name="multinode-sequence", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        # torch takes Python's lock again in a C++ destructor; in an interpreter that is being finalized, that aborts.
+        stop.set()
+        thread.join(_JOIN_DEADLINE_S)
+
+    atexit.register(end)
 
 
-def _keep(descriptor: int) -> None:
+def _keep(descriptor: int, stop: threading.Event) -> None:
     last: Optional[int] = None
-    while True:
-        time.sleep(_INTERVAL_S)
-        try:
+    # A backend that does not count, or a disk that is full: there is no count.
+    with contextlib.suppress(Exception):
+        while not stop.wait(_INTERVAL_S):
             count = _count()
             if count is not None and count != last:
                 # Of one length, so that a reader never sees the end of an older number.
                 os.pwrite(descriptor, b"%10d %20d\n" % (os.getpid(), count), 0)
                 last = count
-        except Exception:  # noqa: BLE001 - a backend that does not count, or a disk that is full: there is no count
-            return
 
 
 def _count() -> Optional[int]:
