@@ -28,6 +28,7 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
+from multinode.core.job.trial_job import parse_learning_rates
 from multinode.core.run.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
@@ -54,6 +55,13 @@ class TuneOptions:
         typer.Option(metavar="TIME", help="For all runs together: 20m, 2h; one that does not fit is not begun."),
     ] = "20m"
     seeds: Annotated[int, typer.Option(min=1, max=20, help="Train each with N seeds, in turns.")] = 3
+    learning_rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES",
+            help="Train the first seed with each of 5e-4,1e-3,2e-3, the others with each change's best.",
+        ),
+    ] = None
     steps: Annotated[
         int,
         typer.Option(min=8, max=1_000_000, help="Of the training as it stands; the others train on as many samples."),
@@ -113,6 +121,9 @@ def tune(
         budget_s=parse_option("--budget", options.budget, parse_duration),
         most=options.candidates,
         evaluation_samples=options.eval_samples,
+        learning_rates=()
+        if options.learning_rates is None
+        else parse_option("--learning-rates", options.learning_rates, parse_learning_rates),
         output=output,
     )
     resume = Resume(anew=fresh, retry_failed=retry_failed)

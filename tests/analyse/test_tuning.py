@@ -7,7 +7,8 @@ import pytest
 
 from multinode.analyse.run.observed import ObservedNode, observe
 from multinode.analyse.tuning.losses import PARTS, Losses, read_losses, samples_to
-from multinode.analyse.tuning.tuning import SAME_LOSS, Trial, TrialRun, Tuning, judge
+from multinode.analyse.tuning.trial import Trial, TrialRun
+from multinode.analyse.tuning.tuning import SAME_LOSS, Tuning, judge
 from multinode.core.run.samples import EvaluationSample, LossSample, Sample
 from tests.analyse.trials import curve, trial
 

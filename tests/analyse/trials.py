@@ -6,7 +6,7 @@ from typing import Any
 
 from multinode.analyse.tuning.losses import Losses, LossPoint
 from multinode.analyse.tuning.shortlist import Candidate
-from multinode.analyse.tuning.tuning import Trial, TrialRun
+from multinode.analyse.tuning.trial import Trial, TrialRun
 
 __all__ = ["SAMPLES", "curve", "trial"]
 

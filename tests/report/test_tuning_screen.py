@@ -7,7 +7,8 @@ import pytest
 
 from multinode.analyse.tuning.losses import Losses
 from multinode.analyse.tuning.shortlist import Candidate, LeftOut
-from multinode.analyse.tuning.tuning import Trial, Tuning, judge
+from multinode.analyse.tuning.trial import Trial
+from multinode.analyse.tuning.tuning import Tuning, judge
 from multinode.core.run.averaging import Averaging
 from multinode.core.run.change import Change
 from multinode.report.tuning.tuning_screen import plan_parts, tuning_parts

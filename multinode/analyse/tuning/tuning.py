@@ -11,16 +11,25 @@ from typing import Literal
 import msgspec
 
 from multinode.analyse.stats.estimate import Estimate, of_repeats, ratio
-from multinode.analyse.tuning.losses import Losses, LossPoint, samples_to
+from multinode.analyse.tuning.losses import samples_to
 from multinode.analyse.tuning.shortlist import Candidate, LeftOut
+from multinode.analyse.tuning.trial import (
+    LossOf,
+    Trial,
+    TrialRun,
+    at_best_rate,
+    end_loss,
+    first_seed_losses,
+    loss_of_all,
+    points_of,
+)
 
 __all__ = [
     "SAME_LOSS",
     "SOONER",
     "LossVerdict",
     "Outcome",
-    "Trial",
-    "TrialRun",
+    "TriedRate",
     "TunedRow",
     "Tuning",
     "judge",
@@ -31,32 +40,15 @@ SAME_LOSS = 0.005
 SOONER = 0.05
 """Of a time that was measured once, what is more than noise."""
 
-LossOf = Literal["held-out", "training", ""]
 LossVerdict = Literal["same", "better", "worse", "diverged"]
 Outcome = Literal["change", "inconclusive", "one_node", "baseline", "no_loss"]
 
 
-class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was measured; those of one seed have the same data in the same order."""
+class TriedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """A learning rate and the loss at the end of its run of the first seed; None where it diverged."""
 
-    run_id: str
-    seed: int
-    samples_per_s: float
-    losses: Losses
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a candidate.
-
-    Attributes:
-        state: as CellRecord has it: `waiting`, `measured`, `out_of_memory`, `failed` and so on.
-        reason: why it has no figures, or why a repeat has none.
-    """
-
-    candidate: Candidate
-    state: str
-    reason: str = ""
-    runs: tuple[TrialRun, ...] = ()
+    learning_rate: float
+    loss: float | None
 
 
 class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +64,7 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
         time_to_loss_s: the same in seconds of training, without start-up, warm-up and evaluations.
         reached: seeds that reached it.
         sooner: time of one node alone to that loss over its own; likewise `sooner_than_baseline`.
+        learning_rate: that its runs have; the best of `rates` where several were tried.
     """
 
     candidate: Candidate
@@ -87,6 +80,8 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
     reached: int = 0
     sooner: Estimate | None = None
     sooner_than_baseline: Estimate | None = None
+    learning_rate: float | None = None
+    rates: tuple[TriedRate, ...] = ()
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +92,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         samples: that every run trains on.
         steps: in which the training as it stands does so.
         seeds: runs of each candidate that were asked for.
+        learning_rates: that the first seed was trained with; empty where all have the job's own.
         loss_of: what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none.
         rows: the training as it stands, one node alone, then the candidates in the order of their prediction.
         left_out: what is not tried.
@@ -117,6 +113,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     steps: int = 0
     seeds: int = 1
+    learning_rates: tuple[float, ...] = ()
     loss_of: LossOf = ""
     rows: tuple[TunedRow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -160,12 +157,15 @@ def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
         trials: the training as it stands first, then one node alone, then the candidates.
     """
     runs = [run for trial in trials for run in trial.runs]
-    loss_of = _loss_of(runs)
-    ends = {run.seed: _end(_points(run, loss_of)) for run in trials[0].runs}
+    loss_of = loss_of_all(runs)
+    tried = [_tried_rates(trial) for trial in trials]
+    trials = [at_best_rate(trial) for trial in trials]
+    ends = {run.seed: end_loss(run, loss_of) for run in trials[0].runs}
     targets = {seed: loss * (1 + SAME_LOSS) for seed, loss in ends.items() if loss is not None}
     figures = [{run.seed: _figures_of(run, loss_of, targets) for run in trial.runs} for trial in trials]
     rows = tuple(
-        _row(trial, mine, figures[0], figures[1], loss_of) for trial, mine in zip(trials, figures, strict=True)
+        msgspec.structs.replace(_row(trial, mine, figures[0], figures[1], loss_of), rates=rates)
+        for trial, mine, rates in zip(trials, figures, tried, strict=True)
     )
     outcome, recommended, best = _choose(rows)
     return msgspec.structs.replace(
@@ -173,27 +173,12 @@ def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
     )
 
 
-def _loss_of(runs: Sequence[TrialRun]) -> LossOf:
-    """What all runs have; the losses of different data are not compared."""
-    if runs and all(run.losses.held_out for run in runs):
-        return "held-out"
-    return "training" if runs and all(run.losses.training for run in runs) else ""
-
-
-def _points(run: TrialRun, loss_of: LossOf) -> tuple[LossPoint, ...]:
-    return run.losses.held_out if loss_of == "held-out" else run.losses.training if loss_of else ()
-
-
-def _end(points: Sequence[LossPoint]) -> float | None:
-    return points[-1].loss if points else None
-
-
 def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _Figures:
-    points, target = _points(run, loss_of), targets.get(run.seed)
+    target = targets.get(run.seed)
     return _Figures(
         samples_per_s=run.samples_per_s,
-        loss=_end(points),
-        to_loss=samples_to(points, target) if target is not None else None,
+        loss=end_loss(run, loss_of),
+        to_loss=samples_to(points_of(run, loss_of), target) if target is not None else None,
     )
 
 
@@ -215,7 +200,14 @@ def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of
         reached=sum(one.to_loss is not None for one in mine.values()),
         sooner=_ratio(alone, mine, lambda one: one.time_s) if times is not None else None,
         sooner_than_baseline=_ratio(baseline, mine, lambda one: one.time_s) if times is not None else None,
+        learning_rate=trial.runs[0].learning_rate if trial.runs else None,
     )
+
+
+def _tried_rates(trial: Trial) -> tuple[TriedRate, ...]:
+    """Where there is more than one."""
+    losses = first_seed_losses(trial.runs)
+    return tuple(TriedRate(learning_rate=rate, loss=loss) for rate, loss in losses.items()) if len(losses) > 1 else ()
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:

@@ -9,7 +9,9 @@ import msgspec
 
 from multinode.core.job.job import LlamaFactoryJob, limit_steps, override_job
 
-__all__ = ["DEFAULT_SEED", "TrialTraining", "can_evaluate", "trial_job"]
+__all__ = ["DEFAULT_SEED", "TrialTraining", "can_evaluate", "parse_learning_rates", "trial_job"]
+
+_LEAST_RATES = 2
 
 DEFAULT_SEED = 42
 """LLaMA-Factory's own, and the Trainer's."""
@@ -42,6 +44,21 @@ def can_evaluate(job: LlamaFactoryJob) -> bool:
     """Whether LLaMA-Factory can hold out data: what was tokenized before is split already, or is not."""
     config = job.config
     return not config.get("tokenized_path") or bool(config.get("eval_dataset"))
+
+
+def parse_learning_rates(text: str) -> tuple[float, ...]:
+    """`5e-4,1e-3` as numbers, ascending: the first is the one least likely to diverge.
+
+    Raises:
+        ValueError: one is not a number between 0 and 1, or stands twice.
+    """
+    try:
+        rates = sorted(float(part) for part in text.split(","))
+    except ValueError:
+        rates = []
+    if len(set(rates)) < max(_LEAST_RATES, len(rates)) or not all(0 < rate < 1 for rate in rates):
+        raise ValueError(f"{text!r} is not a list of different numbers between 0 and 1, such as 5e-4,1e-3,2e-3")
+    return tuple(rates)
 
 
 def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:

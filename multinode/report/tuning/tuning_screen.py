@@ -62,8 +62,11 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     )
     yield sheet_table(sheet)
     yield ""
+    runs = f"{tuning.seeds} of each"
+    if tuning.learning_rates:
+        runs = f"of each {len(tuning.learning_rates)} learning rates, and {tuning.seeds - 1} more seeds at the best"
     rows: list[tuple[str, str]] = [
-        ("Runs", f"{tuning.seeds} of each, on {tuning.samples:,} samples: {tuning.steps} steps as it stands")
+        ("Runs", f"{runs}, on {tuning.samples:,} samples: {tuning.steps} steps as it stands")
     ]
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
@@ -79,21 +82,24 @@ def _sheet(tuning: Tuning) -> Sheet:
         title="",
         columns=(
             Column("change", words=True),
+            *((Column("learning", "rate"),) if tuning.learning_rates else ()),
             Column("samples/s"),
             Column("loss"),
             Column("time", "to the loss"),
             Column("against", "1 node"),
         ),
-        rows=tuple(_row(row) for row in tuning.rows),
+        rows=tuple(_row(row, has_rates=bool(tuning.learning_rates)) for row in tuning.rows),
         notes=tuple(_notes(tuning)),
     )
 
 
-def _row(row: TunedRow) -> tuple[str, ...]:
+def _row(row: TunedRow, *, has_rates: bool) -> tuple[str, ...]:
+    rate = (UNKNOWN if row.learning_rate is None else f"{row.learning_rate:g}",) if has_rates else ()
     if not row.run_ids:
-        return row.candidate.name, _STATES.get(row.state, row.state), UNKNOWN, UNKNOWN, UNKNOWN
+        return row.candidate.name, *rate, _STATES.get(row.state, row.state), UNKNOWN, UNKNOWN, UNKNOWN
     return (
         row.candidate.name,
+        *rate,
         _plus_minus(row.samples_per_s),
         " ".join(filter(None, (_plus_minus(row.loss), _MARKS.get(row.loss_verdict or "")))),
         _time(row),
@@ -134,6 +140,9 @@ def _notes(tuning: Tuning) -> Iterator[str]:
         f"time: of training, to the loss that the first row ends with, within {SAME_LOSS:.1%}; against 1 node: how "
         "much faster it is"
     )
+    if tuning.learning_rates:
+        rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
+        yield f"learning rate: of {rates}, the one with the lowest loss at the end with the first seed"
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
         yield f"worse: by over {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
@@ -152,6 +161,10 @@ def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
     why = _why(tuning)
     if why:
         yield "Why", why
+    ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
+    if ends:
+        words = "best at the end of the learning rates tried; others may be better still: --learning-rates"
+        yield "Rates", f"{', '.join(ends)}: {words}"
     for row in tuning.rows:
         if row.reason:
             yield "Failed", f"{row.candidate.name}: {row.reason}"
@@ -176,6 +189,11 @@ def _why(tuning: Tuning) -> str:
     if more <= 1:
         return said
     return f"{said}, and {times(more)} the samples to the same loss: steps with a larger batch save too few steps"
+
+
+def _is_at_an_end(row: TunedRow) -> bool:
+    """Whether a learning rate beyond those tried may be better."""
+    return bool(row.rates) and row.learning_rate in {row.rates[0].learning_rate, row.rates[-1].learning_rate}
 
 
 def _not_tried(tuning: Tuning) -> Iterator[tuple[str, str]]:

@@ -101,7 +101,9 @@ def _one_node(tuning: Tuning) -> str:
 
 
 def _baseline(tuning: Tuning) -> str:
-    return f"Keep the training as it is: {_no_change(tuning)}."
+    rate = tuning.rows[0].learning_rate if tuning.rows[0].rates else None
+    at = "" if rate is None else f", at learning rate {rate:g}"
+    return f"Keep the training as it is{at}: {_no_change(tuning)}."
 
 
 def _no_change(tuning: Tuning) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -50,6 +51,8 @@ class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
         budget_s: for all runs, those of earlier calls included.
         most: candidates that are tried, beside the training as it stands and one node alone.
         evaluation_samples: that are held out.
+        learning_rates: that each candidate's first seed is trained with, ascending; the other seeds have the best of
+            them. Empty leaves all with the job's own.
         output: where the winner is written; None is the tuning's directory.
     """
 
@@ -59,7 +62,13 @@ class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
     most: int
     evaluation_samples: int
+    learning_rates: tuple[float, ...] = ()
     output: Path | None = None
+
+    @property
+    def runs_of_each(self) -> int:
+        """Of each candidate: the first seed at every learning rate, and the other seeds."""
+        return max(1, len(self.learning_rates)) + self.seeds - 1
 
 
 def require_tunable(asked: AskedTuning) -> None:
@@ -99,8 +108,8 @@ def with_expected(one: Candidate, samples: int, around_s: float | None) -> Candi
 
 
 def with_seeds(record: GridRecord, asked: AskedTuning) -> GridRecord:
-    """The grid with as many repeats as seeds are asked for now."""
-    return msgspec.structs.replace(record, grid=msgspec.structs.replace(record.grid, repeats=asked.seeds))
+    """The grid with as many repeats as are asked for now."""
+    return msgspec.structs.replace(record, grid=msgspec.structs.replace(record.grid, repeats=asked.runs_of_each))
 
 
 def job_of(asked: AskedTuning) -> LlamaFactoryJob:
@@ -140,6 +149,9 @@ def samples_of(asked: AskedTuning, layout: Layout) -> int:
 
 def fingerprint_of(asked: AskedTuning) -> str:
     """Of all that decides the figures: more seeds or a larger budget go on with what there is."""
-    measured = {"tuning": True, "steps": asked.steps, "most": asked.most, "held_out": asked.evaluation_samples}
+    measured: dict[str, Any] = {"tuning": True, "steps": asked.steps, "most": asked.most}
+    measured["held_out"] = asked.evaluation_samples
+    if asked.learning_rates:
+        measured["learning_rates"] = asked.learning_rates
     measured["workers"] = asked.launch.options.workers_per_node or 0
     return fingerprint({BASELINE: job_of(asked)}, asked.launch.cluster.nodes, asked.launch.options, measured)

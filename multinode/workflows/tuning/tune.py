@@ -16,11 +16,12 @@ from multinode.analyse.job.workload import global_batch, read_settings
 from multinode.analyse.tuning.budget import fits, spent_s
 from multinode.analyse.tuning.losses import PARTS
 from multinode.analyse.tuning.shortlist import Candidate
-from multinode.analyse.tuning.tuning import Tuning, judge
+from multinode.analyse.tuning.trial import at_best_rate
+from multinode.analyse.tuning.tuning import TunedRow, Tuning, judge
 from multinode.core.grid.grid import Cell, CellRecord, Grid, GridRecord
 from multinode.core.grid.grid_plan import Turn
 from multinode.core.grid.grid_state import due_turns, retry_failed
-from multinode.core.job.job import LlamaFactoryJob, describe_job
+from multinode.core.job.job import LlamaFactoryJob, describe_job, override_job, override_text
 from multinode.core.job.trial_job import DEFAULT_SEED, TrialTraining, trial_job
 from multinode.core.run.change import Change, change_text
 from multinode.core.run.engine_commands import choose_engine
@@ -175,6 +176,7 @@ class _Tuner:
             job=describe_job(job_of(asked)),
             samples=samples_of(asked, self._layout),
             steps=asked.steps,
+            learning_rates=asked.learning_rates,
         )
         tuning = judge(tuning, [trial_of(self._context.runs, one, None) for one in first])
         self._directory.write(TUNING_FILE, tuning)
@@ -216,15 +218,31 @@ class _Tuner:
             raise UsageError("only a LLaMA-Factory YAML can be tuned")
         workers = len(changed.cluster.nodes) * (changed.options.workers_per_node or 1)
         batch = global_batch(read_settings(job), workers)
-        seed = job.config.get("seed", DEFAULT_SEED)
+        rate, seed = self._rate_and_seed(cell, number)
         training = TrialTraining(
             steps=max(1, round(self._tuning.samples / (batch or 1))),
-            seed=(seed if type(seed) is int else DEFAULT_SEED) + number - 1,
+            seed=seed,
             every=candidate.change.averaging.every if candidate.change.averaging is not None else 1,
             parts=PARTS,
             evaluation_samples=self._asked.evaluation_samples,
         )
+        if rate is not None:
+            job = override_job(job, {"learning_rate": rate})
         return msgspec.structs.replace(changed, job=trial_job(job, training))
+
+    def _rate_and_seed(self, cell: Cell, number: int) -> tuple[float | None, int]:
+        """Of a run: the first seed at every learning rate, then the others at the best; first what is missing."""
+        found = job_of(self._asked).config.get("seed", DEFAULT_SEED)
+        first = found if type(found) is int else DEFAULT_SEED
+        record = next(one for one in self._series.record.cells if one.cell.label == cell.label)
+        candidate = next(one for one in self._candidates if one.label == cell.label)
+        trial = trial_of(self._context.runs, candidate, record)
+        rates = self._asked.learning_rates
+        best = at_best_rate(trial).runs[0].learning_rate if rates and trial.runs else None
+        wanted: list[tuple[float | None, int]] = [(rate, first) for rate in rates or (None,)]
+        wanted += [(best, first + more) for more in range(1, self._asked.seeds)]
+        made = {(run.learning_rate if rates else None, run.seed) for run in trial.runs}
+        return next((one for one in (wanted[number - 1], *wanted) if one not in made), wanted[number - 1])
 
 
 def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, tuning: Tuning) -> Tuned:
@@ -243,19 +261,21 @@ def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, t
         [trial_of(runs, row.candidate, cells.get(row.candidate.label)) for row in tuning.rows],
     )
     winner = judged.row(judged.recommended)
-    if winner is not None and winner.candidate.label != BASELINE:
+    if winner is not None and (winner.candidate.label != BASELINE or winner.rates):
         path = asked.output or directory.path / _WINNER
         said = f"By multinode tune {directory.run_id}: {winner.candidate.name}. multinode launch --with {path.name}"
-        write_text(path, change_text(_whole_change(winner.candidate), said))
+        write_text(path, change_text(_whole_change(winner), said))
         judged = msgspec.structs.replace(judged, file=str(path))
     judged = with_words(judged)
     directory.write(TUNING_FILE, judged)
     return Tuned(tuning=judged, directory=directory.path)
 
 
-def _whole_change(candidate: Candidate) -> Change:
-    """With the nodes and workers that it was measured on: on others it is another one."""
-    return msgspec.structs.replace(candidate.change, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
+def _whole_change(row: TunedRow) -> Change:
+    """With what it was measured with: nodes, workers, and the learning rate where several were tried."""
+    one = row.candidate
+    rate = (override_text("learning_rate", row.learning_rate),) if row.rates else ()
+    return one.change.joined(Change(overrides=rate, nodes=one.nodes, workers_per_node=one.workers_per_node))
 
 
 def _take_up(asked: AskedTuning, context: RunContext, resume: Resume, layout: Layout) -> RunDirectory:
@@ -274,7 +294,7 @@ def _take_up(asked: AskedTuning, context: RunContext, resume: Resume, layout: La
     record = GridRecord(
         fingerprint=wanted,
         command=describe_job(job_of(asked)),
-        grid=Grid(nodes=(layout.nodes, 1), repeats=asked.seeds),
+        grid=Grid(nodes=(layout.nodes, 1), repeats=asked.runs_of_each),
         cells=tuple(CellRecord(cell=_cell(one)) for one in first_two(layout)),
         steps=asked.steps,
     )

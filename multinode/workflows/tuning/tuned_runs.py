@@ -11,7 +11,7 @@ from multinode.analyse.job.workload import Settings, global_batch, read_settings
 from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.tuning.losses import read_losses
 from multinode.analyse.tuning.shortlist import Candidate, LeftOut, candidate_of, make_shortlist
-from multinode.analyse.tuning.tuning import Trial, TrialRun
+from multinode.analyse.tuning.trial import Trial, TrialRun
 from multinode.core.grid.grid import CellRecord
 from multinode.core.job.job import Job
 from multinode.core.job.trial_job import DEFAULT_SEED
@@ -106,12 +106,18 @@ def _trial_run(directory: RunDirectory) -> TrialRun | None:
     record = read_record(directory)
     if record is None or record.job is None or not record.samples_per_s:
         return None
-    batch, seed = global_batch(record.settings, record.layout.workers), record.job.config.get("seed")
+    config = record.job.config
+    batch, seed, rate = (
+        global_batch(record.settings, record.layout.workers),
+        config.get("seed"),
+        config.get("learning_rate"),
+    )
     if batch is None:
         return None
     return TrialRun(
         run_id=directory.run_id,
         seed=seed if type(seed) is int else DEFAULT_SEED,
+        learning_rate=rate if type(rate) is float else None,
         samples_per_s=record.samples_per_s,
         losses=read_losses(observe_run(directory, record.plan), batch),
     )

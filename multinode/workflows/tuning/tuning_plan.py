@@ -71,6 +71,7 @@ def _plan_from_others(asked: AskedTuning, runs: Path, layout: Layout) -> Tuning:
         samples=samples,
         steps=asked.steps,
         seeds=asked.seeds,
+        learning_rates=asked.learning_rates,
         budget_s=asked.budget_s,
     )
     alike = find_runs_alike(runs, job_of(asked), layout.nodes, layout.workers_per_node)
@@ -95,8 +96,8 @@ def _plan_from_others(asked: AskedTuning, runs: Path, layout: Layout) -> Tuning:
     planned = msgspec.structs.replace(
         planned,
         left_out=left_out,
-        needed_s=None if None in needed else asked.seeds * sum(one for one in needed if one is not None),
-        waiting=asked.seeds * len(listed),
+        needed_s=None if None in needed else asked.runs_of_each * sum(one for one in needed if one is not None),
+        waiting=asked.runs_of_each * len(listed),
         notes=(f"from {', '.join(names)}",),
     )
     return judge(planned, [trial_of(runs, one, None) for one in listed])
