@@ -87,6 +87,8 @@ def test_a_plan_counts_what_is_left(folder: Path) -> None:
     assert "for 5 runs; the budget is 1 h 00 min" in " ".join(result.stdout.split())
     document = json.loads(run(*SHAPE, "--seeds", "3", "--dry-run", "--json").stdout)
     assert (document["waiting"], document["seeds"], document["budget_s"]) == (5, 3, 1200.0)
+    document = json.loads(run(*SHAPE, "--learning-rates", "4e-3,1e-3", "--dry-run", "--json").stdout)
+    assert document["learning_rates"] == [1e-3, 4e-3]
     assert len(list((folder / "runs").glob("*/tuning.json"))) == 1
 
 
@@ -97,6 +99,9 @@ def test_a_plan_counts_what_is_left(folder: Path) -> None:
         ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one, and this is one"),
         (("--hosts", "hosts", "--", "train.py"), "and this is a script"),
         ((*SHAPE, "--budget", "soon"), "--budget: 'soon' is not a time"),
+        ((*SHAPE, "--learning-rates", "1e-3"), "--learning-rates: '1e-3' is not a list of different numbers"),
+        ((*SHAPE, "--learning-rates", "1e-3,nan"), "is not a list of different numbers between 0 and 1"),
+        ((*SHAPE, "--learning-rates", "1e-3,1e-3,2e-3"), "is not a list of different numbers"),
         ((*SHAPE, "--output", "nowhere/tuned.yaml"), "nowhere is no directory"),
         ((*SHAPE, "--set", "per_device_train_batch_size=auto"), "does not say how many samples a step has"),
     ],

@@ -78,9 +78,31 @@ def logged(one: Trial) -> Trial:
     return changed(one, runs=tuple(runs))
 
 
+def at_rates(one: Trial, *more: float | None) -> Trial:
+    """The same runs at three learning rates: how much higher each loss is; None diverged."""
+    runs = []
+    for rate, higher in zip((1e-3, 2e-3, 4e-3), more, strict=True):
+        for run in one.runs if higher == 0.0 else one.runs[:1]:
+            points = (
+                changed(point, loss=None if higher is None or point.loss is None else point.loss + higher)
+                for point in run.losses.held_out
+            )
+            runs.append(changed(run, learning_rate=rate, losses=Losses(held_out=tuple(points))))
+    return changed(one, runs=tuple(runs))
+
+
 TUNINGS = {
     "winner": (ASKED, (BASELINE, ALONE, WINNER, WORSE, FAILED)),
     "none": (changed(ASKED, waiting=2), (BASELINE, ALONE, WORSE, WAITING)),
+    "learning_rates": (
+        changed(ASKED, learning_rates=(1e-3, 2e-3, 4e-3), left_out=()),
+        (
+            at_rates(BASELINE, 0.2, 0.0, 0.1),
+            at_rates(ALONE, 0.0, 0.1, 0.2),
+            at_rates(WINNER, 0.1, 0.0, None),
+            WAITING,
+        ),
+    ),
     "one_seed": (
         changed(ASKED, seeds=1, left_out=()),
         tuple(logged(first_seed(one)) for one in (BASELINE, ALONE, WINNER, WORSE)),
@@ -102,6 +124,9 @@ def test_the_screen_of_a_plan(golden: Golden) -> None:
         trial(one.label, state="waiting", candidate=one) for one in (BASELINE.candidate, ALONE.candidate, AVERAGED)
     ]
     golden.check_screen("tuning_plan", list(plan_parts(judge(planned, trials))))
+    golden.check_screen(
+        "tuning_plan_rates", list(plan_parts(judge(changed(planned, learning_rates=(1e-3, 2e-3)), trials)))
+    )
     unknown = judge(changed(ASKED, left_out=()), trials[:2])
     golden.check_screen("tuning_plan_unknown", list(plan_parts(unknown)))
 

@@ -209,6 +209,87 @@ def test_more_seeds_go_on_and_another_length_begins_anew(tmp_path: Path) -> None
     assert nodes.tune(asked_tuning(seeds=1), anew=True).directory != first.directory
 
 
+RATES = (1e-3, 2e-3, 4e-3)
+
+
+def rates_of(nodes: Elsewhere) -> dict[str, list[tuple[float, int]]]:
+    """Learning rate and seed of every run, by its candidate."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for name, what in zip(nodes.order, nodes.launches, strict=True):
+        assert isinstance(what.job, LlamaFactoryJob)
+        found.setdefault(name[:-2], []).append((what.job.config["learning_rate"], what.job.config["seed"]))
+    return found
+
+
+def test_every_change_has_the_best_learning_rate_of_its_own(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path, loss_by_round=0.0)
+    tuned = nodes.tune(asked_tuning(learning_rates=RATES, most=2))
+    first = [(rate, 7) for rate in RATES]
+    # Two samples in a step of one node, four of both, and sixteen with accumulation, whose best was not tried.
+    assert rates_of(nodes) == {
+        "baseline": [*first, (2e-3, 8)],
+        "one-node": [*first, (1e-3, 8)],
+        CHANGES[0]: [*first, (2e-3, 8)],
+        CHANGES[1]: [*first, (4e-3, 8)],
+    }
+    rows = {row.candidate.label: row for row in tuned.tuning.rows}
+    assert {label: row.learning_rate for label, row in rows.items()} == {
+        "baseline": 2e-3, "one-node": 1e-3, CHANGES[0]: 2e-3, CHANGES[1]: 4e-3,
+    }  # fmt: skip
+    assert {len(row.run_ids) for row in rows.values()} == {2}
+    assert [one.learning_rate for one in rows["baseline"].rates] == list(RATES)
+    losses = [one.loss for one in rows["baseline"].rates]
+    assert all(loss is not None and loss >= (losses[1] or 0.0) for loss in losses)
+    # The winner trains with the rate that it won with.
+    assert tuned.tuning.recommended == CHANGES[0]
+    change = parse_change((tuned.directory / "tuned.yaml").read_text(), "tuned.yaml")
+    assert change.options == (
+        "--nodes 2 --workers-per-node 1 --sync-every 16 --sync-dtype fp16 --set learning_rate=0.002"
+    )
+
+
+def test_learning_rates_are_resumed_like_seeds(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path)
+    asked = asked_tuning(learning_rates=RATES, most=1, seeds=1)
+    assert plan_tuning(asked, tmp_path, Resume()).learning_rates == RATES
+
+    def kill(name: str) -> None:
+        if name == "one-node-2":
+            raise Killed
+
+    nodes.ends = kill
+    with pytest.raises(Killed):
+        nodes.tune(asked)
+    nodes.ends = lambda _: None
+    first = nodes.tune(asked)
+    assert len(nodes.order) == 3 * len(RATES) + 1
+    # A seed more: each at its best rate, and nothing else again.
+    done = len(nodes.order)
+    more = changed(asked, seeds=2)
+    assert plan_tuning(more, tmp_path, Resume()).waiting == 3
+    second = nodes.tune(more)
+    assert (second.directory, len(nodes.order)) == (first.directory, done + 3)
+    assert nodes.tune(changed(asked, learning_rates=RATES[:2])).directory != first.directory
+
+
+def test_a_learning_rate_that_diverges_or_fails_is_not_taken(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path, lambda name: "missing_file" if name == "baseline-2" else None)
+    asked = asked_tuning(learning_rates=RATES, most=1)
+    tuned = nodes.tune(asked)
+    baseline = tuned.tuning.rows[0]
+    # Its best one failed.
+    assert [one.learning_rate for one in baseline.rates] == [1e-3, 4e-3]
+    assert (baseline.learning_rate, len(baseline.run_ids)) == (1e-3, 2)
+    assert "a repeat failed" in baseline.reason
+    # Made again, it is the rate that is missing, not the last one.
+    nodes.ends = lambda _: None
+    done = len(nodes.order)
+    nodes.tune(asked, retry_failed=True)
+    (again,) = nodes.launches[done:]
+    assert isinstance(again.job, LlamaFactoryJob)
+    assert (again.job.config["learning_rate"], again.job.config["seed"]) == (2e-3, 7)
+
+
 def test_without_evaluations_the_training_loss_is_compared(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, evaluates=False)
     tuned = nodes.tune(asked_tuning())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ HOSTS = "a slots=1\nb slots=1\n"
 YAML = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: full\nper_device_train_batch_size: 2\nseed: 7\n"
 # A step of DDP waits so long for the network.
 EXPOSED_MS, COMPUTE_MS = 1181.0, 166.0
+# Of a batch of two samples.
+BEST_RATE = 1e-3
 # Of a run, by the clock of this cluster.
 AROUND_S = 10.0
 
@@ -158,6 +161,10 @@ class Elsewhere:
         folder.mkdir(parents=True)
         steps, between = job.config["max_steps"], job.config.get("eval_steps", 8)
         slower = (1 + batch / 16) * (1 + self.loss_by_round * every)
+        rate = job.config.get("learning_rate")
+        if rate is not None:
+            # The best one is larger for a larger batch.
+            slower *= 1 + abs(math.log2(rate / (BEST_RATE * batch / 2)))
         losses = [
             (step, 4.0 / (1 + step * batch / 64 / slower) + 0.001 * job.config["seed"])
             for step in range(between, steps + 1, between)

@@ -64,7 +64,7 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     yield ""
     runs = f"{tuning.seeds} of each"
     if tuning.learning_rates:
-        runs = f"of each {len(tuning.learning_rates)} learning rates, and {tuning.seeds - 1} more seeds at the best"
+        runs = f"of each one seed at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
     rows: list[tuple[str, str]] = [
         ("Runs", f"{runs}, on {tuning.samples:,} samples: {tuning.steps} steps as it stands")
     ]
@@ -82,7 +82,7 @@ def _sheet(tuning: Tuning) -> Sheet:
         title="",
         columns=(
             Column("change", words=True),
-            *((Column("learning", "rate"),) if tuning.learning_rates else ()),
+            *((Column("lr"),) if tuning.learning_rates else ()),
             Column("samples/s"),
             Column("loss"),
             Column("time", "to the loss"),
@@ -142,7 +142,7 @@ def _notes(tuning: Tuning) -> Iterator[str]:
     )
     if tuning.learning_rates:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
-        yield f"learning rate: of {rates}, the one with the lowest loss at the end with the first seed"
+        yield f"lr: learning rate; of {rates}, the one with the lowest final loss with the first seed"
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
         yield f"worse: by over {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
