@@ -64,7 +64,9 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     yield ""
     runs = f"{tuning.seeds} of each"
     if tuning.learning_rates:
-        runs = f"of each one seed at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
+        runs = (
+            f"of each one seed at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
+        )
     rows: list[tuple[str, str]] = [
         ("Runs", f"{runs}, on {tuning.samples:,} samples: {tuning.steps} steps as it stands")
     ]
