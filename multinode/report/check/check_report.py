@@ -55,7 +55,7 @@ def check_parts(
         yield _matrix(nodes, checks, shown)
         return
     hidden = len(findings) - len(shown)
-    notes = f"{format_count(hidden, 'note')} for who starts torchrun by hand, " if hidden else ""
+    notes = f"{format_count(hidden, 'note')} for those who start torchrun by hand, " if hidden else ""
     yield f"--details: {notes}table of nodes and checks"
 
 

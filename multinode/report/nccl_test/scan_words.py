@@ -106,8 +106,8 @@ _CAUSES = {
         "multinode check --bandwidth",
     ),
     "slow_collective": _Words(
-        "raw TCP is OK, so cables and switch are: the collective is slow on the nodes",
-        "CPUs and workers of each node while it runs: top; the backend's own log: NCCL_DEBUG=INFO",
+        "raw TCP is OK, which rules out cables and switch: the collective itself is slow",
+        "look at the CPUs of each node while it runs: top; NCCL's own log: --env NCCL_DEBUG=INFO",
     ),
     "odd_node": _Words(
         "{node} sends and receives no more than {best} with any peer, {measure}",

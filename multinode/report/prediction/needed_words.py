@@ -82,7 +82,7 @@ def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) 
         return (
             f"inconclusive: any {noun} may be enough, or none"
             if is_any
-            else f"at least {low}; possibly no {noun} is enough"
+            else f"at least {low}; by the error of the prediction, possibly no {noun} is enough"
         )
     if is_any:
         return why_words(needed) if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"

@@ -80,13 +80,14 @@ def _inconclusive(tuning: Tuning) -> str:
 
 
 def _sooner(row: TunedRow) -> str:
-    """`1.8x faster than one node alone (1.6x to 2.0x) to the loss of the training as it stands`."""
+    """`it reaches the loss of the training as it stands 1.8x faster than one node alone (1.6x to 2.0x)`."""
     reference, gain = "one node alone", row.sooner
     if gain is None:
         reference, gain = "the training as it stands", row.sooner_than_baseline
     if gain is None:
         return ""
-    return f"{times(gain.value)} faster than {reference}{_range(gain)} to the loss of the training as it stands"
+    loss = "that loss" if reference != "one node alone" else "the loss of the training as it stands"
+    return f"it reaches {loss} {times(gain.value)} faster than {reference}{_range(gain)}"
 
 
 def _range(estimate: Estimate) -> str:
@@ -97,7 +98,7 @@ def _range(estimate: Estimate) -> str:
 def _one_node(tuning: Tuning) -> str:
     gain = tuning.rows[1].sooner_than_baseline
     faster = f"{times(gain.value)} faster{_range(gain)}" if gain is not None else "faster"
-    return f"Train on one node: it is {faster} to the loss of the training as it stands, and {_no_change(tuning)}."
+    return f"Train on one node: it reaches the loss of the training as it stands {faster}, and {_no_change(tuning)}."
 
 
 def _baseline(tuning: Tuning) -> str:
