@@ -244,7 +244,8 @@ def test_a_submitted_job_is_watched_and_stopped_from_the_login_node(login: Login
     with login.running(sys.executable, "-m", "multinode", "attach", run_id) as watching:
         stopped = login.multinode("stop", run_id, "--grace-period", "1", "--json")
         told, _ = watching.communicate(timeout=DEADLINE_S)
-    assert (stopped.returncode, json.loads(stopped.stdout)["status"]) == (0, "stopped")
+    assert stopped.returncode == 0, f"{stopped.stderr}\nattach: {told}"
+    assert json.loads(stopped.stdout)["status"] == "stopped"
     assert "another multinode follows run" in told
     assert watching.returncode == 130
     job = int(said.stdout.split()[3])

@@ -11,8 +11,14 @@ from multinode.report.prediction.needed_words import accumulation_words, link_wo
     [
         (Needed(value=1.0, low=0.7684, high=1.203), "between 760 Mbit/s and 1.3 Gbit/s"),
         (Needed(value=1.0, low=0.98, high=1.01), "about 1 Gbit/s"),
-        (Needed(value=1.79, low=0.91), "at least 910 Mbit/s; by the error of the prediction, possibly no link is enough"),
-        (Needed(low=25.7, reason="slow_nodes"), "at least 25 Gbit/s; by the error of the prediction, possibly no link is enough"),
+        (
+            Needed(value=1.79, low=0.91),
+            "at least 910 Mbit/s; by the error of the prediction, possibly no link is enough",
+        ),
+        (
+            Needed(low=25.7, reason="slow_nodes"),
+            "at least 25 Gbit/s; by the error of the prediction, possibly no link is enough",
+        ),
         (Needed(reason="overlap_off"), "never: no communication is hidden, as overlap is off"),
         (Needed(value=0.2, low=1e-4, high=0.31), "at most 310 Mbit/s"),
         (Needed(value=0.2, low=1e-4), "inconclusive: any link may be enough, or none"),
@@ -38,7 +44,10 @@ def test_a_link_is_told_no_sharper_than_it_is_known(needed: Needed, said: str) -
             Needed(value=8, low=8, high=8, reason="global_batch", ratio=0.5),
             "about 8; at 8 the global batch could be 0.5 times as large",
         ),
-        (Needed(value=8, low=8, reason="as_now"), "at least 8; by the error of the prediction, possibly no accumulation is enough; at 8 as it is now"),
+        (
+            Needed(value=8, low=8, reason="as_now"),
+            "at least 8; by the error of the prediction, possibly no accumulation is enough; at 8 as it is now",
+        ),
         (Needed(reason="no_accumulation"), "no accumulation is enough"),
         (
             Needed(reason="micro_batches", ratio=2 / 3, strategy="FSDP"),
