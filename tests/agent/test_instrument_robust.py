@@ -171,6 +171,9 @@ def test_of_a_worker_that_is_killed_what_was_recorded_before_is_whole(worker: Wo
     )
     process = WarmProcess([script], worker.environ(LOCAL_RANK="0"))
     wait_until(lambda: process.output() == ("trains\n", ""))
+    # What was recorded is written now and then, not with each step.
+    samples = worker.samples / "rank-3.jsonl"
+    wait_until(lambda: samples.exists() and samples.read_bytes().count(b"\n") > 1)
     process.kill()
     assert process.wait(DEADLINE_S) == -signal.SIGKILL
     recorded = whole_lines(worker.samples / "rank-3.jsonl")

@@ -82,6 +82,7 @@ def in_node(lab: Lab, shell: str) -> str:
 
 
 @pytest.mark.torch
+@pytest.mark.timing
 class TestLlamaFactoryOverASlowLink:
     def test_it_is_the_same_workers_on_one_node_and_on_two(self, contrasted: Contrasted) -> None:
         document, baseline, candidate = contrasted.document, contrasted.baseline, contrasted.candidate
