@@ -35,6 +35,9 @@ def begin():
     size = int(os.environ["WORLD_SIZE"])
     store = torch.distributed.FileStore(FOLDER + "/store", size)
     torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=size)
+    # A worker that ends while the other still connects would fail it.
+    store.set("connected-%d" % RANK, "")
+    store.wait(["connected-%d" % rank for rank in range(size)])
     return torch
 
 def tell(told):

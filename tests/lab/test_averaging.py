@@ -72,6 +72,7 @@ def test_power_sgd_sends_two_thin_matrices_and_keeps_workers_equal(tmp_path: Pat
     assert len(set(sums.values())) == 1
 
 
+@pytest.mark.usefixtures("tiny")
 def test_diloco_of_llamafactory_closes_a_round_before_each_checkpoint(
     module_lab: Lab, tmp_path: Path, shared_dir: Path
 ) -> None:

@@ -32,7 +32,7 @@ from multinode.lab.faults import (
 from tests.lab.faulting import faults
 from tests.lab.launching import REPOSITORY, Command, assert_no_agents, listener
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab", "tiny")]
 
 JOB = "configs/tiny_sft.yaml"
 MODEL = f"{REPOSITORY}/assets/tiny/model"
