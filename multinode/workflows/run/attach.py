@@ -165,7 +165,7 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     try:
         return _wait_ended(known, known.directory, _ANSWER_S)
     except MultinodeError:
-        # The first node that is told ends the run, and a batch job ends with it: Slurm may then end our step on another.
+        # The first node told ends the run, and with it the batch job: Slurm may then end our step on another node.
         asked.require()
         raise
 
