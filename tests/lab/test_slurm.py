@@ -235,7 +235,6 @@ def test_a_node_that_slurm_takes_down_ends_the_run(login: Login) -> None:
     wait_for(lambda: login.said("sinfo", "--noheader", "--format=%T") == "idle")
 
 
-@pytest.mark.timing
 def test_a_submitted_job_is_watched_and_stopped_from_the_login_node(login: Login) -> None:
     before = login.run_ids()
     said = login.multinode(*SUBMIT)
