@@ -1,4 +1,4 @@
-"""stop of a run that another process follows: the end that it records counts, also where the call to one node failed."""
+"""stop of a run that another process follows: its recorded end counts, also where the call to one node failed."""
 
 from __future__ import annotations
 
