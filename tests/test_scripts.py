@@ -46,7 +46,7 @@ esac
 """
 _SMI = '#!/bin/bash\nexit "${NO_GPU:-0}"\n'
 # What setup itself calls, for a PATH on which there is nothing else.
-_TOOLS = ("bash", "cat", "chmod", "cmp", "cp", "dirname", "env", "id", "mkdir", "mktemp", "rm", "tail", "touch")
+_TOOLS = ("bash", "cat", "chmod", "cmp", "cp", "dirname", "env", "id", "mkdir", "mktemp", "mv", "rm", "tail", "touch")
 
 
 class Checkout:
@@ -132,6 +132,21 @@ def test_setup_installs_what_the_tests_need_where_that_is_asked_for_and_missing(
     for name in ("chromium", "faketime", "g++", "srun", "slurmctld", "slurmd", "munged"):
         checkout.add(name, "#!/bin/bash\n")
     assert "apt-get" not in checkout.run("scripts/setup", "--tests", **alone).stdout
+
+
+def test_what_the_tests_alone_need_is_installed_beside_the_environment_and_once(checkout: Checkout) -> None:
+    assert checkout.run("scripts/setup").returncode == 0
+    assert not (checkout.root / ".venv/wandb").exists()
+    for _ in range(2):
+        assert checkout.run("scripts/setup", "--tests", PIP_FAILS="1").returncode == 1
+    done = checkout.run("scripts/setup", "--tests")
+    assert (done.returncode, (checkout.root / ".venv/wandb").is_dir()) == (0, True)
+    [install] = checkout.installs()
+    assert "--target .venv/wandb.unfinished wandb" in install
+    assert "scripts/compile_deepspeed.py" in checkout.calls("python")
+    again = checkout.run("scripts/setup", "--tests")
+    assert (again.returncode, again.stdout, checkout.installs()) == (0, "", [])
+    assert "scripts/compile_deepspeed.py" not in checkout.calls("python")
 
 
 def test_setup_without_a_gpu_removes_what_links_against_cuda(checkout: Checkout) -> None:

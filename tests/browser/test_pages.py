@@ -55,7 +55,12 @@ _CHARTS = {
     "published": [f"run-1-{name}" for name in ("speed", "relative", "purchase", "memory")],
     "hostile": [f"run-1-{name}" for name in ("speed", "relative", "hourly", "purchase", "network", "memory")],
 }
-_VIEWS = [View(width, colours) for width in (1280, 400) for colours in ("light", "dark")]
+# Width and colours do not depend on each other.
+_VIEWS = [
+    View(1280, "light"),
+    View(400, "dark"),
+    *(pytest.param(one, marks=pytest.mark.thorough) for one in (View(1280, "dark"), View(400, "light"))),
+]
 
 # What stands farther right than the window, but for what scrolls in a box of its own.
 _CUT = """

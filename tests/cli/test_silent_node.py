@@ -46,6 +46,7 @@ VERBS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step", [step if step in EACH_COMMIT else pytest.param(step, marks=pytest.mark.thorough) for step in STEPS]
 )

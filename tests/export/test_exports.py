@@ -22,7 +22,6 @@ from mlflow import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
-from wandb.proto.wandb_internal_pb2 import Record
 
 from multinode.cli.main import build_app
 from multinode.core.run.run import Run
@@ -41,6 +40,17 @@ DEADLINE_S = 120.0
 EXPOSED_MS = 120.5
 # Of a LevelDB log: bytes of a block, and of the header of a record.
 BLOCK, LEAST = 32768, 7
+# It stands beside the environment that trainings have, as they would import it (scripts/setup).
+WANDB = Path(sys.prefix) / "wandb"
+# Records of wandb's own format on stdin, each behind its length; as JSON on stdout.
+RECORDS_AS_JSON = """
+import json, struct, sys
+from google.protobuf.json_format import MessageToDict
+from wandb.proto.wandb_internal_pb2 import Record
+while header := sys.stdin.buffer.read(4):
+    record = Record.FromString(sys.stdin.buffer.read(struct.unpack("<I", header)[0]))
+    print(json.dumps(MessageToDict(record)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -137,25 +147,32 @@ def check_mlflow(uri: str, stored: RunDirectory) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_wandb_reads_its_offline_files(stored: RunDirectory) -> None:
+def test_wandb_reads_its_offline_files(stored: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(WANDB))
     export_alone("last", "wandb:here")
     (path,) = Path("here").glob("wandb/offline-run-*/run-*.wandb")
     history: dict[int, dict[str, Any]] = {}
     summary: dict[str, Any] = {}
-    for record in wandb_records(path):
-        if record.HasField("history"):
-            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            history[record.history.step.num] = row
-        for item in record.summary.update:
-            summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    packed = b"".join(struct.pack("<I", len(record)) + record for record in wandb_records(path))
+    command = [sys.executable, "-c", RECORDS_AS_JSON]
+    done = subprocess.run(command, input=packed, capture_output=True, check=True, timeout=DEADLINE_S)
+    for record in map(json.loads, done.stdout.splitlines()):
+        if "history" in record:
+            history[int(record["history"]["step"]["num"])] = values_of(record["history"]["item"])
+        summary |= values_of(record.get("summary", {}).get("update", []))
     exposed = {step: row["multinode/comm/exposed_ms"] for step, row in history.items()}
     assert exposed == dict.fromkeys(range(1, STEPS + 1), EXPOSED_MS)
     for name, value in expected(stored).items():
         assert summary[f"multinode/summary/{name}"] == value, name
 
 
-def wandb_records(path: Path) -> Iterator[Any]:
-    """The records in a file of wandb's, by its own messages: a LevelDB log with a header of seven bytes."""
+def values_of(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """Values by name."""
+    return {item.get("key") or "/".join(item["nestedKey"]): json.loads(item["valueJson"]) for item in items}
+
+
+def wandb_records(path: Path) -> Iterator[bytes]:
+    """The records in a file of wandb's: a LevelDB log with a header of seven bytes."""
     data = path.read_bytes()
     assert data[:4] == b":W&B"
     place, parts = 7, b""
@@ -168,10 +185,8 @@ def wandb_records(path: Path) -> Iterator[Any]:
         parts += data[place + LEAST : place + LEAST + length]
         place += LEAST + length
         if kind in {1, 4}:
-            record = Record()
-            record.ParseFromString(parts)
+            yield parts
             parts = b""
-            yield record
 
 
 def metrics(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

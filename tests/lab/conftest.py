@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -37,9 +35,14 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that want another lab, or none, come last: there is one lab a machine, and it is kept while it will do."""
+    """Tests that want another lab, or none, come later: there is one lab a machine, and it is kept while it will do."""
     others = ("no_lab", "small", "made", "login", "pinned")
-    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in others])
+    items.sort(
+        key=lambda item: (
+            not {"lab", "long"} & set(item.keywords),
+            *(name in getattr(item, "fixturenames", ()) for name in others),
+        )
+    )
 
 
 def stand_lab(spec: LabSpec) -> Lab:
@@ -90,24 +93,9 @@ def module_lab(_clean_machine: None) -> Lab:
 
 @pytest.fixture(scope="session")
 def deepspeed_compiled() -> None:
-    """DeepSpeed compiles its CPU operation where it is first used; here once, below the file systems of all nodes.
-
-    Each node of each lab would compile it anew otherwise, all on the same cores, while its peers wait for it. With the
-    ninja that the nodes' jobs find: another release does not read the log of this one, and compiles all again.
-    """
-    for lock in Path("~/.cache/torch_extensions").expanduser().glob("*/deepspeed_shm_comm/lock"):
-        # Whoever was killed while compiling has left it, and torch would wait for it without end.
-        if time.time() - lock.stat().st_mtime > 10 * DEADLINE_S:
-            lock.unlink()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    program = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load(verbose=False)"
-    subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": path},
-        check=True,
-        capture_output=True,
-        timeout=10 * DEADLINE_S,
-    )
+    """No node compiles DeepSpeed's CPU operation, while its peers wait for it."""
+    program = [sys.executable, "scripts/compile_deepspeed.py"]
+    subprocess.run(program, cwd=REPOSITORY, check=True, capture_output=True, timeout=10 * DEADLINE_S)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def healthy(module_lab: Lab, commands: Command) -> dict[str, Any]:
     """What is said of a network without faults."""
     del module_lab
     collectives = ("all_reduce", "all_gather", "all_to_all")
-    sizes = ("-b", "256K", "-e", "16M", "-f", "8", "-n", "6")
+    sizes = ("-b", "256K", "-e", "16M", "-f", "8", "-n", "6", *REAL_TORCH)
     code, document = commands.code_and_document("nccl-test", *collectives, "--hosts", "lab", *sizes, "--json")
     assert code == 0
     assert_no_agents()
@@ -78,7 +78,7 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(
 ) -> None:
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.1))
     document = commands.document(
-        *("nccl-test", "--hosts", "lab", "--compare", "last", "-b", "2M", "-e", "2M", "-n", "6", "--json")
+        *("nccl-test", "--hosts", "lab", "--compare", "last", "-b", "2M", "-e", "2M", "-n", "6", *REAL_TORCH, "--json")
     )
     assert document["tcp_gb_per_s"] < 0.02
     # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
@@ -183,7 +183,7 @@ def test_nccl_without_a_gpu_ends_in_one_message(command: Command) -> None:
 
 def test_a_node_that_is_lost_in_the_middle_ends_it(command: Command, fault: Make) -> None:
     sizes = ("-b", "16M", "-e", "64M", "-n", "1000")
-    with command.running("nccl-test", "--hosts", "lab", *sizes, *REAL_TORCH, "--json") as controller:
+    with command.running("nccl-test", "--hosts", "lab", *sizes, "--json") as controller:
         run_id = command.run_id()
         wait_for(lambda: list(command.runs.glob("*/samples/node-1/*.jsonl")))
         fault(NodeState(node="node1", how="kill"))

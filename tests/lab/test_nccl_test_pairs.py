@@ -12,6 +12,7 @@ from multinode.lab.faults import LinkSlow, clear_faults, make_fault
 from multinode.lab.state import Lab
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, assert_no_agents
+from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 
@@ -19,7 +20,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 RATE_GBIT_PER_S = 0.1
 TENTH_GBIT_PER_S = RATE_GBIT_PER_S / 10
 
-OPTIONS = ("nccl-test", "--hosts", "lab", "--pairs", "-b", "256K", "-e", "256K", "-n", "2", "-c", "0", "--json")
+SIZES = ("-b", "256K", "-e", "256K", "-n", "2", "-c", "0")
+OPTIONS = ("nccl-test", "--hosts", "lab", "--pairs", *SIZES, *REAL_TORCH, "--json")
 
 
 @pytest.fixture(scope="module")

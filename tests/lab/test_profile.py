@@ -11,7 +11,7 @@ import pytest
 from multinode.analyse.collectives.traffic import Layout
 from multinode.analyse.job.step_messages import step_messages
 from multinode.core.run.plan import LaunchPlan
-from multinode.lab.faults import Cpu, Fault, LinkSlow, clear_faults, make_fault
+from multinode.lab.faults import LinkSlow, clear_faults, make_fault
 from multinode.lab.state import Lab
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import observe_run
@@ -112,13 +112,13 @@ def thorough(*values: str | int) -> Any:
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-# ZeRO-2 sends more with accumulation; DDP's accumulation is trained over a slow link.
+# ZeRO-2 sends more with accumulation, and ZeRO-1 what DDP does; DDP without is trained over a slow link.
 @pytest.mark.parametrize(
     ("strategy", "accumulation"),
     [
         ("ddp", 4),
         thorough("zero1", 1),
-        ("zero1", 4),
+        thorough("zero1", 4),
         thorough("zero2", 1),
         ("zero2", 4),
         ("zero3", 1),
@@ -199,19 +199,6 @@ def assert_bytes_of_theory(found: dict[str, Any], name: str, accumulation: int) 
     bytes_per_step = found["comm"]["bytes_per_step"]
     assert bytes_per_step["calls"] == pytest.approx(theory(observe_run(directory, plan)).bytes_per_step, rel=0.03)
     assert bytes_per_step["card"] == pytest.approx(bytes_per_step["expected"], rel=0.03)
-
-
-@pytest.mark.timing
-def test_a_node_with_little_cpu_is_a_straggler_and_no_slow_network(
-    command: Command, fault: Callable[[Fault], None]
-) -> None:
-    fault(Cpu(node="node1", share=0.3))
-    found = train(command, *TWO_NODES, steps=20, batch=512)
-    (straggler,) = found["stragglers"]
-    assert (straggler["node"], straggler["cause"]) == ("node1", "cpu")
-    assert "0.3" in " ".join(straggler["evidence"])
-    assert found["bottleneck"]["kind"] == "straggler"
-    assert found["comm"]["exposed_ms"] < straggler["late_ms"]
 
 
 def test_a_slow_link_is_the_network_and_no_straggler(over_slow_link: tuple[Command, dict[str, Any]]) -> None:

@@ -46,8 +46,8 @@ QUICK = ("--no-check", "--env", f"PYTHONPATH={STAND_IN}", "--env", "STEP_S=0.02"
 _STEP = re.compile(r'"step": (\d+)')
 
 
-def training(output: Path | str, steps: int = STEPS) -> tuple[str, ...]:
-    changes = {"max_steps": steps, "save_strategy": "steps", "save_steps": EVERY, "output_dir": output}
+def training(output: Path | str, steps: int = STEPS, every: int = EVERY) -> tuple[str, ...]:
+    changes = {"max_steps": steps, "save_strategy": "steps", "save_steps": every, "output_dir": output}
     return ("configs/tiny_sft.yaml", *(word for key, value in changes.items() for word in ("--set", f"{key}={value}")))
 
 
@@ -91,14 +91,14 @@ def on_node(node: str, path: str) -> Path:
     return Path(f"/proc/{require_lab().node(node).init.pid}/root{path}")
 
 
-def assert_resumed(attempt: dict[str, Any], before: dict[str, Any]) -> None:
+def assert_resumed(attempt: dict[str, Any], before: dict[str, Any], every: int = EVERY) -> None:
     """An attempt went on from a checkpoint of the one before it, and what that lost is told."""
     assert attempt["checkpoint"] == f"checkpoint-{attempt['first_step']}", attempt
-    assert attempt["first_step"] % EVERY == 0
+    assert attempt["first_step"] % every == 0
     assert before["first_step"] <= attempt["first_step"] <= before["last_step"]
     assert before["lost_steps"] == before["last_step"] - attempt["first_step"]
     # The last checkpoint may have been cut short; the one before it was not.
-    assert before["lost_steps"] < 2 * EVERY
+    assert before["lost_steps"] < 2 * every
     assert before["lost_s"] > 0
 
 
@@ -268,21 +268,21 @@ def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Co
     """Real LLaMA-Factory, real DDP over gloo; equal to the last bit. Its dropout takes random numbers at every step."""
     options = ("--engine", "torchrun", "--env", "OMP_NUM_THREADS=1", "--no-check", *REAL_TORCH)
     lora = ("--set", "finetuning_type=lora", "--set", "lora_dropout=0.1")
-    # Until the end, there is one checkpoint alone.
-    steps = 2 * EVERY
-    job = (*training("/var/tmp/made-again", steps), *lora)
+    # There is one checkpoint when the worker is killed, and steps are left for the time until then.
+    every, steps = 8, 24
+    job = (*training("/var/tmp/made-again", steps, every), *lora)
     with launched(command, "--restarts", "3", *options, *job) as (controller, run):
-        run.wait_until(1, EVERY + 5)
+        run.wait_until(1, every + 5)
         kill(worker(run.name(1), 1))
         document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
     assert document["status"] == "succeeded", document
     first, second = document["attempts"]
-    assert_resumed(second, first)
-    assert (second["first_step"], second["last_step"]) == (EVERY, steps)
+    assert_resumed(second, first, every)
+    assert (second["first_step"], second["last_step"]) == (every, steps)
     before, after = (losses(command, run.name(number)) for number in (1, 2))
-    again = {key: loss for key, loss in before.items() if key[1] > EVERY}
+    again = {key: loss for key, loss in before.items() if key[1] > every}
     # The loss of a step is logged when it has ended.
-    assert {(rank, step) for rank in (0, 1) for step in range(EVERY + 1, EVERY + 5)} <= set(again)
+    assert {(rank, step) for rank in (0, 1) for step in range(every + 1, every + 5)} <= set(again)
     assert again == {key: after[key] for key in again}
     assert_nothing_left(command)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rich import box
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 from multinode.report.render.escaping import sanitize
@@ -11,10 +13,30 @@ from multinode.report.render.sheet import Sheet
 
 __all__ = ["make_table", "sheet_table"]
 
+_GAP = 2
+
+
+class _FittingTable(Table):
+    """A table whose figures stand on one line each; where that is too wide, those with a blank wrap there."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = [_needed_width(column, wraps=not column.no_wrap) for column in self.columns]
+        if sum(needed) + _GAP * (len(needed) - 1) > options.max_width:
+            for column, width in zip(self.columns, needed, strict=True):
+                column.no_wrap = column.no_wrap and _needed_width(column, wraps=True) == width
+        return super().__rich_console__(console, options)
+
+
+def _needed_width(column: Column, *, wraps: bool) -> int:
+    """What a column cannot do without: its longest word where it wraps, else its longest line."""
+    texts = [str(column.header), *map(str, column.cells)]
+    parts = (part for text in texts for part in (text.split() if wraps else text.splitlines()))
+    return max(map(cell_len, parts), default=0)
+
 
 def make_table(title: str | None = None, *, caption: str | None = None, header: bool = True) -> Table:
     """An empty table; title and caption are plain text."""
-    return Table(
+    return _FittingTable(
         title=Text(title, no_wrap=True) if title else None,
         caption=Text(caption) if caption else None,
         title_justify="left",
